@@ -1,0 +1,377 @@
+/*
+ * _native.Batch: deliveries taken together. Bodies are copied once, into one Arrow-shaped block:
+ * count + 1 offsets, then the bytes. The block is a bytes object, so every view keeps it alive; a
+ * large one that nobody refers to any more serves the consumer's next batch, because the pages of a
+ * new one would cost more than the copy.
+ */
+#include "module.h"
+
+#include <string.h>
+
+#define BLOCK_LARGE ((size_t)16 << 10)
+#define BLOCK_SPARED ((size_t)4 << 20)
+#define BLOCK_SLOW ((size_t)256 << 10) /* copied without the GIL */
+
+/* ---- make ----------------------------------------------------------------------------------- */
+
+static PyObject *block_new(consumer_object *consumer, size_t bytes)
+{
+	PyObject *spare = consumer->spare;
+
+	if (bytes >= BLOCK_LARGE && spare) {
+		consumer->spare = NULL;
+		if ((size_t)PyBytes_Size(spare) >= bytes)
+			return spare;
+		Py_DECREF(spare);
+	}
+	if (bytes >= BLOCK_LARGE)
+		bytes += bytes / 4;
+	return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+}
+
+static void block_free(consumer_object *consumer, PyObject *block)
+{
+	size_t bytes = block && !consumer->spare ? (size_t)PyBytes_Size(block) : 0;
+
+	if (bytes >= BLOCK_LARGE && bytes <= BLOCK_SPARED && Py_REFCNT(block) == 1)
+		consumer->spare = block;
+	else
+		Py_XDECREF(block);
+}
+
+/* Copy each body, keep it if the message was still ours afterwards. */
+static void batch_fill(batch_object *self, shmq_consumer *consumer, const shmq_message *messages,
+                       uint32_t n, int64_t *offsets, char *data)
+{
+	uint32_t kept = 0;
+	int64_t at = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const shmq_message *m = &messages[i];
+
+		memcpy(data + at, m->body, m->length);
+		if (UNLIKELY(!shmq_message_held(consumer, m)))
+			continue;
+		self->messages[kept] = *m;
+		self->messages[kept].body = data + at;
+		offsets[kept++] = at;
+		at += m->length;
+	}
+	offsets[kept] = at;
+	self->count = self->open = kept;
+	self->offsets = offsets;
+	self->data = data;
+}
+
+static int batch_allocate(batch_object *self, const shmq_message *messages, uint32_t n)
+{
+	size_t head = (n + 1) * sizeof(int64_t), bytes = 0;
+	int64_t *offsets;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += messages[i].length;
+	self->messages = PyMem_Malloc(n * (sizeof(shmq_message) + 1));
+	self->block = block_new(self->consumer, head + bytes);
+	if (!self->messages || !self->block) {
+		if (!PyErr_Occurred())
+			PyErr_NoMemory();
+		return -1;
+	}
+	self->settled = (uint8_t *)(self->messages + n);
+	memset(self->settled, 0, n);
+	offsets = (int64_t *)(void *)PyBytes_AsString(self->block);
+	if (head + bytes < BLOCK_SLOW) {
+		batch_fill(self, self->consumer->handle, messages, n, offsets, (char *)(offsets + n + 1));
+	} else {
+		broker_object *entered = broker_enter(self->consumer->broker);
+		shmq_consumer *handle = self->consumer->handle;
+
+		Py_BEGIN_ALLOW_THREADS
+		batch_fill(self, handle, messages, n, offsets, (char *)(offsets + n + 1));
+		Py_END_ALLOW_THREADS
+		broker_leave(entered);
+	}
+	return 0;
+}
+
+PyObject *batch_new(consumer_object *consumer, const shmq_message *messages, uint32_t n)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(consumer->batch_type, Py_tp_alloc);
+	batch_object *self = (batch_object *)alloc(consumer->batch_type, 0);
+
+	if (!self)
+		return NULL;
+	self->consumer = (consumer_object *)Py_NewRef((PyObject *)consumer);
+	self->epoch = consumer->epoch;
+	if (n && (batch_allocate(self, messages, n) < 0 || self->count == 0)) {
+		Py_DECREF((PyObject *)self);
+		return NULL;
+	}
+	return (PyObject *)self;
+}
+
+static void batch_dealloc(batch_object *self)
+{
+	PyMem_Free(self->messages);
+	if (self->consumer)
+		block_free(self->consumer, self->block);
+	else
+		Py_XDECREF(self->block);
+	Py_XDECREF((PyObject *)self->consumer);
+	object_free((PyObject *)self);
+}
+
+/* ---- read ----------------------------------------------------------------------------------- */
+
+static Py_ssize_t batch_length(batch_object *self)
+{
+	return (Py_ssize_t)self->count;
+}
+
+static PyObject *batch_item(batch_object *self, Py_ssize_t index)
+{
+	if (index < 0 || index >= (Py_ssize_t)self->count) {
+		PyErr_SetString(PyExc_IndexError, "batch index out of range");
+		return NULL;
+	}
+	return message_of_batch(self, (uint32_t)index);
+}
+
+static PyObject *batch_iter(PyObject *self)
+{
+	return PySeqIter_New(self);
+}
+
+static PyObject *batch_bodies(batch_object *self, PyObject *unused)
+{
+	PyObject *list = PyList_New((Py_ssize_t)self->count);
+
+	(void)unused;
+	for (uint32_t i = 0; list && i < self->count; i++) {
+		const shmq_message *m = &self->messages[i];
+		PyObject *body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
+
+		if (!body || PyList_SetItem(list, (Py_ssize_t)i, body) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
+/* memoryview(bytes)[from:to].cast(format) */
+static PyObject *view_of(PyObject *bytes, Py_ssize_t from, Py_ssize_t to, const char *format)
+{
+	PyObject *whole = PyMemoryView_FromObject(bytes);
+	PyObject *part = whole ? PySequence_GetSlice(whole, from, to) : NULL;
+	PyObject *view = part ? PyObject_CallMethod(part, "cast", "s", format) : NULL;
+
+	Py_XDECREF(whole);
+	Py_XDECREF(part);
+	return view;
+}
+
+/* One field of all messages, gathered. */
+static PyObject *gathered(batch_object *self, const char *format, size_t size, size_t offset)
+{
+	PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(self->count * size));
+	PyObject *view = NULL;
+	char *to;
+
+	if (!bytes)
+		return NULL;
+	to = PyBytes_AsString(bytes);
+	for (uint32_t i = 0; i < self->count; i++)
+		memcpy(to + i * size, (const char *)&self->messages[i] + offset, size);
+	view = view_of(bytes, 0, (Py_ssize_t)(self->count * size), format);
+	Py_DECREF(bytes);
+	return view;
+}
+
+static PyObject *batch_block(batch_object *self)
+{
+	static const int64_t none = 0;
+
+	if (!self->block) { /* an empty batch: one offset, no data */
+		self->block = PyBytes_FromStringAndSize((const char *)&none, sizeof(none));
+		if (self->block) {
+			self->offsets = (const int64_t *)(const void *)PyBytes_AsString(self->block);
+			self->data = (const char *)(self->offsets + 1);
+		}
+	}
+	return self->block;
+}
+
+static PyObject *batch_column(batch_object *self, PyObject *name)
+{
+	PyObject *block;
+	Py_ssize_t data_at;
+
+	if (!PyUnicode_Check(name))
+		return PyErr_Format(PyExc_TypeError, "column() needs a str, not %R", name);
+	if (PyUnicode_CompareWithASCIIString(name, "ids") == 0)
+		return gathered(self, "Q", 8, offsetof(shmq_message, id));
+	if (PyUnicode_CompareWithASCIIString(name, "timestamps") == 0)
+		return gathered(self, "q", 8, offsetof(shmq_message, timestamp));
+	if (PyUnicode_CompareWithASCIIString(name, "attempts") == 0) /* little endian: its low half */
+		return gathered(self, "H", 2, offsetof(shmq_message, attempts));
+	block = batch_block(self);
+	if (!block)
+		return NULL;
+	data_at = self->data - (const char *)self->offsets;
+	if (PyUnicode_CompareWithASCIIString(name, "offsets") == 0)
+		return view_of(block, 0, (Py_ssize_t)(self->count + 1) * 8, "q");
+	if (PyUnicode_CompareWithASCIIString(name, "data") == 0)
+		return view_of(block, data_at, data_at + (Py_ssize_t)self->offsets[self->count], "B");
+	return PyErr_Format(PyExc_ValueError,
+	                    "no column %R; there are ids, timestamps, attempts, offsets, data", name);
+}
+
+/* ---- settle --------------------------------------------------------------------------------- */
+
+void batch_settled(batch_object *self, uint32_t index)
+{
+	if (!self->settled[index]) {
+		self->settled[index] = 1;
+		self->open--;
+	}
+}
+
+/* What is not settled: the messages themselves, or gathered in *copy with their `index`. */
+static const shmq_message *batch_open(batch_object *self, shmq_message **copy, uint32_t **index)
+{
+	uint32_t n = 0;
+
+	*copy = NULL;
+	*index = NULL;
+	if (self->open == self->count)
+		return self->messages;
+	*copy = PyMem_Malloc(self->open * (sizeof(shmq_message) + sizeof(uint32_t)) + 1);
+	if (!*copy) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	*index = (uint32_t *)(*copy + self->open);
+	for (uint32_t i = 0; i < self->count; i++) {
+		if (!self->settled[i]) {
+			(*copy)[n] = self->messages[i];
+			(*index)[n++] = i;
+		}
+	}
+	return *copy;
+}
+
+/* One core call for all that are open. Those not in flight any more are settled too, and told. */
+static int batch_settle(batch_object *self, enum settle what, int64_t delay)
+{
+	uint32_t n = self->open, lost = 0, *index;
+	const shmq_message *messages;
+	shmq_message *copy;
+	uint64_t first = 0;
+	uint8_t *ok;
+	int status;
+
+	if (!n)
+		return 0;
+	messages = batch_open(self, &copy, &index);
+	if (!messages)
+		return -1;
+	ok = PyMem_Calloc(n, 1);
+	if (!ok) {
+		PyMem_Free(copy);
+		PyErr_NoMemory();
+		return -1;
+	}
+	status = consumer_settle(self->consumer, self->epoch, what, messages, n, delay, ok);
+	if (status == SHMQ_OK && what != SETTLE_TOUCH && !index) {
+		memset(self->settled, 1, self->count);
+		self->open = 0;
+	} else if (status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT) {
+		for (uint32_t i = 0; i < n; i++) {
+			bool done = status == SHMQ_OK || ok[i];
+
+			if (!done && !lost++)
+				first = messages[i].id;
+			if (!done || what != SETTLE_TOUCH)
+				batch_settled(self, index ? index[i] : i);
+		}
+	}
+	PyMem_Free(copy);
+	PyMem_Free(ok);
+	if (status != SHMQ_OK)
+		settle_raise(self->consumer, status, what, self->epoch, n, lost, first);
+	return status == SHMQ_OK ? 0 : -1;
+}
+
+static PyObject *batch_finish(batch_object *self, PyObject *unused)
+{
+	(void)unused;
+	return batch_settle(self, SETTLE_FINISH, 0) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *batch_requeue(batch_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	PyObject *delay = NULL;
+	int64_t ns;
+
+	if (ARGUMENTS("requeue", 0, {"delay", ARGUMENT_OBJECT, &delay}) < 0 ||
+	    seconds_parse(delay, "delay", false, &ns) < 0)
+		return NULL;
+	return batch_settle(self, SETTLE_REQUEUE, ns) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *batch_touch(batch_object *self, PyObject *unused)
+{
+	(void)unused;
+	return batch_settle(self, SETTLE_TOUCH, 0) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *batch_enter(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	return Py_NewRef(self);
+}
+
+/* finish(), or after an error requeue(), which then does not hide it. */
+static PyObject *batch_exit(batch_object *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	if (nargs == 0 || args[0] == Py_None)
+		return batch_finish(self, NULL);
+	if (batch_settle(self, SETTLE_REQUEUE, 0) < 0) {
+		if (!PyErr_ExceptionMatches(self->consumer->state->error))
+			return NULL;
+		PyErr_Clear();
+	}
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef batch_methods[] = {
+	METHOD("bodies", batch_bodies, METH_NOARGS, "bodies($self)\n--\n\nA list of bytes."),
+	METHOD("column", batch_column, METH_O,
+	       "column($self, name, /)\n--\n\nids, timestamps, attempts, offsets or data, read-only."),
+	METHOD("finish", batch_finish, METH_NOARGS,
+	       "finish($self)\n--\n\nFinish all that are not settled."),
+	METHOD("requeue", batch_requeue, FAST,
+	       "requeue($self, delay=0.0)\n--\n\nRequeue all that are not settled."),
+	METHOD("touch", batch_touch, METH_NOARGS,
+	       "touch($self)\n--\n\nA new timeout for all that are not settled."),
+	METHOD("__enter__", batch_enter, METH_NOARGS, "Itself."),
+	METHOD("__exit__", batch_exit, METH_FASTCALL, "finish(), or requeue() after an error."),
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot batch_slots[] = {
+	{Py_tp_doc, "Deliveries taken together."},
+	{Py_tp_dealloc, batch_dealloc},
+	{Py_tp_iter, batch_iter},
+	{Py_sq_length, batch_length},
+	{Py_sq_item, batch_item},
+	{Py_tp_methods, batch_methods},
+	{0, NULL},
+};
+
+PyType_Spec batch_spec = {
+	.name = "shmq._native.Batch",
+	.basicsize = sizeof(batch_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = batch_slots,
+};

@@ -1,0 +1,442 @@
+/* _native.Consumer: takes from one channel. The hot path of the other half is take(), finish(). */
+#include "module.h"
+
+#define TAKE_MOST 65536u
+
+/* ---- pins to give back ---------------------------------------------------------------------- */
+
+/* Called where the GIL must be kept (a buffer or a message goes), so a busy lock means later. */
+void consumer_unpin(consumer_object *self, const shmq_message *m, uint32_t epoch)
+{
+	pending_unpin *pending;
+
+	if (epoch != self->epoch || self->broker->closed)
+		return; /* the parent's, or given back by detach */
+	if (shmq_unpin(self->handle, m, 0) != SHMQ_AGAIN)
+		return;
+	pending = PyMem_Malloc(sizeof(*pending));
+	if (!pending) {
+		shmq_unpin(self->handle, m, shmq_now() + LOCK_SLICE_NS);
+		return;
+	}
+	*pending = (pending_unpin){self->pending, *m};
+	self->pending = pending;
+}
+
+void unpin_pending(consumer_object *self)
+{
+	pending_unpin *list = self->pending, *next;
+
+	self->pending = NULL;
+	for (; list; list = next) {
+		next = list->next;
+		consumer_unpin(self, &list->message, self->epoch);
+		PyMem_Free(list);
+	}
+}
+
+/* ---- try again ------------------------------------------------------------------------------ */
+
+static bool consumer_usable(consumer_object *self)
+{
+	if (LIKELY(self->handle && !self->closed && !self->broker->closed)) {
+		if (UNLIKELY(self->pending != NULL))
+			unpin_pending(self);
+		return true;
+	}
+	if (self->handle)
+		raise_status(self->state, SHMQ_CLOSED, NULL, "take from '%U/%U'", self->topic,
+		             self->channel);
+	else
+		PyErr_SetString(PyExc_RuntimeError, "Consumer.__init__() was not called");
+	return false;
+}
+
+static int consumer_open(consumer_object *self, broker_object *broker, uint32_t queue,
+                         uint64_t serial, shmq_consumer **handle)
+{
+	int status;
+
+	BROKER_CALL(broker, status,
+	            shmq_consumer_open(broker->handle, queue, serial, self->max_in_flight,
+	                               self->msg_timeout, until, handle));
+	return status;
+}
+
+/* In a forked child: let go of the parent's handle, open one of our own. */
+static bool consumer_reopen(consumer_object *self)
+{
+	broker_object *broker;
+	uint64_t queue, serial;
+	uint32_t epoch = self->epoch;
+	shmq_consumer *handle;
+	int status;
+
+	if (forked_call(self->state, self->on_forked, &broker, &queue, &serial) < 0)
+		return false;
+	status = epoch == self->epoch ? consumer_open(self, broker, (uint32_t)queue, serial, &handle)
+	                              : SHMQ_OK;
+	if (epoch != self->epoch) { /* another thread was faster */
+		if (status == SHMQ_OK)
+			Py_DECREF((PyObject *)broker);
+		return true;
+	}
+	if (status != SHMQ_OK) {
+		raise_status(self->state, status, NULL, "open '%U/%U' in a child process", self->topic,
+		             self->channel);
+		Py_DECREF((PyObject *)broker);
+		return false;
+	}
+	/* Views of the parent's messages stay readable: their mapping is not given up. */
+	if (!self->broker->active && !self->pinned)
+		shmq_consumer_free(self->handle);
+	Py_DECREF((PyObject *)self->broker);
+	self->broker = broker;
+	self->handle = handle;
+	self->pinned = 0;
+	self->epoch++;
+	return true;
+}
+
+/* What `status` asks for before the next try. 1: try again; 0: the time is over; -1: exception. */
+static int consumer_retry(consumer_object *self, attempt *a, int status)
+{
+	switch (status) {
+	case SHMQ_EMPTY:
+		if (!attempt_waits(a))
+			return 0;
+		CORE_WAIT(self->broker, status, a->deadline ? a->deadline : FOR_EVER, WAIT_SLICE_NS,
+		          shmq_consumer_wait(self->handle, until));
+		return PyErr_CheckSignals() < 0 ? -1 : 1;
+	case SHMQ_NEED_MAP:
+		return broker_map_missing(self->broker, a) ? 1 : -1;
+	case SHMQ_FORKED:
+		return consumer_reopen(self) ? 1 : -1;
+	}
+	raise_status(self->state, status, NULL, "take from '%U/%U'", self->topic, self->channel);
+	return -1;
+}
+
+/* ---- take ----------------------------------------------------------------------------------- */
+
+/* A Message; NULL without an exception when the time is over. */
+static PyObject *take_one(consumer_object *self, int64_t timeout)
+{
+	attempt a = {.timeout = timeout};
+	shmq_message m;
+	uint32_t got;
+	int status, again;
+
+	do {
+		again = 1;
+		if (!consumer_usable(self))
+			return NULL;
+		CORE_CALL(self->broker, status, shmq_take(self->handle, &m, 1, until, &got));
+		if (LIKELY(status == SHMQ_OK)) {
+			PyObject *message = message_new(self, &m);
+
+			if (message || PyErr_Occurred())
+				return message;
+		} else {
+			again = consumer_retry(self, &a, status);
+		}
+	} while (again > 0);
+	return NULL;
+}
+
+static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	PyObject *timeout = NULL, *message;
+	int64_t timeout_ns;
+
+	if (nargs == 1 && !kwnames)
+		timeout = args[0];
+	else if ((nargs || kwnames) && ARGUMENTS("take", 0, {"timeout", ARGUMENT_OBJECT, &timeout}) < 0)
+		return NULL;
+	if (seconds_parse(timeout, "timeout", true, &timeout_ns) < 0)
+		return NULL;
+	message = take_one(self, timeout_ns);
+	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
+}
+
+/* Room for n messages, this thread's own until scratch_put. */
+static shmq_message *scratch_get(consumer_object *self, uint32_t n, uint32_t *size)
+{
+	shmq_message *scratch = self->scratch;
+
+	self->scratch = NULL;
+	*size = scratch ? self->scratch_size : 0;
+	if (*size >= n)
+		return scratch;
+	PyMem_Free(scratch);
+	*size = n;
+	scratch = PyMem_Malloc(n * sizeof(*scratch));
+	if (!scratch)
+		PyErr_NoMemory();
+	return scratch;
+}
+
+static void scratch_put(consumer_object *self, shmq_message *scratch, uint32_t size)
+{
+	PyMem_Free(self->scratch);
+	self->scratch = scratch;
+	self->scratch_size = size;
+}
+
+static PyObject *consumer_take_many(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+	PyObject *timeout = NULL, *batch = NULL;
+	attempt a = {0};
+	shmq_message *scratch;
+	uint32_t got, size, n;
+	int64_t most;
+	int status, again;
+
+	if (ARGUMENTS("take_many", 1, {"n", ARGUMENT_I64, &most},
+	              {"timeout", ARGUMENT_OBJECT, &timeout}) < 0 ||
+	    seconds_parse(timeout, "timeout", true, &a.timeout) < 0)
+		return NULL;
+	if (most < 1)
+		return PyErr_Format(PyExc_ValueError, "take_many() needs n of 1 or more, not %lld",
+		                    (long long)most);
+	n = (uint32_t)(most < TAKE_MOST ? most : TAKE_MOST);
+	scratch = scratch_get(self, n, &size);
+	if (!scratch)
+		return NULL;
+	do {
+		again = -1;
+		if (!consumer_usable(self))
+			break;
+		CORE_CALL(self->broker, status, shmq_take(self->handle, scratch, n, until, &got));
+		if (LIKELY(status == SHMQ_OK)) {
+			batch = batch_new(self, scratch, got);
+			again = batch || PyErr_Occurred() ? -1 : 1;
+		} else {
+			again = consumer_retry(self, &a, status);
+		}
+	} while (again > 0);
+	scratch_put(self, scratch, size);
+	return again == 0 ? batch_new(self, NULL, 0) : batch;
+}
+
+static PyObject *consumer_next(consumer_object *self)
+{
+	PyObject *message;
+
+	if (self->handle && (self->closed || self->broker->closed))
+		return NULL;
+	message = take_one(self, FOR_EVER);
+	if (!message && (self->closed || self->broker->closed) &&
+	    PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]))
+		PyErr_Clear(); /* closed while it waited: the iteration ends */
+	return message;
+}
+
+/* ---- finish, requeue, touch ----------------------------------------------------------------- */
+
+int consumer_settle(consumer_object *self, uint32_t epoch, enum settle what, const shmq_message *m,
+                    uint32_t n, int64_t delay, uint8_t *ok)
+{
+	int status = SHMQ_NOT_IN_FLIGHT;
+
+	if (UNLIKELY(epoch != self->epoch || self->closed || self->broker->closed))
+		return SHMQ_NOT_IN_FLIGHT; /* the parent's, or given back by close */
+	switch (what) {
+	case SETTLE_FINISH:
+		CORE_CALL(self->broker, status, shmq_finish(self->handle, m, n, ok, until));
+		break;
+	case SETTLE_REQUEUE:
+		CORE_CALL(self->broker, status, shmq_requeue(self->handle, m, n, delay, ok, until));
+		break;
+	case SETTLE_TOUCH:
+		CORE_CALL(self->broker, status, shmq_touch(self->handle, m, n, ok, until));
+		break;
+	}
+	return status == SHMQ_FORKED || status == SHMQ_CLOSED ? SHMQ_NOT_IN_FLIGHT : status;
+}
+
+PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint32_t epoch,
+                       uint32_t n, uint32_t lost, uint64_t first)
+{
+	static const char *const verbs[] = {"finish", "requeue", "touch"};
+	const char *hint = NULL;
+	char id[17] = "";
+
+	id_hex(first, id);
+	if (epoch != self->epoch || (self->broker->handle && shmq_broker_forked(self->broker->handle)))
+		hint = "the parent process took it, only that one can settle it";
+	else if (self->closed || self->broker->closed)
+		hint = "the consumer was closed, which gave it back to the channel";
+	if (n == 1)
+		return raise_status(self->state, status, hint, "%s message %s of '%U/%U'", verbs[what], id,
+		                    self->topic, self->channel);
+	if (!lost)
+		return raise_status(self->state, status, hint, "%s %u messages of '%U/%U'", verbs[what], n,
+		                    self->topic, self->channel);
+	return raise_status(self->state, status, hint,
+	                    "%s %u messages of '%U/%U', of which %u failed (the first: %s)",
+	                    verbs[what], n, self->topic, self->channel, lost, id);
+}
+
+/* ---- life ----------------------------------------------------------------------------------- */
+
+static int consumer_init(consumer_object *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"broker",        "queue",       "serial",     "topic",     "channel",
+	                        "max_in_flight", "msg_timeout", "batch_type", "on_forked", NULL};
+	PyObject *broker, *topic, *channel, *batch_type, *on_forked;
+	unsigned long long serial;
+	long long msg_timeout;
+	unsigned queue;
+	int status, r;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!IKUUILO!O:Consumer", names,
+	                                 self->state->broker, &broker, &queue, &serial, &topic,
+	                                 &channel, &self->max_in_flight, &msg_timeout, &PyType_Type,
+	                                 &batch_type, &on_forked))
+		return -1;
+	r = PyObject_IsSubclass(batch_type, (PyObject *)self->state->batch);
+	if (r == 0)
+		PyErr_SetString(PyExc_TypeError, "batch_type must be a subclass of Batch");
+	if (r <= 0)
+		return -1;
+	if (self->handle) {
+		PyErr_SetString(PyExc_RuntimeError, "Consumer.__init__() was called twice");
+		return -1;
+	}
+	self->msg_timeout = msg_timeout;
+	status = consumer_open(self, (broker_object *)broker, queue, serial, &self->handle);
+	if (status != SHMQ_OK) {
+		raise_status(self->state, status, NULL, "consume from '%U/%U'", topic, channel);
+		return -1;
+	}
+	self->broker = (broker_object *)Py_NewRef(broker);
+	self->topic = Py_NewRef(topic);
+	self->channel = Py_NewRef(channel);
+	self->batch_type = (PyTypeObject *)Py_NewRef(batch_type);
+	self->on_forked = Py_NewRef(on_forked);
+	return 0;
+}
+
+static PyObject *consumer_close(consumer_object *self, PyObject *unused)
+{
+	int status = SHMQ_OK;
+
+	(void)unused;
+	if (!self->handle || self->closed)
+		Py_RETURN_NONE;
+	self->closed = true;
+	if (!self->broker->closed)
+		CORE_CALL(self->broker, status, shmq_consumer_close(self->handle, until));
+	if (status == CORE_RAISED) {
+		self->closed = false; /* a signal handler raised: close again */
+		return NULL;
+	}
+	shmq_consumer_wake(self->handle);
+	if (status != SHMQ_OK && status != SHMQ_FORKED && status != SHMQ_CLOSED && status != SHMQ_GONE)
+		return raise_status(self->state, status, NULL, "close the consumer of '%U/%U'", self->topic,
+		                    self->channel);
+	Py_RETURN_NONE;
+}
+
+static int consumer_clear(consumer_object *self)
+{
+	Py_CLEAR(self->on_forked);
+	return 0;
+}
+
+static void consumer_dealloc(consumer_object *self)
+{
+	PyObject_GC_UnTrack(self);
+	if (self->handle) {
+		unpin_pending(self);
+		if (!self->closed && !self->broker->closed)
+			shmq_consumer_close(self->handle, shmq_now() + LOCK_SLICE_NS);
+		shmq_consumer_free(self->handle);
+	}
+	while (self->pending) { /* detach gives them back */
+		pending_unpin *next = self->pending->next;
+
+		PyMem_Free(self->pending);
+		self->pending = next;
+	}
+	PyMem_Free(self->scratch);
+	Py_XDECREF(self->spare);
+	consumer_clear(self);
+	Py_XDECREF((PyObject *)self->batch_type);
+	Py_XDECREF(self->topic);
+	Py_XDECREF(self->channel);
+	Py_XDECREF((PyObject *)self->broker);
+	object_free((PyObject *)self);
+}
+
+static int consumer_traverse(consumer_object *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->broker);
+	Py_VISIT(self->batch_type);
+	Py_VISIT(self->on_forked);
+	return 0;
+}
+
+static PyObject *consumer_in_flight(consumer_object *self, void *unused)
+{
+	shmq_consumer_info info;
+
+	(void)unused;
+	if (!self->handle || self->closed || self->broker->closed)
+		return PyLong_FromLong(0);
+	shmq_consumer_get_info(self->handle, &info);
+	return PyLong_FromUnsignedLong(info.in_flight);
+}
+
+static PyObject *consumer_max_in_flight(consumer_object *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLong(self->max_in_flight);
+}
+
+static PyMethodDef consumer_methods[] = {
+	METHOD("take", consumer_take, FAST,
+	       "take($self, timeout=None)\n--\n\nA Message, or None after the timeout."),
+	METHOD("take_many", consumer_take_many, FAST,
+	       "take_many($self, n, timeout=None)\n--\n\nA batch of up to n messages."),
+	METHOD("close", consumer_close, METH_NOARGS,
+	       "close($self)\n--\n\nGives back what is not finished; wakes who waits."),
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef consumer_properties[] = {
+	{"topic", object_get, NULL, "Its name.", (void *)offsetof(consumer_object, topic)},
+	{"channel", object_get, NULL, "Its name.", (void *)offsetof(consumer_object, channel)},
+	{"closed", closed_get, NULL, "Was close called?", (void *)offsetof(consumer_object, closed)},
+	{"_broker", object_get, NULL, "What it is open on now; a forked child's is another.",
+	 (void *)offsetof(consumer_object, broker)},
+	{"in_flight", (getter)consumer_in_flight, NULL, "Taken and not settled.", NULL},
+	{"max_in_flight", (getter)consumer_max_in_flight, NULL, "The most of them.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot consumer_slots[] = {
+	{Py_tp_doc, "Consumer(broker, queue, serial, topic, channel, max_in_flight, msg_timeout, "
+	            "batch_type, on_forked)\n--\n\nTakes from one channel."},
+	{Py_tp_new, type_new},
+	{Py_tp_init, consumer_init},
+	{Py_tp_dealloc, consumer_dealloc},
+	{Py_tp_traverse, consumer_traverse},
+	{Py_tp_clear, consumer_clear},
+	{Py_tp_iter, PyObject_SelfIter},
+	{Py_tp_iternext, consumer_next},
+	{Py_tp_methods, consumer_methods},
+	{Py_tp_getset, consumer_properties},
+	{0, NULL},
+};
+
+PyType_Spec consumer_spec = {
+	.name = "shmq._native.Consumer",
+	.basicsize = sizeof(consumer_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = consumer_slots,
+};

@@ -1,0 +1,251 @@
+/*
+ * _native.Loan: a body written in place.
+ *
+ *   NEW --__enter__--> OPEN --__exit__--> OVER (published, or cancelled)
+ *                        `--dropped, or a buffer outlives the block--> cancelled with the last one
+ *
+ * As long as a buffer of it lives its memory must stay a loan, so it is cancelled only then.
+ */
+#include "module.h"
+
+enum loan_state { LOAN_NEW, LOAN_OPEN, LOAN_OVER };
+
+typedef struct loan_object {
+	PyObject_HEAD
+	producer_object *producer;
+	shmq_loan *handle;
+	PyObject *id;   /* str, once published */
+	PyObject *view; /* weak reference to the memoryview that __enter__ returned */
+	uint64_t length;
+	int64_t defer, timeout;
+	uint32_t exports, epoch;
+	enum loan_state state;
+} loan_object;
+
+static bool loan_ours(const loan_object *self)
+{
+	return self->epoch == self->producer->epoch &&
+	       !(self->producer->broker->handle && shmq_broker_forked(self->producer->broker->handle));
+}
+
+static void loan_handle_free(producer_object *producer, shmq_loan *handle)
+{
+	producer->loans--;
+	shmq_loan_free(handle);
+}
+
+/* Cancel for good; if a lock is held elsewhere the producer does it later. */
+static void loan_drop(loan_object *self)
+{
+	shmq_loan *handle = self->handle;
+	pending_loan *pending;
+
+	self->state = LOAN_OVER;
+	self->handle = NULL;
+	if (!handle)
+		return;
+	if (!loan_ours(self) || self->producer->broker->closed ||
+	    shmq_loan_cancel(handle, 0) != SHMQ_AGAIN) {
+		loan_handle_free(self->producer, handle);
+		return;
+	}
+	pending = PyMem_Malloc(sizeof(*pending));
+	if (!pending) /* the reaper will cancel it when this process ends */
+		return;
+	*pending = (pending_loan){self->producer->pending, handle};
+	self->producer->pending = pending;
+}
+
+void loans_pending(producer_object *producer, bool last)
+{
+	pending_loan *list = producer->pending, *next;
+	bool gone = last || producer->broker->closed;
+
+	producer->pending = NULL;
+	for (; list; list = next) {
+		next = list->next;
+		if (shmq_loan_cancel(list->loan, gone ? shmq_now() + LOCK_SLICE_NS : 0) != SHMQ_AGAIN ||
+		    gone) {
+			loan_handle_free(producer, list->loan);
+			PyMem_Free(list);
+		} else {
+			list->next = producer->pending;
+			producer->pending = list;
+		}
+	}
+}
+
+PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout)
+{
+	loan_object *self = PyObject_New(loan_object, producer->state->loan);
+
+	if (!self)
+		return NULL;
+	self->producer = (producer_object *)Py_NewRef((PyObject *)producer);
+	self->handle = NULL;
+	self->id = self->view = NULL;
+	self->length = length;
+	self->defer = defer;
+	self->timeout = timeout;
+	self->exports = 0;
+	self->epoch = 0;
+	self->state = LOAN_NEW;
+	return (PyObject *)self;
+}
+
+static void loan_dealloc(loan_object *self)
+{
+	loan_drop(self);
+	Py_XDECREF(self->id);
+	Py_XDECREF(self->view);
+	Py_DECREF((PyObject *)self->producer);
+	object_free((PyObject *)self);
+}
+
+/* ---- the buffer ----------------------------------------------------------------------------- */
+
+static int loan_getbuffer(loan_object *self, Py_buffer *view, int flags)
+{
+	view->obj = NULL;
+	if (self->state != LOAN_OPEN) {
+		PyErr_SetString(PyExc_BufferError, "a loan has a buffer only inside its with block");
+		return -1;
+	}
+	if (PyBuffer_FillInfo(view, (PyObject *)self, shmq_loan_data(self->handle),
+	                      (Py_ssize_t)self->length, 0, flags) < 0)
+		return -1;
+	self->exports++;
+	return 0;
+}
+
+static void loan_releasebuffer(loan_object *self, Py_buffer *view)
+{
+	(void)view;
+	if (--self->exports == 0 && self->state == LOAN_OVER)
+		loan_drop(self);
+}
+
+/* ---- with ----------------------------------------------------------------------------------- */
+
+static PyObject *loan_enter(loan_object *self, PyObject *unused)
+{
+	producer_object *producer = self->producer;
+	attempt a = {.timeout = self->timeout};
+	PyObject *view;
+	shmq_loan *handle;
+	int status;
+
+	(void)unused;
+	if (self->state != LOAN_NEW)
+		return PyErr_Format(PyExc_RuntimeError, "a loan can be entered once; ask for another");
+	do {
+		if (!producer_usable(producer))
+			return NULL;
+		CORE_CALL(producer->broker, status,
+		          shmq_loan_begin(producer->handle, self->length, until, &handle));
+		if (status != SHMQ_OK && !producer_retry(producer, &a, status))
+			return NULL;
+	} while (status != SHMQ_OK);
+	producer->loans++;
+	self->handle = handle;
+	self->epoch = producer->epoch;
+	self->state = LOAN_OPEN;
+	view = PyMemoryView_FromObject((PyObject *)self);
+	self->view = view ? PyWeakref_NewRef(view, NULL) : NULL;
+	if (!self->view)
+		Py_CLEAR(view); /* and cancelled when the loan is dropped */
+	return view;
+}
+
+/* Release the block's buffer. False: others made of it (a numpy array, a slice) live. */
+static bool loan_release(loan_object *self)
+{
+	PyObject *view = PyObject_CallNoArgs(self->view);
+	PyObject *released = NULL;
+
+	if (view && view != Py_None)
+		released = PyObject_CallMethod(view, "release", NULL);
+	PyErr_Clear(); /* BufferError: it is exported itself; `exports` tells */
+	Py_XDECREF(released);
+	Py_XDECREF(view);
+	return self->exports == 0;
+}
+
+static PyObject *loan_commit(loan_object *self)
+{
+	producer_object *producer = self->producer;
+	int64_t due = self->defer ? later_by(shmq_realtime(), self->defer) : 0;
+	attempt a = {.timeout = self->timeout};
+	shmq_loan *handle = self->handle;
+	uint64_t id;
+	int status;
+
+	do {
+		if (!producer_usable(producer))
+			return NULL;
+		CORE_CALL(producer->broker, status, shmq_loan_commit(handle, due, until, &id));
+		if (status == SHMQ_FORKED)
+			return raise_status(producer->state, status, "the loan is the parent process's",
+			                    "publish to '%U'", producer->topic);
+		if (status != SHMQ_OK && !producer_retry(producer, &a, status))
+			return NULL;
+	} while (status != SHMQ_OK);
+	self->handle = NULL;
+	loan_handle_free(producer, handle);
+	self->id = id_str(id);
+	return self->id ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *loan_exit(loan_object *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	PyObject *result = NULL;
+	bool failed = nargs > 0 && args[0] != Py_None, free;
+
+	if (self->state != LOAN_OPEN)
+		Py_RETURN_NONE;
+	free = loan_release(self);
+	self->state = LOAN_OVER; /* from here on the last buffer to go cancels it */
+	if (!free) {
+		if (failed)
+			Py_RETURN_NONE;
+		return PyErr_Format(PyExc_BufferError,
+		                    "publish to '%U': the loan was cancelled because its buffer is still "
+		                    "in use after the with block; delete what was made of it (slices, "
+		                    "numpy arrays) inside",
+		                    self->producer->topic);
+	}
+	if (!failed)
+		result = loan_commit(self);
+	if (self->handle)
+		loan_drop(self);
+	return failed ? Py_NewRef(Py_None) : result;
+}
+
+static PyMethodDef loan_methods[] = {
+	METHOD("__enter__", loan_enter, METH_NOARGS, "A writable memoryview."),
+	METHOD("__exit__", loan_exit, METH_FASTCALL, "Publish, or cancel after an error."),
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef loan_properties[] = {
+	{"id", object_get, NULL, "16 hex digits once published, else None.",
+	 (void *)offsetof(loan_object, id)},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot loan_slots[] = {
+	{Py_tp_doc, "A body written in place, published at the end of its with block."},
+	{Py_tp_dealloc, loan_dealloc},
+	{Py_tp_methods, loan_methods},
+	{Py_tp_getset, loan_properties},
+	{Py_bf_getbuffer, loan_getbuffer},
+	{Py_bf_releasebuffer, loan_releasebuffer},
+	{0, NULL},
+};
+
+PyType_Spec loan_spec = {
+	.name = "shmq._native.Loan",
+	.basicsize = sizeof(loan_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = loan_slots,
+};

@@ -1,0 +1,296 @@
+/*
+ * _native.Message: one delivery.
+ *
+ * Where its body is:  small, taken singly   copied into `body` when it was taken
+ *                     large, taken singly   in shared memory until asked for; what was copied is
+ *                                           good if the message is still in flight to us afterwards
+ *                     of a batch            in the batch's block
+ *                     while it is viewed    in shared memory, pinned, as long as a buffer lives
+ *
+ * Messages refer to their consumer and batch, never the other way, so there is no cycle and no GC.
+ */
+#include "module.h"
+
+PyObject *message_new(consumer_object *consumer, const shmq_message *m)
+{
+	PyObject *body = NULL;
+	message_object *self;
+
+	if (LIKELY(m->length <= BODY_COPIED)) {
+		body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
+		if (UNLIKELY(!body))
+			return NULL;
+		if (UNLIKELY(!shmq_message_held(consumer->handle, m))) {
+			Py_DECREF(body);
+			return NULL;
+		}
+	}
+	self = PyObject_New(message_object, consumer->state->message);
+	if (UNLIKELY(!self)) {
+		Py_XDECREF(body);
+		return NULL;
+	}
+	Py_INCREF((PyObject *)consumer);
+	self->consumer = consumer;
+	self->batch = NULL;
+	self->body = body;
+	self->message = *m;
+	self->epoch = consumer->epoch;
+	self->exports = 0;
+	self->pinned = false;
+	return (PyObject *)self;
+}
+
+PyObject *message_of_batch(batch_object *batch, uint32_t index)
+{
+	message_object *self = PyObject_New(message_object, batch->consumer->state->message);
+
+	if (!self)
+		return NULL;
+	self->consumer = (consumer_object *)Py_NewRef((PyObject *)batch->consumer);
+	self->batch = (batch_object *)Py_NewRef((PyObject *)batch);
+	self->body = NULL;
+	self->message = batch->messages[index];
+	self->epoch = batch->epoch;
+	self->index = index;
+	self->exports = 0;
+	self->pinned = false;
+	return (PyObject *)self;
+}
+
+static void message_unpin(message_object *self)
+{
+	self->pinned = false;
+	if (self->epoch == self->consumer->epoch)
+		self->consumer->pinned--;
+	consumer_unpin(self->consumer, &self->message, self->epoch);
+}
+
+static void message_dealloc(message_object *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+
+	if (UNLIKELY(self->pinned))
+		message_unpin(self);
+	Py_XDECREF(self->body);
+	Py_XDECREF((PyObject *)self->batch);
+	Py_DECREF((PyObject *)self->consumer);
+	PyObject_Free(self);
+	Py_DECREF((PyObject *)type);
+}
+
+/* ---- body and view -------------------------------------------------------------------------- */
+
+static PyObject *lost(message_object *self, const char *tried)
+{
+	consumer_object *consumer = self->consumer;
+	char id[17] = "";
+
+	id_hex(self->message.id, id);
+	return raise_status(consumer->state, SHMQ_NOT_IN_FLIGHT,
+	                    "it timed out or was settled before its body, longer than 4096 bytes, was "
+	                    "read; read msg.body or hold msg.view first",
+	                    "%s message %s of '%U/%U'", tried, id, consumer->topic, consumer->channel);
+}
+
+/* Is its memory still its own? */
+static bool readable(message_object *self)
+{
+	consumer_object *consumer = self->consumer;
+
+	return self->batch || self->pinned ||
+	       (self->epoch == consumer->epoch && !consumer->closed && !consumer->broker->closed &&
+	        shmq_message_held(consumer->handle, &self->message));
+}
+
+/* The body as bytes, borrowed. */
+static PyObject *message_bytes(message_object *self)
+{
+	PyObject *body;
+
+	if (LIKELY(self->body != NULL))
+		return self->body;
+	if (self->epoch != self->consumer->epoch && !self->batch)
+		return lost(self, "read");
+	body = PyBytes_FromStringAndSize(self->message.body, (Py_ssize_t)self->message.length);
+	if (body && !readable(self)) {
+		Py_DECREF(body);
+		return lost(self, "read");
+	}
+	self->body = body;
+	return body;
+}
+
+static PyObject *message_body(message_object *self, void *unused)
+{
+	PyObject *body = message_bytes(self);
+
+	(void)unused;
+	return body ? Py_NewRef(body) : NULL;
+}
+
+/* 0: pinned; 1: cannot be, a copy must do; -1: exception. */
+static int message_pin(message_object *self)
+{
+	consumer_object *consumer = self->consumer;
+	int status;
+
+	if (self->pinned)
+		return 0;
+	if (self->epoch != consumer->epoch || consumer->closed || consumer->broker->closed)
+		return 1;
+	CORE_CALL(consumer->broker, status, shmq_pin(consumer->handle, &self->message, until));
+	if (status == CORE_RAISED)
+		return -1;
+	if (status != SHMQ_OK)
+		return 1;
+	if (self->pinned) { /* another thread was faster */
+		consumer_unpin(consumer, &self->message, self->epoch);
+		return 0;
+	}
+	consumer->pinned++;
+	self->pinned = true;
+	return 0;
+}
+
+static int message_getbuffer(message_object *self, Py_buffer *view, int flags)
+{
+	int r = self->batch ? 0 : message_pin(self);
+
+	view->obj = NULL;
+	if (r == 0) {
+		self->exports++;
+		r = PyBuffer_FillInfo(view, (PyObject *)self, (void *)self->message.body,
+		                      (Py_ssize_t)self->message.length, 1, flags);
+		if (r < 0 && --self->exports == 0 && self->pinned)
+			message_unpin(self);
+	} else if (r > 0) {
+		PyObject *body = message_bytes(self);
+
+		r = body ? PyObject_GetBuffer(body, view, flags) : -1;
+	}
+	return r;
+}
+
+static void message_releasebuffer(message_object *self, Py_buffer *view)
+{
+	(void)view;
+	if (--self->exports == 0 && self->pinned)
+		message_unpin(self);
+}
+
+static PyObject *message_view(message_object *self, void *unused)
+{
+	(void)unused;
+	return PyMemoryView_FromObject((PyObject *)self);
+}
+
+/* ---- settle --------------------------------------------------------------------------------- */
+
+static PyObject *settled(message_object *self, enum settle what, int64_t delay)
+{
+	int status = consumer_settle(self->consumer, self->epoch, what, &self->message, 1, delay, NULL);
+
+	if (self->batch &&
+	    (status == SHMQ_NOT_IN_FLIGHT || (status == SHMQ_OK && what != SETTLE_TOUCH)))
+		batch_settled(self->batch, self->index);
+	if (LIKELY(status == SHMQ_OK))
+		Py_RETURN_NONE;
+	return settle_raise(self->consumer, status, what, self->epoch, 1, 1, self->message.id);
+}
+
+static PyObject *message_finish(message_object *self, PyObject *unused)
+{
+	(void)unused;
+	return settled(self, SETTLE_FINISH, 0);
+}
+
+static PyObject *message_requeue(message_object *self, PyObject *const *args, Py_ssize_t nargs,
+                                 PyObject *kwnames)
+{
+	PyObject *delay = NULL;
+	int64_t ns;
+
+	if (ARGUMENTS("requeue", 0, {"delay", ARGUMENT_OBJECT, &delay}) < 0 ||
+	    seconds_parse(delay, "delay", false, &ns) < 0)
+		return NULL;
+	return settled(self, SETTLE_REQUEUE, ns);
+}
+
+static PyObject *message_touch(message_object *self, PyObject *unused)
+{
+	(void)unused;
+	return settled(self, SETTLE_TOUCH, 0);
+}
+
+/* ---- the rest ------------------------------------------------------------------------------- */
+
+static PyObject *message_id(message_object *self, void *unused)
+{
+	(void)unused;
+	return id_str(self->message.id);
+}
+
+static PyObject *message_timestamp(message_object *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromLongLong(self->message.timestamp);
+}
+
+static PyObject *message_attempts(message_object *self, void *unused)
+{
+	(void)unused;
+	return PyLong_FromUnsignedLong(self->message.attempts);
+}
+
+static Py_ssize_t message_length(message_object *self)
+{
+	return (Py_ssize_t)self->message.length;
+}
+
+static PyObject *message_repr(message_object *self)
+{
+	char id[17] = "";
+
+	id_hex(self->message.id, id);
+	return PyUnicode_FromFormat("<Message %s of '%U/%U': %u bytes, attempt %u>", id,
+	                            self->consumer->topic, self->consumer->channel,
+	                            self->message.length, self->message.attempts);
+}
+
+static PyMethodDef message_methods[] = {
+	METHOD("finish", message_finish, METH_NOARGS,
+	       "finish($self)\n--\n\nDone: never delivered again on this channel."),
+	METHOD("requeue", message_requeue, FAST,
+	       "requeue($self, delay=0.0)\n--\n\nBack to the channel, after `delay` seconds."),
+	METHOD("touch", message_touch, METH_NOARGS, "touch($self)\n--\n\nA new timeout from now."),
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef message_properties[] = {
+	{"id", (getter)message_id, NULL, "16 hex digits.", NULL},
+	{"body", (getter)message_body, NULL, "The body as bytes.", NULL},
+	{"view", (getter)message_view, NULL, "The body in place, read-only.", NULL},
+	{"timestamp", (getter)message_timestamp, NULL, "When published, CLOCK_REALTIME ns.", NULL},
+	{"attempts", (getter)message_attempts, NULL, "Deliveries, this one included.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot message_slots[] = {
+	{Py_tp_doc, "One delivery."},
+	{Py_tp_dealloc, message_dealloc},
+	{Py_tp_repr, message_repr},
+	{Py_sq_length, message_length},
+	{Py_tp_methods, message_methods},
+	{Py_tp_getset, message_properties},
+	{Py_bf_getbuffer, message_getbuffer},
+	{Py_bf_releasebuffer, message_releasebuffer},
+	{0, NULL},
+};
+
+PyType_Spec message_spec = {
+	.name = "shmq._native.Message",
+	.basicsize = sizeof(message_object),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.slots = message_slots,
+};

@@ -1,0 +1,221 @@
+#include "arena.h"
+
+#include <string.h>
+
+#define UNIT SHMQ_ARENA_UNIT
+#define HEAD SHMQ_ARENA_HEAD
+#define IN_USE UINT64_C(1)
+
+typedef struct block {
+	uint64_t size_flags;
+	uint64_t before;  /* size of the block before; 0: none */
+	uint64_t next;    /* only in a free block: offset + 1 of its list neighbours, 0: none */
+	uint64_t previous;
+} block;
+
+static block *block_at(uint8_t *base, uint64_t offset)
+{
+	return (block *)(void *)(base + offset);
+}
+
+static uint64_t block_size(const block *b)
+{
+	return b->size_flags & ~(uint64_t)(UNIT - 1);
+}
+
+uint64_t arena_block_size(uint64_t length)
+{
+	return (length + HEAD + UNIT - 1) & ~(uint64_t)(UNIT - 1);
+}
+
+/* The list a block of `size` belongs to: first level by power of two, second by its next 3 bits. */
+static void bin_of(uint64_t size, unsigned *f, unsigned *s)
+{
+	unsigned top = 63 - (unsigned)__builtin_clzll(size);
+
+	if (top < 9) { /* under 512: one list a unit */
+		*f = 0;
+		*s = (unsigned)(size / UNIT);
+	} else {
+		*f = top - 8;
+		*s = (unsigned)(size >> (top - 3)) & 7;
+	}
+	if (*f >= SHMQ_ARENA_FL) {
+		*f = SHMQ_ARENA_FL - 1;
+		*s = SHMQ_ARENA_SL - 1;
+	}
+}
+
+static void list_push(shmq_arena_desc *a, uint8_t *base, uint64_t offset, uint64_t size)
+{
+	block *b = block_at(base, offset);
+	unsigned f, s;
+
+	bin_of(size, &f, &s);
+	b->next = a->heads[f][s];
+	b->previous = 0;
+	if (b->next)
+		block_at(base, b->next - 1)->previous = offset + 1;
+	a->heads[f][s] = offset + 1;
+	a->sl[f] |= (uint8_t)(1u << s);
+	a->fl |= 1u << f;
+	a->free_bytes += size;
+}
+
+static void list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t offset)
+{
+	block *b = block_at(base, offset);
+	uint64_t size = block_size(b);
+	unsigned f, s;
+
+	bin_of(size, &f, &s);
+	if (b->next)
+		block_at(base, b->next - 1)->previous = b->previous;
+	if (b->previous)
+		block_at(base, b->previous - 1)->next = b->next;
+	else
+		a->heads[f][s] = b->next;
+	if (!a->heads[f][s]) {
+		a->sl[f] &= (uint8_t)~(1u << s);
+		if (!a->sl[f])
+			a->fl &= ~(1u << f);
+	}
+	a->free_bytes -= size;
+}
+
+/* First block that surely holds `size`: a higher list, or one of its own list that is big enough. */
+static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t size)
+{
+	unsigned f, s;
+	uint32_t firsts, seconds;
+
+	bin_of(size, &f, &s);
+	for (uint64_t at = a->heads[f][s], tries = 8; at && tries--; at = block_at(base, at - 1)->next)
+		if (block_size(block_at(base, at - 1)) >= size)
+			return at - 1;
+	seconds = s == 7 ? 0 : a->sl[f] & (0xffu << (s + 1));
+	if (!seconds) {
+		firsts = f == 31 ? 0 : a->fl & (0xffffffffu << (f + 1));
+		if (!firsts)
+			return ARENA_FAILED;
+		f = (unsigned)__builtin_ctz(firsts);
+		seconds = a->sl[f];
+	}
+	return a->heads[f][__builtin_ctz(seconds)] - 1;
+}
+
+void arena_reset(shmq_arena_desc *a)
+{
+	memset(a, 0, offsetof(shmq_arena_desc, reserved));
+}
+
+static void make_free(shmq_arena_desc *a, uint8_t *base, uint64_t at, uint64_t size, uint64_t before)
+{
+	block *b = block_at(base, at);
+
+	b->size_flags = size;
+	b->before = before;
+	list_push(a, base, at, size);
+}
+
+static void make_sentinel(uint8_t *base, uint64_t committed, uint64_t before)
+{
+	block *b = block_at(base, committed - UNIT);
+
+	b->size_flags = UNIT | IN_USE;
+	b->before = before;
+}
+
+void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed)
+{
+	arena_cursor cursor = {0, 0};
+
+	arena_reset(a);
+	arena_seal(a, base, committed, &cursor);
+}
+
+uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t length, uint32_t *capacity)
+{
+	uint64_t size = arena_block_size(length), at = find(a, base, size), whole;
+	block *b;
+
+	if (at == ARENA_FAILED)
+		return ARENA_FAILED;
+	b = block_at(base, at);
+	list_remove(a, base, at);
+	whole = block_size(b);
+	if (whole > size) {
+		block_at(base, at + whole)->before = whole - size;
+		make_free(a, base, at + size, whole - size, size);
+		whole = size;
+	}
+	b->size_flags = whole | IN_USE;
+	*capacity = (uint32_t)(whole - HEAD);
+	return at + HEAD;
+}
+
+void arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t body)
+{
+	uint64_t at = body - HEAD, size, before;
+	block *b = block_at(base, at), *neighbour;
+
+	size = block_size(b);
+	neighbour = block_at(base, at + size);
+	if (!(neighbour->size_flags & IN_USE)) {
+		list_remove(a, base, at + size);
+		size += block_size(neighbour);
+	}
+	before = b->before;
+	if (before) {
+		neighbour = block_at(base, at - before);
+		if (!(neighbour->size_flags & IN_USE)) {
+			list_remove(a, base, at - before);
+			at -= before;
+			size += before;
+			before = neighbour->before;
+		}
+	}
+	block_at(base, at + size)->before = size;
+	make_free(a, base, at, size, before);
+}
+
+void arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed)
+{
+	block *b = block_at(base, old - UNIT); /* the old sentinel becomes a block and is freed */
+
+	b->size_flags = (committed - old) | IN_USE;
+	make_sentinel(base, committed, committed - old);
+	arena_free(a, base, old - UNIT + HEAD);
+}
+
+bool arena_claim(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cursor *cursor,
+                 uint64_t body, uint32_t capacity)
+{
+	uint64_t at = body - HEAD, size = (uint64_t)capacity + HEAD;
+	block *b;
+
+	if (body < HEAD || at % UNIT || size % UNIT || at < cursor->at ||
+	    size > committed - UNIT || at > committed - UNIT - size)
+		return false;
+	if (at > cursor->at) {
+		make_free(a, base, cursor->at, at - cursor->at, cursor->before);
+		cursor->before = at - cursor->at;
+	}
+	b = block_at(base, at);
+	b->size_flags = size | IN_USE;
+	b->before = cursor->before;
+	cursor->at = at + size;
+	cursor->before = size;
+	return true;
+}
+
+void arena_seal(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cursor *cursor)
+{
+	uint64_t end = committed - UNIT;
+
+	if (cursor->at < end) {
+		make_free(a, base, cursor->at, end - cursor->at, cursor->before);
+		cursor->before = end - cursor->at;
+	}
+	make_sentinel(base, committed, cursor->before);
+}

@@ -1,0 +1,37 @@
+/*
+ * Message bodies: one region, segregated free lists (two levels), boundary tags, coalescing.
+ * Belongs to P. All of it is derived: a rebuild calls arena_reset, then arena_claim for every block
+ * a slot owns in ascending order, then arena_seal.
+ *
+ *   block: { u64 size | flags, u64 size of the block before } body ...   size a multiple of 64
+ *   the last 64 bytes of the committed part are a sentinel block that is never free.
+ */
+#ifndef SHMQ_ARENA_H
+#define SHMQ_ARENA_H
+
+#include "layout.h"
+
+#include <stdbool.h>
+
+#define ARENA_FAILED UINT64_MAX
+
+/* Bytes a block for `length` bytes of body takes. */
+uint64_t arena_block_size(uint64_t length);
+void arena_reset(shmq_arena_desc *a);
+/* One free block over [0, committed). */
+void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed);
+/* Offset of a body of at least `length` bytes, `capacity` what it really has; or ARENA_FAILED. */
+uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t length, uint32_t *capacity);
+void arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t body);
+/* The committed part grew from `old` to `committed`. */
+void arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed);
+
+/* Rebuild. `cursor` starts { 0, 0 }. claim: false if the block cannot be right (overlaps, outside). */
+typedef struct arena_cursor {
+	uint64_t at, before;
+} arena_cursor;
+bool arena_claim(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cursor *cursor,
+                 uint64_t body, uint32_t capacity);
+void arena_seal(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cursor *cursor);
+
+#endif

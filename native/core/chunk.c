@@ -1,0 +1,289 @@
+/*
+ * Deferred messages that wait on disk. The files are the supervisor's; here are the slots and the
+ * two commit words.
+ *
+ *   out  DEFERRED -> SPILLING(pos: number of the chunk), out of the heap but still held; written
+ *        outside the locks, then under D deferred_write, then FREE. Not above it: on disk.
+ *   in   under P and D: RESTORED(pos: chunk << 24 | number in it), then deferred_read, then DEFERRED.
+ *        Before it in the same chunk: in memory.
+ * Both are told from overflow by `previous`, which is DEFERRED.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static int by_due(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	if (x->deadline != y->deadline)
+		return x->deadline < y->deadline ? -1 : 1;
+	return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static bool is_ours(const shmq_map *map, const shmq_spill *s, uint32_t i)
+{
+	const shmq_slot_desc *slot = &map->slots[s->slots[i]];
+
+	return SHMQ_STATE_OF(ld(&slot->word)) == SHMQ_SPILLING && slot->previous == SHMQ_DEFERRED &&
+	       slot->pos == s->position;
+}
+
+/* Slots that are due at from_due or later, into the requeue ring's scratch space, by due time. */
+static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max_bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail), count = 0;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < ld(&q->deferred_len) && count < n; i++) {
+		uint32_t slot = map->deferred.slot[i];
+
+		if (map->deferred.when[i] < from_due)
+			continue;
+		bytes += map->slots[slot].length + RECORD_HEAD;
+		if (count && bytes > max_bytes)
+			break;
+		map->requeue[(tail + count++) & mask] = slot;
+	}
+	sort_slots(map->requeue, mask, tail, count, map->slots, by_due);
+	return count;
+}
+
+int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
+                     uint64_t max_bytes, int64_t until, shmq_spill *out)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	uint32_t mask, tail, count;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	touch(b, queue);
+	out->queue = queue;
+	out->from = SHMQ_SPILL_CHUNK;
+	out->position = chunk;
+	out->count = 0;
+	out->bytes = 0;
+	r = queue_lock(b, map, until);
+	if (r)
+		goto out;
+	q = map->q;
+	if (chunk <= ld(&q->deferred_write) || chunk >> (64 - SHMQ_CHUNK_SHIFT)) {
+		r = because(SHMQ_INVALID, "chunk %llu is used already", (unsigned long long)chunk);
+		goto unlock;
+	}
+	defer_drain(b, map);
+	mask = ld(&q->ring_mask);
+	tail = ld(&q->requeue_tail);
+	/* While its files bear another name none is added to them. */
+	count = ld(&q->base_pending) ? 0 : choose(map, from_due, n, max_bytes);
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t slot = map->requeue[(tail + i) & mask];
+		shmq_slot_desc *s = &map->slots[slot];
+
+		s->pos = chunk;
+		s->previous = SHMQ_DEFERRED;
+		SHMQ_KILLPOINT("chunk.fields");
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
+		SHMQ_KILLPOINT("chunk.state");
+		heap_remove(&map->deferred, slot);
+		out->slots[i] = slot;
+		out->lengths[i] = s->length + RECORD_HEAD;
+		out->positions[i] = (uint64_t)s->deadline;
+		out->bytes += out->lengths[i];
+	}
+	out->count = count;
+	r = count ? 0 : SHMQ_EMPTY;
+unlock:
+	queue_unlock(map);
+out:
+	map_release(map);
+	return r;
+}
+
+/* P and D held. */
+static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
+{
+	for (uint32_t i = 0; i < s->count; i++)
+		if (is_ours(map, s, i)) {
+			shmq_slot_desc *slot = &map->slots[s->slots[i]];
+
+			st_release(&slot->word, word_next(ld(&slot->word), SHMQ_DEFERRED));
+		}
+	queue_rebuild(b, map, false);
+}
+
+int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	bool whole = true;
+	int r = map_get(b, s->queue, &map);
+
+	if (r)
+		return r;
+	q = map->q;
+	r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
+	if (r)
+		goto out;
+	for (uint32_t i = 0; i < s->count; i++)
+		whole &= is_ours(map, s, i);
+	if (ok && !whole) { /* emptied */
+		queue_unlock(map);
+		r = both_lock(b, map, until);
+		if (r)
+			goto out;
+	}
+	if (!ok || !whole) {
+		chunk_undo(b, map, s);
+		both_unlock(b, map);
+		r = ok ? SHMQ_GONE : 0;
+		goto out;
+	}
+	SHMQ_KILLPOINT("chunk.written");
+	st_release(&q->deferred_write, s->position);
+	SHMQ_KILLPOINT("chunk.committed");
+	bump(&q->deferred_depth, s->count);
+	for (uint32_t i = 0; i < s->count; i++) {
+		held_remove(map, s->slots[i]);
+		slot_release(map, s->slots[i]);
+		SHMQ_KILLPOINT("chunk.freed");
+	}
+	queue_unlock(map);
+	wait_wake(b, &q->space, WAKE_ALL);
+out:
+	map_release(map);
+	return r;
+}
+
+/* P and D held. */
+static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_t length,
+                     const uint64_t *lengths, const int64_t *dues, uint32_t n, uint64_t position)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t read = ld(&q->deferred_read), at = 0, size;
+	record rec;
+
+	if (position >> SHMQ_CHUNK_SHIFT <= ld(&q->deferred_gone))
+		return SHMQ_GONE;
+	if (position >> SHMQ_CHUNK_SHIFT == read >> SHMQ_CHUNK_SHIFT && position != read)
+		return because(SHMQ_INVALID, "of chunk %llu message %llu is next",
+		               (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
+		               (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
+	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
+		if (map->slots[free_slot(map, i)].capacity < lengths[i])
+			return SHMQ_AGAIN;
+	defer_drain(b, map);
+	for (uint32_t i = 0; i < n; i++, at += size) {
+		shmq_slot_desc *s = &map->slots[free_slot(map, i)];
+
+		(void)record_read(data + at, length - at, UINT32_MAX, &rec, &size);
+		record_place(s, map->arena + s->body, &rec);
+		s->order = 0;
+		s->deadline = dues[i];
+		s->previous = SHMQ_DEFERRED;
+		s->pos = position + i;
+		SHMQ_KILLPOINT("load.fields");
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+		SHMQ_KILLPOINT("load.state");
+	}
+	st_release(&q->deferred_read, position + n);
+	SHMQ_KILLPOINT("load.committed");
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = free_slot(map, i);
+		shmq_slot_desc *s = &map->slots[slot];
+
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED));
+		SHMQ_KILLPOINT("load.deferred");
+		heap_push(&map->deferred, s->deadline, slot);
+		held_add(map, slot);
+	}
+	st_release(&q->free_head, ld(&q->free_head) + n);
+	SHMQ_KILLPOINT("load.head");
+	st(&q->deferred_depth, ld(&q->deferred_depth) > n ? ld(&q->deferred_depth) - n : 0);
+	due_note(b, map->index, heap_first(&map->deferred));
+	return 0;
+}
+
+int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
+                    const int64_t *dues, uint32_t n, uint64_t position, int64_t until,
+                    uint32_t *taken)
+{
+	uint64_t *lengths = malloc((n + 1) * sizeof(uint64_t)), at = 0, size;
+	shmq_topic_desc *t;
+	shmq_map *map = NULL;
+	uint32_t found = 0;
+	record rec;
+	int r = lengths ? map_get(b, queue, &map) : SHMQ_NO_MEMORY;
+
+	*taken = 0;
+	if (r)
+		goto out;
+	touch(b, queue);
+	while (found < n && record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec,
+	                                &size) > 0) {
+		lengths[found++] = rec.length;
+		at += size;
+	}
+	if (found != n || at != length) {
+		r = because(SHMQ_INVALID, "a chunk is loaded by whole records, each with its due time");
+		goto out;
+	}
+	t = topic_of(b, map);
+	r = topic_lock(b, t, until);
+	if (r)
+		goto out;
+	r = restore_room(b, map, lengths, &n, until);
+	if (!r)
+		r = queue_lock_under(b, map, until);
+	if (!r) {
+		r = load_some(b, map, data, length, lengths, dues, n, position);
+		queue_unlock(map);
+	}
+	topic_unlock(t);
+	if (!r)
+		*taken = n;
+	if (r == SHMQ_EMPTY)
+		r = 0;
+out:
+	map_release(map);
+	free(lengths);
+	return r;
+}
+
+int shmq_chunk_depth(shmq_broker *b, uint32_t queue, uint64_t depth, int64_t until)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	r = queue_lock(b, map, until);
+	if (!r) {
+		st(&map->q->deferred_depth, depth);
+		queue_unlock(map);
+	}
+	map_release(map);
+	return r;
+}
+
+int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth)
+{
+	shmq_queue_desc *q;
+	struct stat found;
+	uint8_t *base;
+	int r;
+
+	if (fstat(fd, &found) || (uint64_t)found.st_size < sizeof(*q))
+		return because(SHMQ_INVALID, "this is no queue segment");
+	r = segment_map(fd, sizeof(*q), &base);
+	if (r)
+		return r;
+	q = (shmq_queue_desc *)(void *)base;
+	st(&q->deferred_depth, depth);
+	st_release(&q->deferred_write, highest);
+	segment_unmap(base, sizeof(*q));
+	return 0;
+}

@@ -1,0 +1,222 @@
+/*
+ * Waiting and waking. Each waiting thread has a doorbell (an unnamed process-shared semaphore in the
+ * waiter table); a queue has a bitmap of who waits for what.
+ *
+ *   waiter: set the bit, fence, look again, sleep        waker: store, fence, read the bitmap,
+ *                                                               clear a bit, post its doorbell
+ *
+ * Wake-ups are hints. A waiter looks again at the latest after 1 s; a surplus post makes it look
+ * once too often. death of a waker between clearing a bit and posting: the reaper posts every
+ * doorbell of the queues the dead had touched. death of a waiter: the reaper clears its bits and
+ * makes its doorbell anew (a killed waiter leaves a sem_t slower for ever).
+ */
+#include "internal.h"
+
+#include <errno.h>
+
+static uint64_t bell_owner(const shmq_broker *b)
+{
+	return ((uint64_t)b->client_generation << 32) | (b->client + 1);
+}
+
+int bell_get(shmq_broker *b, uint32_t *bell)
+{
+	int r = SHMQ_TABLE_FULL;
+
+	pthread_mutex_lock(&b->mutex);
+	if (b->idle_count) {
+		*bell = b->idle[--b->idle_count];
+		r = 0;
+	}
+	pthread_mutex_unlock(&b->mutex);
+	for (uint32_t i = 0; r && i < SHMQ_WAITERS; i++) {
+		uint64_t nobody = 0;
+		uint32_t high;
+
+		if (ld(&b->waiters[i].owner) ||
+		    !atomic_compare_exchange_strong(&b->waiters[i].owner, &nobody, bell_owner(b)))
+			continue;
+		high = ld(&b->d->waiters_high);
+		while (high < i + 1 &&
+		       !atomic_compare_exchange_weak(&b->d->waiters_high, &high, i + 1))
+			;
+		*bell = i;
+		r = 0;
+	}
+	return r;
+}
+
+void bell_drain(shmq_broker *b, uint32_t bell)
+{
+	while (!sem_trywait(&b->waiters[bell].bell))
+		;
+}
+
+void bell_put(shmq_broker *b, uint32_t bell)
+{
+	bell_drain(b, bell);
+	pthread_mutex_lock(&b->mutex);
+	b->idle[b->idle_count++] = bell;
+	pthread_mutex_unlock(&b->mutex);
+}
+
+#define SPIN_NS INT64_C(50000) /* a sleep and a wake-up on another core take about as long */
+#define TRY_AFTER 64           /* sleeps until spinning is tried again, */
+#define TRY_AFTER_MOST 8192    /* twice as many each time it fails */
+#define SLEEP_EVERY 1024       /* successful spins until a sleep is tried again */
+
+/*
+ * Whether to spin on one's own doorbell before sleeping: what did this thread's last waits say?
+ * Between a question and its answer spinning saves two wake-ups. In a stream it is far better to
+ * sleep while messages gather than to meet the publisher's cache lines at every single one: so now
+ * and then a sleep looks how many gather. Where the other side needs this very core, spinning never
+ * succeeds.
+ */
+static _Thread_local uint32_t sleeps_to_go, try_after, spins;
+
+static void spin_later(void)
+{
+	try_after = !try_after ? TRY_AFTER : try_after < TRY_AFTER_MOST ? 2 * try_after : try_after;
+	sleeps_to_go = try_after;
+}
+
+void bell_gathered(uint32_t messages)
+{
+	if (messages > 3)
+		sleeps_to_go = TRY_AFTER;
+	else if (sleeps_to_go)
+		sleeps_to_go--;
+}
+
+static bool bell_spin(sem_t *sem, int64_t start)
+{
+	do {
+		for (int i = 0; i < 16; i++) {
+			if (!sem_trywait(sem))
+				return true;
+			cpu_relax();
+		}
+	} while (now_ns() - start < SPIN_NS);
+	return false;
+}
+
+int bell_wait(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice, bool *slept)
+{
+	int64_t now = now_ns();
+
+	*slept = false;
+	if (deadline > now && !sleeps_to_go && ++spins % SLEEP_EVERY) {
+		if (bell_spin(&b->waiters[bell].bell, now)) {
+			try_after = 0;
+			return 0;
+		}
+		spin_later();
+		now = now_ns();
+	}
+	*slept = deadline > now;
+	return bell_sleep(b, bell, deadline, slice);
+}
+
+int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice)
+{
+	sem_t *sem = &b->waiters[bell].bell;
+	int64_t now = now_ns(), until = later(now, slice);
+	struct timespec t;
+
+	if (deadline <= now)
+		return sem_trywait(sem) ? SHMQ_TIMEOUT : 0;
+	t = timespec_of(deadline < until ? deadline : until);
+	if (!sem_clockwait(sem, CLOCK_MONOTONIC, &t))
+		return 0;
+	if (errno == EINTR)
+		return SHMQ_INTERRUPTED;
+	return deadline < until ? SHMQ_TIMEOUT : 0;
+}
+
+void bell_ring(shmq_broker *b, uint32_t bell)
+{
+	sem_post(&b->waiters[bell].bell);
+}
+
+void wait_announce(shmq_waitset_desc *w, uint32_t bell)
+{
+	atomic_fetch_or(&w->words[bell / 64], UINT64_C(1) << bell % 64);
+	atomic_fetch_or(&w->summary, UINT64_C(1) << bell / 64);
+	fence_full();
+}
+
+static void word_emptied(shmq_waitset_desc *w, uint32_t word)
+{
+	atomic_fetch_and(&w->summary, ~(UINT64_C(1) << word));
+	fence_full();
+	if (ld(&w->words[word])) /* somebody came meanwhile */
+		atomic_fetch_or(&w->summary, UINT64_C(1) << word);
+}
+
+void wait_withdraw(shmq_waitset_desc *w, uint32_t bell)
+{
+	uint64_t bit = UINT64_C(1) << bell % 64;
+
+	if (atomic_fetch_and(&w->words[bell / 64], ~bit) == bit)
+		word_emptied(w, bell / 64);
+}
+
+/* One waiter at or behind `from`, cyclically, its bit cleared; SHMQ_NONE if there is none. */
+static uint32_t wait_pick(shmq_waitset_desc *w, uint32_t from)
+{
+	uint64_t summary = ld(&w->summary);
+
+	for (uint32_t step = 0; step <= SHMQ_WAITERS / 64; step++) {
+		uint32_t word = (from / 64 + step) % (SHMQ_WAITERS / 64);
+		uint64_t mask = step ? ~UINT64_C(0) : ~UINT64_C(0) << from % 64, bits, bit;
+
+		if (!(summary >> word & 1))
+			continue;
+		while ((bits = ld(&w->words[word]) & mask)) {
+			bit = bits & -bits;
+			if (atomic_fetch_and(&w->words[word], ~bit) & bit) {
+				if (!ld(&w->words[word]))
+					word_emptied(w, word);
+				return word * 64 + (uint32_t)__builtin_ctzll(bit);
+			}
+		}
+	}
+	return SHMQ_NONE;
+}
+
+void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n)
+{
+	fence_full();
+	while (n-- && ld(&w->summary)) {
+		uint32_t bell = wait_pick(w, ld(&w->rotor) % SHMQ_WAITERS);
+
+		if (bell == SHMQ_NONE)
+			break;
+		st(&w->rotor, bell + 1);
+		SHMQ_KILLPOINT("wake.post");
+		bell_ring(b, bell);
+	}
+}
+
+void supervisor_ring(shmq_broker *b, uint32_t why)
+{
+	uint32_t bell = ld(&b->d->supervisor_waiter);
+
+	if (bell && (atomic_fetch_or(&b->d->requested, why) & why) != why)
+		bell_ring(b, bell - 1);
+}
+
+int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why)
+{
+	bool slept;
+	int r;
+
+	if (b->bell == SHMQ_NONE)
+		return SHMQ_INVALID;
+	st(&b->d->heartbeat, now_ns());
+	*why = 0;
+	r = ld(&b->d->requested) ? 0 : bell_wait(b, b->bell, deadline, NS_PER_S, &slept);
+	*why = atomic_exchange(&b->d->requested, 0);
+	st(&b->d->heartbeat, now_ns());
+	return r == SHMQ_TIMEOUT ? 0 : r;
+}

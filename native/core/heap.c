@@ -1,0 +1,91 @@
+#include "heap.h"
+
+static void place(const heap *h, uint32_t at, int64_t when, uint32_t slot)
+{
+	h->when[at] = when;
+	h->slot[at] = slot;
+	h->slots[slot].heap = at;
+}
+
+static uint32_t up(const heap *h, uint32_t at, int64_t when)
+{
+	while (at) {
+		uint32_t parent = (at - 1) / 2;
+
+		if (h->when[parent] <= when)
+			break;
+		place(h, at, h->when[parent], h->slot[parent]);
+		at = parent;
+	}
+	return at;
+}
+
+static uint32_t down(const heap *h, uint32_t at, uint32_t n, int64_t when)
+{
+	for (;;) {
+		uint32_t child = 2 * at + 1;
+
+		if (child >= n)
+			break;
+		if (child + 1 < n && h->when[child + 1] < h->when[child])
+			child++;
+		if (h->when[child] >= when)
+			break;
+		place(h, at, h->when[child], h->slot[child]);
+		at = child;
+	}
+	return at;
+}
+
+void heap_push(const heap *h, int64_t when, uint32_t slot)
+{
+	uint32_t n = ld(h->length);
+
+	place(h, up(h, n, when), when, slot);
+	st_release(h->length, n + 1);
+}
+
+void heap_remove(const heap *h, uint32_t slot)
+{
+	uint32_t at = h->slots[slot].heap, n = ld(h->length) - 1, last;
+	int64_t when;
+
+	if (at > n || h->slot[at] != slot)
+		return; /* a rebuild will see to it; never write outside */
+	last = h->slot[n];
+	when = h->when[n];
+	st_release(h->length, n);
+	h->slots[slot].heap = SHMQ_NONE;
+	if (at == n)
+		return;
+	if (at && when < h->when[(at - 1) / 2])
+		place(h, up(h, at, when), when, last);
+	else
+		place(h, down(h, at, n, when), when, last);
+}
+
+void heap_change(const heap *h, uint32_t slot, int64_t when)
+{
+	uint32_t at = h->slots[slot].heap, n = ld(h->length);
+
+	if (at >= n || h->slot[at] != slot)
+		return;
+	if (when < h->when[at])
+		place(h, up(h, at, when), when, slot);
+	else
+		place(h, down(h, at, n, when), when, slot);
+}
+
+void heap_make(const heap *h)
+{
+	uint32_t n = ld(h->length);
+
+	for (uint32_t at = n / 2; at--;) {
+		int64_t when = h->when[at];
+		uint32_t slot = h->slot[at];
+
+		place(h, down(h, at, n, when), when, slot);
+	}
+	for (uint32_t at = 0; at < n; at++)
+		h->slots[h->slot[at]].heap = at;
+}

@@ -1,0 +1,31 @@
+/*
+ * Indexed min-heap of (time, slot) in two arrays that numpy can see; each slot knows its position.
+ * Belongs to D, derived: heap_make builds it anew.
+ */
+#ifndef SHMQ_HEAP_H
+#define SHMQ_HEAP_H
+
+#include "layout.h"
+
+typedef struct heap {
+	int64_t *when;
+	uint32_t *slot;
+	_Atomic uint32_t *length;
+	shmq_slot_desc *slots;
+} heap;
+
+void heap_push(const heap *h, int64_t when, uint32_t slot);
+/* The slot must be in this heap. */
+void heap_remove(const heap *h, uint32_t slot);
+void heap_change(const heap *h, uint32_t slot, int64_t when);
+/* Order the first *length entries. */
+void heap_make(const heap *h);
+static inline int64_t heap_first(const heap *h);
+
+#include "atomics.h"
+static inline int64_t heap_first(const heap *h)
+{
+	return ld(h->length) ? h->when[0] : INT64_MAX;
+}
+
+#endif

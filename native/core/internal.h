@@ -1,0 +1,237 @@
+/*
+ * What the core's files share: private handles over the shared descriptors, and the rules of
+ * locking.
+ *
+ * Order of locks: registry, P (a topic's publish lock), D (a queue's deliver lock; several by queue
+ * index). Nobody takes the registry under P, nor P under D. Every call that takes locks has `until`
+ * (see shmq.h). A lock function that fails holds nothing.
+ */
+#ifndef SHMQ_INTERNAL_H
+#define SHMQ_INTERNAL_H
+
+#include "arena.h"
+#include "atomics.h"
+#include "clock.h"
+#include "heap.h"
+#include "killpoint.h"
+#include "layout.h"
+#include "lock.h"
+#include "shmq.h"
+
+/* A mapped queue segment. The broker's table holds one reference, handles hold more. */
+typedef struct shmq_map {
+	_Atomic uint32_t references;
+	uint32_t index;
+	uint64_t serial;
+	uint64_t size;
+	uint8_t *base;
+	shmq_queue_desc *q;
+	shmq_slot_desc *slots;
+	uint32_t *ready, *defer, *requeue, *free;
+	heap inflight, deferred;
+	shmq_session_desc *sessions;
+	shmq_latency_desc *latency;
+	uint8_t *arena;
+} shmq_map;
+
+struct shmq_broker {
+	uint8_t *base;
+	uint64_t size;
+	shmq_directory_desc *d;
+	shmq_client_desc *clients;
+	shmq_waiter_desc *waiters;
+	shmq_request_desc *requests;
+	shmq_topic_desc *topics;
+	shmq_entry_desc *entries;
+	_Atomic int64_t *next_deadline, *next_due;
+	uint32_t fork_generation;
+	uint32_t client, client_generation;
+	bool attached;
+	uint32_t bell;             /* the supervisor's doorbell */
+	pthread_mutex_t mutex;     /* this process's: maps, idle bells */
+	uint32_t idle[SHMQ_WAITERS];
+	uint32_t idle_count;
+	_Atomic uint32_t references; /* handles opened on it, and itself */
+	_Atomic(shmq_map *) maps[SHMQ_QUEUES];
+};
+
+#define CONSUMER_BELLS 8
+
+struct shmq_consumer {
+	shmq_broker *b;
+	shmq_map *map;
+	int64_t msg_timeout;   /* ns, INT64_MAX: never */
+	uint32_t session, max_in_flight;
+	_Atomic bool closed;
+	_Atomic uint32_t waiting[CONSUMER_BELLS]; /* of this process's threads that wait on it, + 1 */
+};
+
+/* status.c */
+int because(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void because_nothing(void);
+
+/* segment.c */
+int segment_map(int fd, uint64_t size, uint8_t **base);
+void segment_unmap(uint8_t *base, uint64_t size);
+/* Back [at, at + bytes) of a shared mapping with pages: SHMQ_NO_SPACE instead of a SIGBUS later. */
+int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes);
+void segment_fill(shmq_segment_desc *s, enum shmq_segment_kind kind, uint64_t size, uint64_t serial,
+                  const uint64_t instance[2]);
+int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size);
+int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out);
+void map_hold(shmq_map *map);
+void map_release(shmq_map *map);
+void map_place(shmq_map *map);
+uint64_t round_page(uint64_t bytes);
+int queue_commit_slots(uint8_t *base, const shmq_queue_desc *q, uint32_t n);
+
+/* broker.c */
+extern _Atomic uint32_t fork_count;
+bool usable(const shmq_broker *b);
+int usable_status(const shmq_broker *b);
+void broker_hold(shmq_broker *b);
+void broker_release(shmq_broker *b);
+/* A reference on the mapped queue, or SHMQ_NEED_MAP (noted for shmq_broker_missing), SHMQ_GONE. */
+int map_get(shmq_broker *b, uint32_t index, shmq_map **out);
+int map_get_serial(shmq_broker *b, uint32_t index, uint64_t serial, shmq_map **out);
+void touch(shmq_broker *b, uint32_t index);
+
+/* doorbell.c */
+int bell_get(shmq_broker *b, uint32_t *bell);
+void bell_put(shmq_broker *b, uint32_t bell);
+/* Forget its rings: look at what they told after that. */
+void bell_drain(shmq_broker *b, uint32_t bell);
+/* Sleep on `bell`: 0 rung or the 1 s slice is over, SHMQ_TIMEOUT, SHMQ_INTERRUPTED. */
+int bell_wait(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice, bool *slept);
+/* The same without a look at the doorbell before it. */
+int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice);
+/* How many messages a consumer found that slept: tells a stream from questions and answers. */
+void bell_gathered(uint32_t messages);
+void bell_ring(shmq_broker *b, uint32_t bell);
+void wait_announce(shmq_waitset_desc *w, uint32_t bell);
+void wait_withdraw(shmq_waitset_desc *w, uint32_t bell);
+/* Wake up to n waiters, in rotation. Call after the store they wait for, with no lock needed. */
+void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n);
+void supervisor_ring(shmq_broker *b, uint32_t why);
+#define WAKE_ALL UINT32_MAX
+#define RING_REQUEST 1u
+#define RING_OVERFLOW 2u
+#define RING_LEFT 4u
+
+/* directory.c */
+int registry_lock(shmq_broker *b, int64_t until);
+void registry_unlock(shmq_broker *b);
+bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic);
+
+/* recover.c */
+int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until);
+void topic_unlock(shmq_topic_desc *t);
+/* D alone; what is dirty is repaired first (taking P and D). SHMQ_GONE if the queue was removed. */
+int queue_lock(shmq_broker *b, shmq_map *map, int64_t until);
+/* D while P of its topic is held. */
+int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until);
+/* P and D. */
+int both_lock(shmq_broker *b, shmq_map *map, int64_t until);
+void both_unlock(shmq_broker *b, shmq_map *map);
+void queue_unlock(shmq_map *map);
+void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
+
+/* queue.c: all under D unless said otherwise */
+static inline shmq_topic_desc *topic_of(const shmq_broker *b, const shmq_map *map)
+{
+	return &b->topics[map->q->topic];
+}
+static inline uint32_t ring_count(_Atomic uint32_t *head, _Atomic uint32_t *tail)
+{
+	return ld_acquire(tail) - ld_acquire(head);
+}
+static inline uint32_t ready_budget(const shmq_queue_desc *q)
+{
+	return q->mem_queue_size > SHMQ_TRANSIT ? q->mem_queue_size : SHMQ_TRANSIT;
+}
+static inline uint64_t bytes_budget(const shmq_queue_desc *q)
+{
+	return q->arena_max / 4 * 3;
+}
+/* One message of a session less in flight. */
+static inline void session_leave(shmq_session_desc *s)
+{
+	if (ld(&s->in_flight))
+		st(&s->in_flight, ld(&s->in_flight) - 1);
+}
+static inline uint64_t block_bytes(const shmq_slot_desc *s)
+{
+	return (uint64_t)s->capacity + SHMQ_ARENA_HEAD;
+}
+static inline bool on_disk(shmq_queue_desc *q)
+{
+	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
+}
+static inline uint64_t word_next(uint64_t word, unsigned state)
+{
+	return SHMQ_WORD(state, 0, SHMQ_GENERATION_OF(word));
+}
+bool queue_is_empty(shmq_queue_desc *q);
+/* Without D: is there something to take, or to be told (closed, gone, dirty)? */
+bool may_take(shmq_consumer *c);
+/* This process's bell among those that shmq_consumer_wake rings; false: there is no place left. */
+bool consumer_enter(shmq_consumer *c, uint32_t bell);
+void consumer_leave(shmq_consumer *c, uint32_t bell);
+/* FREE and into the free ring, or DONE while pinned. The slot is in no ring and no heap. */
+void slot_release(shmq_map *map, uint32_t slot);
+/* BACK, behind the requeue ring. `after`: seq it waits for, 0: may go first. */
+void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
+void held_add(shmq_map *map, uint32_t slot);
+void held_remove(shmq_map *map, uint32_t slot);
+void defer_drain(shmq_broker *b, shmq_map *map);
+void deadline_note(shmq_broker *b, shmq_map *map);
+void due_note(shmq_broker *b, uint32_t index, int64_t due);
+void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n);
+void wake_space(shmq_broker *b, shmq_map *map);
+/* Give back everything `client` holds of this queue (D held). */
+uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t session);
+/* READY by seq; BACK by the order of return. */
+int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y);
+/* INFLIGHT */
+int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y);
+void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n, const shmq_slot_desc *slots,
+                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *));
+
+/* latency.c, under D: a message published at `timestamp` was finished at `now` (CLOCK_REALTIME) */
+void latency_record(shmq_latency_desc *l, int64_t timestamp, int64_t now);
+void latency_turn(shmq_latency_desc *l, int64_t now);
+
+/* spill.c */
+/* As many of the n as the budget and the arena have room for, or SHMQ_EMPTY. P held. */
+int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t *n,
+                 int64_t until);
+
+/* topic.c: under P */
+/* For a restore: make sure that the next n free slots exist and have bodies for `lengths`: 0,
+ * SHMQ_FULL, SHMQ_TOO_BIG, SHMQ_AGAIN. Moves no head; may take D to grow. */
+int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until);
+static inline uint32_t free_slot(shmq_map *map, uint32_t ahead)
+{
+	return map->free[(ld(&map->q->free_head) + ahead) & ld(&map->q->ring_mask)];
+}
+
+/* record.c */
+#define RECORD_HEAD 30u /* 4 length, 8 timestamp, 2 attempts, 16 id */
+typedef struct record {
+	const uint8_t *body;
+	uint64_t length;
+	int64_t timestamp;
+	uint64_t id;
+	uint16_t attempts;
+} record;
+void record_write(uint8_t *to, const shmq_slot_desc *slot, const uint8_t *body);
+/* Into a slot whose body is long enough; its state, order and position are the caller's. */
+void record_place(shmq_slot_desc *slot, uint8_t *body, const record *from);
+/* 1: read, *used says how long it was; 0: not whole; -1: cannot be right. */
+int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, record *out,
+                uint64_t *used);
+
+/* chunk.c */
+int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until);
+
+#endif

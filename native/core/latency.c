@@ -1,0 +1,47 @@
+/* How long messages take from publish to finish: counts in buckets, nothing derived from them here.
+ * death between two counts: a sample in one histogram and not in the other. */
+#include "internal.h"
+
+#include <string.h>
+
+static uint32_t bucket_of(uint64_t ns)
+{
+	uint32_t octave, bucket;
+
+	if (ns >> SHMQ_LATENCY_FIRST == 0)
+		return 0;
+	octave = 63 - (uint32_t)__builtin_clzll(ns);
+	bucket = 1 + (octave - SHMQ_LATENCY_FIRST) * 8 + (uint32_t)(ns >> (octave - 3) & 7);
+	return bucket < SHMQ_LATENCY_BUCKETS ? bucket : SHMQ_LATENCY_BUCKETS - 1;
+}
+
+static void add(shmq_histogram_desc *h, uint32_t bucket, uint64_t ns)
+{
+	h->count++;
+	h->sum += ns;
+	h->buckets[bucket]++;
+}
+
+void latency_turn(shmq_latency_desc *l, int64_t now)
+{
+	shmq_histogram_desc *h = &l->window[l->current & 1];
+
+	if (!l->total.since)
+		l->total.since = h->since = now;
+	if (now - h->since < SHMQ_LATENCY_WINDOW_NS / 2)
+		return;
+	h = &l->window[~l->current & 1];
+	memset(h, 0, sizeof(*h));
+	h->since = now;
+	l->current = ~l->current & 1;
+}
+
+void latency_record(shmq_latency_desc *l, int64_t timestamp, int64_t now)
+{
+	/* a timestamp read from a file may be anything: no signed difference */
+	uint64_t ns = now > timestamp ? (uint64_t)now - (uint64_t)timestamp : 0;
+	uint32_t bucket = bucket_of(ns);
+
+	add(&l->total, bucket, ns);
+	add(&l->window[l->current & 1], bucket, ns);
+}

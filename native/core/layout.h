@@ -1,0 +1,459 @@
+/*
+ * Every byte that lives in shared memory.
+ *
+ *   directory  /shmq.<instance>          queue  /shmq.<instance>.<serial>
+ *   +-----------------------------+      +-------------------------------------------+
+ *   | header, registry lock       |      | header: P side | D side | waiters | arena  |
+ *   | clients[1024]   (4 KiB each)|      | slots[N]                       (128 bytes) |
+ *   | waiters[1024]               |      | ready, defer, requeue, free ring (u32[cap])|
+ *   | requests[64]                |      | in-flight heap: when i64[cap], slot u32[]  |
+ *   | topics[16384]               |      | deferred heap:  when i64[cap], slot u32[]  |
+ *   | queues[16384]               |      | sessions[1024], leases, latency histograms  |
+ *   | columns: next_deadline[],   |      | arena (message bodies)                     |
+ *   |          next_due[]         |      +-------------------------------------------+
+ *   +-----------------------------+
+ *
+ * Both segments are laid out at their maximum and sparse; the `..._committed` words say how far the
+ * pages behind them exist. Nobody looks beyond, because on tmpfs even reading a hole allocates.
+ *
+ * The slot's state word is the truth. Rings, heaps, the arena's bins, sessions' in-flight counts,
+ * `held` and pins are derived from it: recovery throws them away and rebuilds them. What is never
+ * derived and never lowered: the topic's `committed` and `id_clock`, a slot's generation, the
+ * queue's `order`, the two disk positions (lowered only by adoption's and flush's own rules).
+ *
+ * Fixed-width types, offsets and indices only, no pointers. If you change a struct in this file,
+ * raise SHMQ_LAYOUT_VERSION and run `tools/dev layout --accept`.
+ */
+#ifndef SHMQ_LAYOUT_H
+#define SHMQ_LAYOUT_H
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
+#define SHMQ_LAYOUT_VERSION 1
+
+#define SHMQ_CLIENTS 1024
+#define SHMQ_WAITERS 1024
+#define SHMQ_REQUESTS 64
+#define SHMQ_TOPICS 16384
+#define SHMQ_QUEUES 16384
+#define SHMQ_SESSIONS 1024
+#define SHMQ_LEASES 64
+#define SHMQ_NAME 80      /* 64 + "#ephemeral" counts towards the 64; rest is zero */
+#define SHMQ_BASE 144     /* "<topic>:<channel>" */
+#define SHMQ_PINS 216     /* views one client may hold at once; beyond, views are copies */
+#define SHMQ_NONE UINT32_MAX
+
+enum shmq_segment_kind { SHMQ_SEGMENT_DIRECTORY = 1, SHMQ_SEGMENT_QUEUE = 2 };
+
+/* Readiness of a segment; stored last by its creator. */
+enum shmq_ready { SHMQ_RAW_STATE = 0, SHMQ_READY_STATE = 1, SHMQ_CLOSED_STATE = 2 };
+
+/* ---- the state word ---------------------------------------------------------------------------
+ * bits 0-7 state, 8-23 owner (client index), 24-63 generation: raised by every take, never reset.
+ * design.md section 3 has the table of states; `death` is what a rebuild makes of each.
+ */
+enum shmq_state {
+	SHMQ_FREE = 0,
+	SHMQ_LOANED = 1,   /* owner fills it outside the lock;      death: kept, freed by reaper */
+	SHMQ_PREPARED = 2, /* order = seq; filled, not decided;     death: order <= committed ? READY : FREE */
+	SHMQ_READY = 3,    /* order = seq; in the ready ring;       death: stays */
+	SHMQ_INFLIGHT = 4, /* owner, deadline in the heap;          death: stays; reaper makes it BACK */
+	SHMQ_DONE = 5,     /* finished, still pinned;               death: FREE when no log pins it */
+	SHMQ_DEFERRED = 6, /* deadline = due (realtime);            death: stays, goes to the heap */
+	SHMQ_BACK = 7,     /* order = order; in the requeue ring;   death: stays */
+	SHMQ_SPILLING = 8, /* pos; in no ring;                      death: pos < write position ? FREE : kept;
+	                      previous DEFERRED: pos a chunk;       death: pos <= deferred_write ? FREE : kept */
+	SHMQ_RESTORED = 9, /* pos; read from disk, not decided;     death: pos < read position ? BACK : FREE;
+	                      previous DEFERRED: chunk, message;    death: behind deferred_read ? DEFERRED : FREE */
+	SHMQ_MOVING = 10,  /* move = seq; backlog to channels;      death: move <= committed ? FREE : back */
+	SHMQ_LEASED = 11,  /* held for re-reading */
+	SHMQ_STATES = 12
+};
+
+#define SHMQ_STATE_OF(word) ((unsigned)((word) & 0xff))
+#define SHMQ_OWNER_OF(word) ((unsigned)(((word) >> 8) & 0xffff))
+#define SHMQ_GENERATION_OF(word) ((word) >> 24)
+#define SHMQ_WORD(state, owner, generation)                                                        \
+	((uint64_t)(state) | (uint64_t)(owner) << 8 | (uint64_t)(generation) << 24)
+
+typedef struct shmq_slot_desc {
+	_Atomic uint64_t word;  /* the truth */
+	uint64_t id;            /* 54 bits of clock (64 ns since 2026-01-01), 10 bits of node id */
+	int64_t timestamp;      /* publish time, CLOCK_REALTIME ns */
+	uint64_t order;         /* PREPARED, READY: seq; BACK: order of return */
+	int64_t deadline;       /* INFLIGHT: CLOCK_MONOTONIC ns; DEFERRED: due, CLOCK_REALTIME ns;
+	                           PREPARED: due if it is to become DEFERRED, else 0 */
+	uint64_t body;          /* offset in the arena */
+	uint32_t length;        /* of the body, bytes */
+	uint32_t capacity;      /* bytes of the arena block behind `body`; 0: it has none */
+	uint32_t heap;          /* position in the heap its state belongs to; else SHMQ_NONE */
+	uint16_t attempts;      /* deliveries, this one included; wraps as nsqd's */
+	uint16_t previous;      /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
+	/* second line: the consumer's side and the rare */
+	uint64_t after;         /* BACK: must wait for READY below this seq; 0: may go first */
+	uint64_t pos;           /* disk position: SPILLING, RESTORED; kept in BACK for un-restoring if
+	                           `previous` is FREE */
+	uint64_t move;          /* MOVING: seq that decides; INFLIGHT: order of delivery; LEASED: lease */
+	int64_t delivered;      /* INFLIGHT: delivery time, CLOCK_MONOTONIC ns */
+	uint32_t session;       /* INFLIGHT: index of the consumer's session */
+	uint32_t pins;          /* derived: views alive, from the clients' logs */
+	uint64_t reserved[3];
+} shmq_slot_desc;
+_Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
+_Static_assert(offsetof(shmq_slot_desc, after) == 64, "slot: hot line");
+
+/* A robust, process-shared mutex on a line of its own. */
+typedef struct shmq_lock_desc {
+	pthread_mutex_t mutex;
+	uint8_t pad[64 - sizeof(pthread_mutex_t)];
+} shmq_lock_desc;
+_Static_assert(sizeof(shmq_lock_desc) == 64, "lock");
+
+/* Who waits: one bit a waiter, and a word that says which of the words have any. */
+typedef struct shmq_waitset_desc {
+	_Atomic uint64_t summary;
+	_Atomic uint32_t rotor;
+	uint32_t pad;
+	_Atomic uint64_t words[SHMQ_WAITERS / 64];
+	uint64_t reserved[6];
+} shmq_waitset_desc;
+_Static_assert(sizeof(shmq_waitset_desc) == 192, "waitset");
+
+/* What both kinds of segment begin with. `ready` is stored last by the creator. */
+typedef struct shmq_segment_desc {
+	uint64_t magic;
+	uint32_t layout_version;
+	uint32_t kind;
+	uint64_t fingerprint;  /* sizes, offsets, alignments, page size, libc */
+	uint64_t boot_id[2];
+	uint64_t instance[2];  /* random, one per directory */
+	uint64_t size;
+	uint64_t serial;       /* queue: the number in its name, never used twice; directory: 0 */
+	_Atomic uint32_t ready;
+	uint32_t page_size;
+	uint64_t reserved[6];
+} shmq_segment_desc;
+_Static_assert(sizeof(shmq_segment_desc) == 128, "segment");
+
+/* ---- directory ------------------------------------------------------------------------------ */
+
+enum shmq_client_state { SHMQ_CLIENT_FREE = 0, SHMQ_CLIENT_ATTACHING = 1, SHMQ_CLIENT_LIVE = 2 };
+enum shmq_client_kind { SHMQ_KIND_CLIENT = 0, SHMQ_KIND_SUPERVISOR = 1, SHMQ_KIND_GATEWAY = 2 };
+
+typedef struct shmq_client_desc {
+	_Atomic uint32_t state;
+	_Atomic uint32_t generation; /* raised when the entry is freed */
+	int32_t pid;
+	uint32_t kind;
+	uint64_t start_time;     /* of the process, clock ticks since boot (/proc/PID/stat 22) */
+	uint64_t program;        /* its stack's start (28): tells an exec; 0: not readable */
+	uint64_t pid_namespace;  /* inode */
+	int64_t attached_at;     /* CLOCK_REALTIME ns */
+	_Atomic uint32_t orphan; /* the thread that held `life` is gone, the process lives */
+	_Atomic uint32_t pins_high; /* log entries above were never used */
+	uint32_t uid;
+	uint32_t reserved0;
+	shmq_lock_desc life;     /* held as long as the client lives */
+	_Atomic uint64_t touched[SHMQ_QUEUES / 64];
+	_Atomic uint64_t pins[SHMQ_PINS]; /* queue's serial << 24 | slot; 0: unused */
+	uint64_t reserved[24];
+} shmq_client_desc;
+_Static_assert(sizeof(shmq_client_desc) == 4096, "client");
+_Static_assert(offsetof(shmq_client_desc, life) == 64, "client: life");
+
+typedef struct shmq_waiter_desc {
+	_Atomic uint64_t owner; /* client index + 1 in the low half, its generation above; 0: free */
+	sem_t bell;
+	_Atomic uint32_t dirty; /* its owner died: the bell must be made anew before it is used */
+	uint32_t reserved0;
+	uint64_t reserved[10];
+} shmq_waiter_desc;
+_Static_assert(sizeof(shmq_waiter_desc) == 128, "waiter");
+
+enum shmq_request_state {
+	SHMQ_REQUEST_FREE = 0,
+	SHMQ_REQUEST_CLAIMED = 1,
+	SHMQ_REQUEST_POSTED = 2,
+	SHMQ_REQUEST_DONE = 3,
+	SHMQ_REQUEST_ABANDONED = 4
+};
+enum shmq_request_op {
+	SHMQ_OP_CREATE_TOPIC = 1,
+	SHMQ_OP_CREATE_CHANNEL = 2,
+	SHMQ_OP_CREATE_BACKLOG = 3,
+	SHMQ_OP_DELETE_TOPIC = 4,
+	SHMQ_OP_DELETE_CHANNEL = 5
+};
+
+typedef struct shmq_request_desc {
+	_Atomic uint32_t state;
+	uint32_t op;
+	uint32_t client;
+	uint32_t waiter; /* SHMQ_NONE: its owner polls */
+	int32_t status;  /* DONE: 0 or a status */
+	uint32_t reserved0;
+	char topic[SHMQ_NAME];
+	char channel[SHMQ_NAME];
+	uint64_t reserved[9];
+} shmq_request_desc;
+_Static_assert(sizeof(shmq_request_desc) == 256, "request");
+
+enum shmq_entry_state { SHMQ_ENTRY_FREE = 0, SHMQ_ENTRY_LIVE = 1, SHMQ_ENTRY_DELETING = 2 };
+#define SHMQ_FLAG_EPHEMERAL 1u
+
+typedef struct shmq_topic_desc {
+	_Atomic uint32_t state;
+	_Atomic uint32_t generation; /* raised by every delete */
+	uint32_t flags;
+	_Atomic uint32_t paused;
+	char name[SHMQ_NAME];
+	_Atomic uint64_t version;    /* raised when its queues or `paused` change, under P */
+	uint64_t reserved0[3];
+	shmq_lock_desc publish;      /* P */
+	/* under P */
+	_Atomic uint64_t committed;  /* the commit word: highest decided seq; also counts messages */
+	_Atomic uint64_t id_clock;   /* last clock given out, 64 ns units */
+	_Atomic uint32_t dirty;      /* a holder of P died; rebuild every queue before anything else */
+	uint32_t reserved1;
+	_Atomic uint64_t messages;   /* published, counters of nsqd's /stats */
+	_Atomic uint64_t bytes;
+	uint64_t reserved2[11];
+} shmq_topic_desc;
+_Static_assert(sizeof(shmq_topic_desc) == 320, "topic");
+_Static_assert(offsetof(shmq_topic_desc, publish) == 128, "topic: publish lock");
+_Static_assert(offsetof(shmq_topic_desc, committed) == 192, "topic: commit word");
+
+enum shmq_role { SHMQ_ROLE_BACKLOG = 0, SHMQ_ROLE_CHANNEL = 1 };
+
+/* A queue's entry. `role` turns once from BACKLOG to CHANNEL: that store is the take-over. */
+typedef struct shmq_entry_desc {
+	_Atomic uint32_t state;
+	_Atomic uint32_t generation;
+	uint64_t serial;
+	uint32_t topic;
+	uint32_t flags;
+	_Atomic uint32_t role;
+	uint32_t reserved0;
+	char name[SHMQ_NAME]; /* of the channel; written before `role` */
+	uint64_t size;
+	uint64_t reserved[9];
+} shmq_entry_desc;
+_Static_assert(sizeof(shmq_entry_desc) == 192, "entry");
+
+/* Options that the data path itself needs; set by the supervisor at creation and adoption. */
+typedef struct shmq_limits_desc {
+	int64_t msg_timeout;     /* ns */
+	int64_t max_msg_timeout; /* ns */
+	int64_t max_req_timeout; /* ns */
+	uint64_t max_msg_size;   /* bytes */
+	uint32_t node_id;
+	uint32_t mem_queue_size; /* messages, for new queues */
+	uint32_t inflight_slots;
+	uint32_t reserved0;
+	uint64_t arena_size;     /* bytes of bodies a queue, for new queues */
+	uint64_t reserved[1];
+} shmq_limits_desc;
+_Static_assert(sizeof(shmq_limits_desc) == 64, "limits");
+
+typedef struct shmq_directory_desc {
+	shmq_segment_desc segment;
+	shmq_limits_desc limits;
+	shmq_lock_desc registry;
+	/* 256 */
+	uint64_t clients_at, waiters_at, requests_at, topics_at, queues_at, deadline_at, due_at;
+	_Atomic uint32_t clients_committed; /* entries, not bytes */
+	_Atomic uint32_t topics_committed;
+	_Atomic uint32_t queues_committed;
+	_Atomic uint32_t waiters_high;      /* highest used + 1 */
+	_Atomic uint64_t generation;        /* raised by create, delete, pause; the metadata's clock */
+	_Atomic uint64_t next_serial;
+	/* supervisor */
+	_Atomic int32_t supervisor_pid;
+	_Atomic uint32_t supervisor_client; /* index + 1; 0: none yet */
+	_Atomic uint64_t supervisor_start_time;
+	_Atomic int64_t supervisor_since;   /* CLOCK_REALTIME ns */
+	_Atomic int64_t heartbeat;          /* CLOCK_MONOTONIC ns */
+	_Atomic uint32_t supervisor_waiter; /* doorbell to ring; index + 1 */
+	_Atomic uint32_t epoch;             /* raised by each supervisor */
+	_Atomic uint32_t stopping;
+	_Atomic uint32_t requested;         /* rung for: 1 request, 2 overflow, 4 client left */
+	_Atomic uint64_t reaped;            /* clients returned by the reaper */
+	_Atomic uint64_t rebuilt;           /* queues rebuilt after a death */
+	uint64_t pid_namespace;
+	uint64_t reserved[460];
+} shmq_directory_desc;
+_Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");
+
+/* ---- queue ---------------------------------------------------------------------------------- */
+
+typedef struct shmq_session_desc {
+	_Atomic uint32_t client; /* index + 1; 0: free. Written last */
+	uint32_t generation;     /* the client entry's */
+	uint32_t max_in_flight;
+	_Atomic uint32_t in_flight; /* derived; waiters look at it without D */
+	int64_t since;           /* CLOCK_REALTIME ns */
+	uint64_t delivered;
+	uint64_t finished;
+	uint64_t requeued;
+	uint64_t timed_out;
+	uint64_t reserved;
+} shmq_session_desc;
+_Static_assert(sizeof(shmq_session_desc) == 64, "session");
+
+typedef struct shmq_lease_desc {
+	_Atomic uint32_t state;
+	uint32_t client;
+	uint64_t reserved[15];
+} shmq_lease_desc;
+_Static_assert(sizeof(shmq_lease_desc) == 128, "lease");
+
+/* From publish to finish. Eight buckets an octave from 1 us to 39 h: a percentile is right to 6 %.
+ * `total` since the queue was made; of the two windows the current one fills for half of
+ * SHMQ_LATENCY_WINDOW_NS, then the other is cleared and becomes current (nsqd's way). Under D. */
+#define SHMQ_LATENCY_BUCKETS 304
+#define SHMQ_LATENCY_FIRST 10 /* bucket 0: under 2^10 ns */
+#define SHMQ_LATENCY_WINDOW_NS INT64_C(600000000000)
+
+typedef struct shmq_histogram_desc {
+	int64_t since; /* CLOCK_REALTIME ns */
+	uint64_t count;
+	uint64_t sum; /* ns */
+	uint64_t buckets[SHMQ_LATENCY_BUCKETS];
+} shmq_histogram_desc;
+
+typedef struct shmq_latency_desc {
+	uint32_t current;
+	uint32_t reserved0;
+	shmq_histogram_desc total;
+	shmq_histogram_desc window[2];
+	uint64_t reserved[102];
+} shmq_latency_desc;
+_Static_assert(sizeof(shmq_latency_desc) == 8192, "latency");
+
+#define SHMQ_ARENA_UNIT 64u /* blocks are multiples; every body starts 16 bytes into one */
+#define SHMQ_ARENA_HEAD 16u
+#define SHMQ_ARENA_FL 32
+#define SHMQ_ARENA_SL 8
+
+/* Segregated free lists (two levels) over boundary-tagged blocks; belongs to P, derived. */
+typedef struct shmq_arena_desc {
+	uint32_t fl;                   /* bit f: sl[f] is not 0 */
+	uint32_t reserved0;
+	uint64_t free_bytes;
+	uint8_t sl[SHMQ_ARENA_FL];
+	uint64_t heads[SHMQ_ARENA_FL][SHMQ_ARENA_SL]; /* block offset + 1; 0: empty */
+	uint64_t reserved[250];
+} shmq_arena_desc;
+_Static_assert(sizeof(shmq_arena_desc) == 4096, "arena");
+
+typedef struct shmq_queue_desc {
+	shmq_segment_desc segment;
+	/* 128: fixed at creation */
+	uint32_t index;
+	uint32_t topic;
+	uint32_t slots_max;
+	uint32_t mem_queue_size;  /* READY and SPILLING together, at least SHMQ_TRANSIT */
+	uint32_t inflight_slots;  /* all else that is not free */
+	uint32_t flags;
+	uint64_t arena_max;
+	uint64_t slots_at, ready_at, defer_at, requeue_at, free_at;
+	uint64_t inflight_when_at, inflight_slot_at, deferred_when_at, deferred_slot_at;
+	uint64_t sessions_at, leases_at, latency_at, arena_at;
+	uint64_t reserved0[15];
+	/* 384: changed under both locks */
+	_Atomic uint32_t slots_committed; /* and with it the rings' and heaps' capacity */
+	_Atomic uint32_t ring_mask;       /* capacity of the rings - 1, a power of two >= slots */
+	_Atomic uint32_t sessions_committed;
+	_Atomic uint32_t dirty;           /* derived state may be wrong: rebuild under P and D */
+	_Atomic uint32_t paused;
+	uint32_t reserved1;
+	_Atomic uint64_t disk_write;      /* commit word of a spill: file << 40 | offset */
+	_Atomic uint64_t disk_read;       /* commit word of a restore */
+	_Atomic uint64_t disk_depth;      /* messages between the two; recounted at adoption */
+	_Atomic uint32_t spilling;        /* a batch is being written; counts as "on disk" */
+	_Atomic uint32_t overflowed;      /* the oldest quarter was moved since the disk was empty */
+	_Atomic uint32_t base_pending;    /* its files still bear the topic's name: no spill yet */
+	_Atomic uint32_t defer_tail;      /* under P; here because deferred publishes are rare */
+	_Atomic uint32_t spilling_count;  /* under D, derived; here because spills are rare */
+	uint32_t reserved2;
+	_Atomic uint64_t deferred_write;  /* commit word: chunks of deferred messages up to this number
+	                                     are on disk */
+	_Atomic uint64_t deferred_read;   /* commit word: chunk << 24 | its next message, of the chunk
+	                                     that was read last */
+	_Atomic uint64_t deferred_gone;   /* chunks up to this number were emptied */
+	_Atomic uint64_t deferred_depth;  /* messages in chunks; recounted at adoption */
+	uint64_t reserved3[3];
+	/* 512: P side. `..._seen`: what P last read of D's side, never ahead of it, so that the two
+	 * sides' lines do not cross the cores at every message */
+	_Atomic uint32_t ready_tail;
+	_Atomic uint32_t free_head;
+	uint32_t reclaimed;               /* bodies of free-ring entries before this were returned */
+	uint32_t free_tail_seen;
+	uint32_t ready_head_seen;
+	uint32_t endowed;                 /* entries before this may have got bodies for a publish
+	                                     that then found no room elsewhere */
+	_Atomic uint64_t arena_committed; /* bytes */
+	_Atomic uint64_t enqueued;        /* messages that entered, nsqd's message_count */
+	_Atomic uint64_t enqueued_bytes;
+	_Atomic uint64_t dropped;         /* by a full ephemeral queue */
+	_Atomic uint64_t need_bytes;      /* a waiting publisher's wish, 0 if none */
+	_Atomic uint32_t need_slots;
+	uint32_t reserved4;
+	uint64_t reserved5[7];
+	/* 640: D side */
+	_Atomic uint32_t ready_head;
+	_Atomic uint32_t defer_head;
+	_Atomic uint32_t requeue_head;
+	_Atomic uint32_t requeue_tail;
+	_Atomic uint32_t free_tail;
+	_Atomic uint32_t inflight_len;
+	_Atomic uint32_t deferred_len;
+	_Atomic uint32_t held;            /* slots not free and not READY, PREPARED, SPILLING, LOANED */
+	_Atomic uint64_t held_bytes;
+	_Atomic uint64_t order;           /* last order given, never lowered */
+	_Atomic uint64_t delivered;
+	_Atomic uint64_t finished;
+	_Atomic uint64_t requeued;
+	_Atomic uint64_t timed_out;
+	_Atomic uint64_t returned;        /* taken back from dead or closed consumers */
+	_Atomic uint64_t spilled;
+	_Atomic uint64_t restored;
+	uint32_t ready_tail_seen;         /* what D last read of P's side */
+	uint32_t reserved6;
+	uint64_t reserved7[2];
+	/* 768 */
+	shmq_lock_desc deliver;           /* D */
+	uint64_t reserved8[8];
+	shmq_waitset_desc takers;         /* 896: who waits for messages */
+	shmq_waitset_desc space;          /* 1088: who waits for room */
+	char base[SHMQ_BASE];             /* 1280: base name of its files */
+	uint64_t reserved9[334];
+	shmq_arena_desc arena;            /* 4096 */
+} shmq_queue_desc;
+_Static_assert(offsetof(shmq_queue_desc, slots_committed) == 384, "queue: both");
+_Static_assert(offsetof(shmq_queue_desc, ready_tail) == 512, "queue: P side");
+_Static_assert(offsetof(shmq_queue_desc, ready_head) == 640, "queue: D side");
+_Static_assert(offsetof(shmq_queue_desc, deliver) == 768, "queue: D");
+_Static_assert(offsetof(shmq_queue_desc, takers) == 896, "queue: waiters");
+_Static_assert(offsetof(shmq_queue_desc, arena) == 4096, "queue: arena");
+_Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
+
+#define SHMQ_TRANSIT 256u       /* least READY budget, also with mem_queue_size = 0 */
+#define SHMQ_SLOTS_FIRST 128u   /* slots committed at creation */
+#define SHMQ_ARENA_FIRST 16384u /* bytes of bodies committed at creation */
+#define SHMQ_SESSIONS_FIRST 64u
+
+#define SHMQ_NO_POSITION UINT64_MAX
+#define SHMQ_POS(file, offset) ((uint64_t)(file) << 40 | (uint64_t)(offset))
+#define SHMQ_CHUNK_SHIFT 24 /* of deferred_read: below it the number of a message in its chunk */
+
+#define SHMQ_EPOCH_NS INT64_C(1767225600000000000) /* 2026-01-01T00:00:00Z */
+#define SHMQ_ID_UNIT_NS 64
+#define SHMQ_ID_NODE_BITS 10
+
+#endif

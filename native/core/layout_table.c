@@ -1,0 +1,175 @@
+/* The layout as a table, for numpy, for the fingerprint and for the golden test. */
+#include "internal.h"
+
+#include <gnu/libc-version.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STRUCT(name) shmq_##name##_desc
+#define SIZE_OF(s, f) ((uint32_t)sizeof(((STRUCT(s) *)0)->f))
+#define F(s, f, dtype) {#s, #f, dtype, (uint32_t)offsetof(STRUCT(s), f), SIZE_OF(s, f), 1},
+#define A(s, f, dtype, n)                                                                          \
+	{#s, #f, dtype, (uint32_t)offsetof(STRUCT(s), f), (uint32_t)(SIZE_OF(s, f) / (n)), (n)},
+
+#define U4(s, f) F(s, f, "<u4")
+#define U8(s, f) F(s, f, "<u8")
+#define I8(s, f) F(s, f, "<i8")
+
+static const shmq_field fields[] = {
+	U8(segment, magic) U4(segment, layout_version) U4(segment, kind) U8(segment, fingerprint)
+	A(segment, boot_id, "<u8", 2) A(segment, instance, "<u8", 2) U8(segment, size)
+	U8(segment, serial) U4(segment, ready) U4(segment, page_size)
+
+	U8(slot, word) U8(slot, id) I8(slot, timestamp) U8(slot, order) I8(slot, deadline)
+	U8(slot, body) U4(slot, length) U4(slot, capacity) U4(slot, heap) F(slot, attempts, "<u2")
+	F(slot, previous, "<u2") U8(slot, after) U8(slot, pos) U8(slot, move) I8(slot, delivered)
+	U4(slot, session) U4(slot, pins)
+
+	U8(waitset, summary) U4(waitset, rotor) A(waitset, words, "<u8", SHMQ_WAITERS / 64)
+
+	U4(client, state) U4(client, generation) F(client, pid, "<i4") U4(client, kind)
+	U8(client, start_time) U8(client, program) U8(client, pid_namespace) I8(client, attached_at)
+	U4(client, orphan) U4(client, pins_high) U4(client, uid) F(client, life, "V64")
+	A(client, touched, "<u8", SHMQ_QUEUES / 64) A(client, pins, "<u8", SHMQ_PINS)
+
+	U8(waiter, owner) F(waiter, bell, "V32") U4(waiter, dirty)
+
+	U4(request, state) U4(request, op) U4(request, client) U4(request, waiter)
+	F(request, status, "<i4") F(request, topic, "S80") F(request, channel, "S80")
+
+	U4(topic, state) U4(topic, generation) U4(topic, flags) U4(topic, paused)
+	F(topic, name, "S80") U8(topic, version) F(topic, publish, "V64") U8(topic, committed)
+	U8(topic, id_clock) U4(topic, dirty) U8(topic, messages) U8(topic, bytes)
+
+	U4(entry, state) U4(entry, generation) U8(entry, serial) U4(entry, topic) U4(entry, flags)
+	U4(entry, role) F(entry, name, "S80") U8(entry, size)
+
+	I8(limits, msg_timeout) I8(limits, max_msg_timeout) I8(limits, max_req_timeout)
+	U8(limits, max_msg_size) U4(limits, node_id) U4(limits, mem_queue_size)
+	U4(limits, inflight_slots) U8(limits, arena_size)
+
+	F(directory, segment, "segment") F(directory, limits, "limits") F(directory, registry, "V64")
+	U8(directory, clients_at) U8(directory, waiters_at) U8(directory, requests_at)
+	U8(directory, topics_at) U8(directory, queues_at) U8(directory, deadline_at)
+	U8(directory, due_at) U4(directory, clients_committed) U4(directory, topics_committed)
+	U4(directory, queues_committed) U4(directory, waiters_high) U8(directory, generation)
+	U8(directory, next_serial) F(directory, supervisor_pid, "<i4")
+	U4(directory, supervisor_client) U8(directory, supervisor_start_time)
+	I8(directory, supervisor_since) I8(directory, heartbeat) U4(directory, supervisor_waiter)
+	U4(directory, epoch) U4(directory, stopping) U4(directory, requested) U8(directory, reaped)
+	U8(directory, rebuilt) U8(directory, pid_namespace)
+
+	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
+	I8(session, since) U8(session, delivered) U8(session, finished) U8(session, requeued)
+	U8(session, timed_out)
+
+	U4(lease, state) U4(lease, client)
+
+	I8(histogram, since) U8(histogram, count) U8(histogram, sum)
+	A(histogram, buckets, "<u8", SHMQ_LATENCY_BUCKETS)
+
+	U4(latency, current) F(latency, total, "histogram") A(latency, window, "histogram", 2)
+
+	U4(arena, fl) U8(arena, free_bytes) A(arena, sl, "<u1", SHMQ_ARENA_FL)
+	A(arena, heads, "<u8", SHMQ_ARENA_FL * SHMQ_ARENA_SL)
+
+	F(queue, segment, "segment") U4(queue, index) U4(queue, topic) U4(queue, slots_max)
+	U4(queue, mem_queue_size) U4(queue, inflight_slots) U4(queue, flags) U8(queue, arena_max)
+	U8(queue, slots_at) U8(queue, ready_at) U8(queue, defer_at) U8(queue, requeue_at)
+	U8(queue, free_at) U8(queue, inflight_when_at) U8(queue, inflight_slot_at)
+	U8(queue, deferred_when_at) U8(queue, deferred_slot_at) U8(queue, sessions_at)
+	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U4(queue, slots_committed)
+	U4(queue, ring_mask) U4(queue, sessions_committed) U4(queue, dirty) U4(queue, paused)
+	U8(queue, disk_write) U8(queue, disk_read) U8(queue, disk_depth) U4(queue, spilling)
+	U8(queue, deferred_write) U8(queue, deferred_read) U8(queue, deferred_gone)
+	U8(queue, deferred_depth) U4(queue, overflowed) U4(queue, base_pending) U4(queue, ready_tail) U4(queue, defer_tail)
+	U4(queue, free_head) U4(queue, reclaimed) U4(queue, free_tail_seen) U4(queue, endowed)
+	U4(queue, ready_head_seen) U8(queue, arena_committed) U8(queue, enqueued)
+	U8(queue, enqueued_bytes) U8(queue, dropped) U8(queue, need_bytes) U4(queue, need_slots)
+	U4(queue, ready_head) U4(queue, defer_head) U4(queue, requeue_head) U4(queue, requeue_tail)
+	U4(queue, free_tail) U4(queue, inflight_len) U4(queue, deferred_len) U4(queue, held)
+	U8(queue, held_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
+	U8(queue, requeued) U8(queue, timed_out) U8(queue, returned) U8(queue, spilled)
+	U8(queue, restored) U4(queue, ready_tail_seen) U4(queue, spilling_count) F(queue, deliver, "V64")
+	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
+	F(queue, arena, "arena")
+};
+
+static const struct {
+	const char *name;
+	uint32_t size;
+} sizes[] = {
+#define S(s) {#s, (uint32_t)sizeof(STRUCT(s))},
+	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(topic) S(entry) S(limits)
+	S(directory) S(session) S(lease) S(histogram) S(latency) S(arena) S(queue)
+#undef S
+};
+
+const shmq_field *shmq_layout(size_t *count)
+{
+	*count = sizeof(fields) / sizeof(fields[0]);
+	return fields;
+}
+
+uint32_t shmq_layout_size(const char *structure)
+{
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		if (!strcmp(sizes[i].name, structure))
+			return sizes[i].size;
+	return 0;
+}
+
+uint32_t shmq_layout_version(void)
+{
+	return SHMQ_LAYOUT_VERSION;
+}
+
+static uint64_t mix(uint64_t hash, const void *data, size_t size)
+{
+	const uint8_t *at = data;
+
+	while (size--)
+		hash = (hash ^ *at++) * UINT64_C(1099511628211);
+	return hash;
+}
+
+/* Two builds that would disagree about a byte refuse each other (LMDB's idea). */
+uint64_t shmq_layout_fingerprint(void)
+{
+	uint64_t hash = UINT64_C(14695981039346656037);
+	const char *libc = gnu_get_libc_version();
+	uint32_t facts[] = {SHMQ_LAYOUT_VERSION, (uint32_t)sysconf(_SC_PAGESIZE),
+	                    (uint32_t)sizeof(pthread_mutex_t), (uint32_t)sizeof(sem_t),
+	                    SHMQ_CLIENTS, SHMQ_WAITERS, SHMQ_REQUESTS, SHMQ_TOPICS, SHMQ_QUEUES,
+	                    SHMQ_SESSIONS};
+
+	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		hash = mix(hash, fields[i].name, strlen(fields[i].name));
+		hash = mix(hash, &fields[i].offset, sizeof(uint32_t));
+		hash = mix(hash, &fields[i].size, sizeof(uint32_t));
+	}
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+		hash = mix(hash, &sizes[i].size, sizeof(uint32_t));
+	hash = mix(hash, facts, sizeof(facts));
+	return mix(hash, libc, strlen(libc));
+}
+
+const shmq_constant *shmq_constants(size_t *count)
+{
+#define C(name) {#name, SHMQ_##name}
+	static const shmq_constant constants[] = {
+		C(MAGIC), C(LAYOUT_VERSION), C(CLIENTS), C(WAITERS), C(REQUESTS), C(TOPICS), C(QUEUES),
+		C(SESSIONS), C(LEASES), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
+		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(INFLIGHT),
+		C(DONE), C(DEFERRED), C(BACK), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
+		C(CLIENT_FREE), C(CLIENT_ATTACHING), C(CLIENT_LIVE), C(KIND_CLIENT), C(KIND_SUPERVISOR),
+		C(KIND_GATEWAY), C(REQUEST_FREE), C(REQUEST_CLAIMED), C(REQUEST_POSTED),
+		C(REQUEST_DONE), C(REQUEST_ABANDONED), C(CREATE_TOPIC), C(CREATE_CHANNEL),
+		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(ENTRY_FREE), C(ENTRY_LIVE),
+		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(TRANSIT),
+		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
+	};
+#undef C
+	*count = sizeof(constants) / sizeof(constants[0]);
+	return constants;
+}

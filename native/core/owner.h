@@ -1,0 +1,18 @@
+/* Who holds something: a process is its pid AND its start time; a program also its stack. */
+#ifndef SHMQ_OWNER_H
+#define SHMQ_OWNER_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct process_identity {
+	uint64_t start_time; /* clock ticks since boot; 0: no such process */
+	uint64_t program;    /* start of its stack, changes with exec; 0: not readable */
+} process_identity;
+
+process_identity process_identify(pid_t pid);
+uint64_t pid_namespace_inode(void);
+void boot_identity(uint64_t out[2]);
+void random_identity(uint64_t out[2]);
+
+#endif

@@ -1,0 +1,619 @@
+/*
+ * Locking P and D, and what happens when a holder died.
+ *
+ *   P died   topic.dirty = 1, lock made consistent; then each queue of the topic, with its D, is
+ *            rebuilt; dirty cleared last. Every P locker does this first while it is set.
+ *   D died   queue.dirty = 1, lock made consistent, D released; P and D are taken and the queue is
+ *            rebuilt: never under D alone, because a publisher moves the other half meanwhile.
+ *
+ * A rebuild is idempotent and clears `dirty` last, so it may die anywhere. If it cannot finish (a
+ * queue is not mapped yet, a lock is held by a stopped process) the locks stay usable, `dirty` set.
+ */
+#include "internal.h"
+
+#include <string.h>
+
+static void deliver_died(shmq_map *map)
+{
+	st(&map->q->dirty, 1);
+	SHMQ_KILLPOINT("recover.deliver_dirty");
+	lock_consistent(&map->q->deliver);
+}
+
+/* D, with a death noted but not repaired. */
+static int deliver_take(shmq_map *map, int64_t until)
+{
+	int r = lock_take(&map->q->deliver, until);
+
+	if (r == SHMQ_LOCK_DIED) {
+		deliver_died(map);
+		r = 0;
+	}
+	return r;
+}
+
+static bool closed(const shmq_map *map)
+{
+	return ld(&map->q->segment.ready) != SHMQ_READY_STATE;
+}
+
+void queue_unlock(shmq_map *map)
+{
+	lock_drop(&map->q->deliver);
+}
+
+static void queue_repair(shmq_broker *b, shmq_map *map)
+{
+	queue_rebuild(b, map, false);
+	atomic_fetch_add(&b->d->rebuilt, 1);
+}
+
+int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until)
+{
+	int r = deliver_take(map, until);
+
+	if (r)
+		return r;
+	if (closed(map)) {
+		queue_unlock(map);
+		return SHMQ_GONE;
+	}
+	if (ld(&map->q->dirty))
+		queue_repair(b, map);
+	return 0;
+}
+
+/* Every queue of a topic whose P holder died. P held. */
+static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
+{
+	uint32_t topic = (uint32_t)(t - b->topics), n = ld_acquire(&b->d->queues_committed);
+
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_map *map;
+		int r;
+
+		if (!entry_is(b, i, topic))
+			continue;
+		r = map_get(b, i, &map);
+		if (r == SHMQ_GONE)
+			continue;
+		if (r)
+			return r;
+		r = deliver_take(map, until);
+		if (!r) {
+			queue_repair(b, map);
+			queue_unlock(map);
+		}
+		map_release(map);
+		if (r)
+			return r;
+		SHMQ_KILLPOINT("recover.topic_queue");
+	}
+	/* It may have died between a queue's entry and this: everybody lists the queues anew. */
+	atomic_fetch_add(&t->version, 1);
+	st(&t->dirty, 0);
+	return 0;
+}
+
+int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until)
+{
+	int r = lock_take(&t->publish, until);
+
+	if (r == SHMQ_LOCK_DIED) {
+		st(&t->dirty, 1);
+		SHMQ_KILLPOINT("recover.topic_dirty");
+		lock_consistent(&t->publish);
+		r = 0;
+	}
+	if (r)
+		return r;
+	if (ld(&t->dirty)) {
+		r = topic_recover(b, t, until);
+		if (r)
+			topic_unlock(t);
+	}
+	return r;
+}
+
+void topic_unlock(shmq_topic_desc *t)
+{
+	lock_drop(&t->publish);
+}
+
+int queue_lock(shmq_broker *b, shmq_map *map, int64_t until)
+{
+	for (;;) {
+		shmq_topic_desc *t;
+		int r = deliver_take(map, until);
+
+		if (r)
+			return r;
+		if (closed(map)) {
+			queue_unlock(map);
+			return SHMQ_GONE;
+		}
+		if (!ld(&map->q->dirty))
+			return 0;
+		queue_unlock(map);
+		t = topic_of(b, map);
+		r = topic_lock(b, t, until);
+		if (r)
+			return r;
+		r = queue_lock_under(b, map, until);
+		if (!r)
+			queue_unlock(map);
+		topic_unlock(t);
+		if (r)
+			return r;
+	}
+}
+
+int both_lock(shmq_broker *b, shmq_map *map, int64_t until)
+{
+	shmq_topic_desc *t = topic_of(b, map);
+	int r = topic_lock(b, t, until);
+
+	if (r)
+		return r;
+	r = queue_lock_under(b, map, until);
+	if (r)
+		topic_unlock(t);
+	return r;
+}
+
+void both_unlock(shmq_broker *b, shmq_map *map)
+{
+	queue_unlock(map);
+	topic_unlock(topic_of(b, map));
+}
+
+/* ---- rebuild ---- */
+
+int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	return x->move < y->move ? -1 : x->move > y->move;
+}
+
+int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	return x->order < y->order ? -1 : x->order > y->order;
+}
+
+static int by_body(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	return x->body < y->body ? -1 : x->body > y->body;
+}
+
+/* Heap sort of ring entries [base, base + n): in place, because nothing may be allocated here. */
+void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n, const shmq_slot_desc *slots,
+                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *))
+{
+#define AT(i) ring[(base + (i)) & mask]
+	uint32_t i;
+
+	for (i = 1; i < n && order(&slots[AT(i - 1)], &slots[AT(i)]) <= 0; i++)
+		;
+	if (i >= n)
+		return; /* mostly they are */
+	for (uint32_t start = n / 2, end = n; end > 1;) {
+		uint32_t root, child, x;
+
+		if (start) {
+			x = AT(--start);
+		} else {
+			x = AT(--end);
+			AT(end) = AT(0);
+		}
+		for (root = start; (child = 2 * root + 1) < end; root = child) {
+			if (child + 1 < end && order(&slots[AT(child)], &slots[AT(child + 1)]) < 0)
+				child++;
+			if (order(&slots[x], &slots[AT(child)]) >= 0)
+				break;
+			AT(root) = AT(child);
+		}
+		AT(root) = x;
+	}
+#undef AT
+}
+
+/* Decide what was under way, by the commit words. */
+static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t committed = ld(&topic_of(b, map)->committed);
+	uint64_t written = ld(&q->disk_write), read = ld(&q->disk_read);
+	uint64_t chunks = ld(&q->deferred_write), loaded = ld(&q->deferred_read);
+	uint32_t n = ld(&q->slots_committed);
+
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+		unsigned state = SHMQ_STATE_OF(word), next = state;
+
+		switch (state) {
+		case SHMQ_PREPARED:
+			next = s->order > committed ? SHMQ_FREE : s->deadline ? SHMQ_DEFERRED : SHMQ_READY;
+			break;
+		case SHMQ_RESTORED:
+			/* DONE: FREE below, unless pinned */
+			if (s->previous == SHMQ_DEFERRED)
+				next = s->pos < loaded && s->pos >> SHMQ_CHUNK_SHIFT == loaded >> SHMQ_CHUNK_SHIFT
+				               ? SHMQ_DEFERRED
+				               : SHMQ_DONE;
+			else
+				next = s->pos < read ? SHMQ_BACK : SHMQ_DONE;
+			break;
+		case SHMQ_SPILLING:
+			if (s->previous == SHMQ_DEFERRED ? s->pos <= chunks : s->pos < written)
+				next = SHMQ_DONE;
+			else if (adopting)
+				next = s->previous == SHMQ_INFLIGHT ? SHMQ_BACK : s->previous;
+			break;
+		case SHMQ_MOVING:
+			next = s->move <= committed ? SHMQ_DONE : s->previous;
+			break;
+		case SHMQ_FREE:
+		case SHMQ_LOANED:
+		case SHMQ_READY:
+		case SHMQ_INFLIGHT:
+		case SHMQ_DONE:
+		case SHMQ_DEFERRED:
+		case SHMQ_BACK:
+		case SHMQ_LEASED:
+			break;
+		default:
+			next = SHMQ_FREE; /* garbage */
+		}
+		if (next == state)
+			continue;
+		if (state == SHMQ_SPILLING && next == SHMQ_BACK) {
+			if (s->previous == SHMQ_INFLIGHT) {
+				s->order = s->move;
+				s->after = 0;
+			}
+			s->pos = SHMQ_NO_POSITION;
+		}
+		st_release(&s->word, word_next(word, next));
+		SHMQ_KILLPOINT("rebuild.resolved");
+	}
+	if (adopting)
+		st(&q->spilling, 0);
+}
+
+/* Pins are what the clients' logs say. */
+static void recount_pins(shmq_broker *b, shmq_map *map)
+{
+	uint32_t n = ld(&map->q->slots_committed), clients = ld(&b->d->clients_committed);
+
+	for (uint32_t i = 0; i < n; i++)
+		map->slots[i].pins = 0;
+	for (uint32_t c = 0; c < clients; c++) {
+		shmq_client_desc *client = &b->clients[c];
+		uint32_t high = ld(&client->pins_high);
+
+		for (uint32_t p = 0; p < high && p < SHMQ_PINS; p++) {
+			uint64_t pin = ld(&client->pins[p]);
+
+			if (pin >> 24 == map->q->segment.serial && (pin & 0xffffff) < n)
+				map->slots[pin & 0xffffff].pins++;
+		}
+	}
+}
+
+static void rebuild_arena(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask), used = 0;
+	uint64_t committed = ld(&q->arena_committed);
+	arena_cursor cursor = {0, 0};
+
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+
+		if (SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE)
+			s->capacity = 0;
+		else if (!s->capacity || s->length > s->capacity)
+			s->body = s->length = s->capacity = 0; /* garbage, as below */
+		else
+			map->free[used++ & mask] = i; /* the free ring is scratch space until it is filled */
+	}
+	sort_slots(map->free, mask, 0, used, map->slots, by_body);
+	arena_reset(&q->arena);
+	for (uint32_t i = 0; i < used; i++) {
+		shmq_slot_desc *s = &map->slots[map->free[i]];
+
+		if (!arena_claim(&q->arena, map->arena, committed, &cursor, s->body, s->capacity)) {
+			/* garbage, not a death: no body, but nothing outside is touched */
+			s->body = s->length = s->capacity = 0;
+		}
+	}
+	arena_seal(&q->arena, map->arena, committed, &cursor);
+}
+
+/* Rings, heaps and counts. */
+static void rebuild_lists(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask);
+	uint32_t ready = ld(&q->ready_head), back = ld(&q->requeue_head), nobody = ld(&q->free_head);
+	uint32_t readies = 0, backs = 0, frees = 0, inflight = 0, deferred = 0, held = 0, spilling = 0;
+	uint32_t sessions = ld(&q->sessions_committed);
+	uint64_t held_bytes = 0, order = ld(&q->order);
+
+	for (uint32_t i = 0; i < sessions; i++)
+		st(&map->sessions[i].in_flight, 0);
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+
+		s->heap = SHMQ_NONE;
+		switch (SHMQ_STATE_OF(word)) {
+		case SHMQ_DONE:
+			if (s->pins)
+				break;
+			st_release(&s->word, word_next(word, SHMQ_FREE));
+			s->capacity = 0; /* its block is not claimed any more at the next rebuild */
+			/* fall through */
+		case SHMQ_FREE:
+			map->free[(nobody + frees++) & mask] = i;
+			continue;
+		case SHMQ_READY:
+			map->ready[(ready + readies++) & mask] = i;
+			continue;
+		case SHMQ_SPILLING:
+			if (s->previous == SHMQ_DEFERRED)
+				break; /* to a chunk: held until it is on disk */
+			spilling++;
+			continue;
+		case SHMQ_BACK:
+			map->requeue[(back + backs++) & mask] = i;
+			break;
+		case SHMQ_INFLIGHT:
+			if (s->move > order)
+				order = s->move; /* a take died before it counted */
+			map->inflight.when[inflight] = s->deadline;
+			map->inflight.slot[inflight++] = i;
+			if (s->session < sessions)
+				bump(&map->sessions[s->session].in_flight, 1);
+			break;
+		case SHMQ_DEFERRED:
+			map->deferred.when[deferred] = s->deadline;
+			map->deferred.slot[deferred++] = i;
+			break;
+		case SHMQ_LEASED:
+			break;
+		default: /* LOANED: its owner's; the others cannot be here */
+			continue;
+		}
+		held++;
+		held_bytes += block_bytes(s);
+	}
+	sort_slots(map->ready, mask, ready, readies, map->slots, by_order);
+	sort_slots(map->requeue, mask, back, backs, map->slots, by_order);
+	SHMQ_KILLPOINT("rebuild.sorted");
+	st(&q->inflight_len, inflight);
+	st(&q->deferred_len, deferred);
+	heap_make(&map->inflight);
+	heap_make(&map->deferred);
+	st(&q->order, order);
+	st(&q->held, held);
+	st(&q->held_bytes, held_bytes);
+	st(&q->spilling_count, spilling);
+	q->reclaimed = nobody + frees;
+	q->endowed = nobody;
+	q->free_tail_seen = nobody + frees;
+	q->ready_head_seen = ready;
+	q->ready_tail_seen = ready + readies;
+	st_release(&q->free_tail, nobody + frees);
+	st(&q->defer_head, ld(&q->defer_tail));
+	st_release(&q->requeue_tail, back + backs);
+	st_release(&q->ready_tail, ready + readies);
+}
+
+/* A take-over that died before the role was stored leaves flags that belong to the channel. */
+static void derive_flags(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	shmq_entry_desc *e = &b->entries[map->index];
+	bool ephemeral;
+
+	if (map->index >= ld(&b->d->queues_committed) || !entry_is(b, map->index, q->topic) ||
+	    e->serial != q->segment.serial)
+		return;
+	if (ld(&e->role) == SHMQ_ROLE_CHANNEL) {
+		ephemeral = shmq_name_ephemeral(e->name, strnlen(e->name, SHMQ_NAME));
+	} else {
+		ephemeral = topic_of(b, map)->flags & SHMQ_FLAG_EPHEMERAL;
+		st(&q->base_pending, 0);
+	}
+	q->flags = e->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
+}
+
+/* P and D held (or the segment is not READY yet). */
+void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
+{
+	shmq_queue_desc *q = map->q;
+
+	st(&q->dirty, 1);
+	SHMQ_KILLPOINT("rebuild.begin");
+	derive_flags(b, map);
+	resolve(b, map, adopting);
+	recount_pins(b, map);
+	for (uint32_t i = 0, n = ld(&q->slots_committed); i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+
+		if (SHMQ_STATE_OF(word) == SHMQ_DONE && !s->pins)
+			st_release(&s->word, word_next(word, SHMQ_FREE));
+	}
+	SHMQ_KILLPOINT("rebuild.decided");
+	rebuild_arena(map);
+	SHMQ_KILLPOINT("rebuild.arena");
+	rebuild_lists(map);
+	st(&b->next_deadline[map->index], heap_first(&map->inflight));
+	st(&b->next_due[map->index], heap_first(&map->deferred));
+	st(&q->need_bytes, 0);
+	st(&q->need_slots, 0);
+	SHMQ_KILLPOINT("rebuild.clear");
+	st_release(&q->dirty, 0);
+	wait_wake(b, &q->takers, WAKE_ALL);
+	wait_wake(b, &q->space, WAKE_ALL);
+}
+
+int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	r = both_lock(b, map, until);
+	if (!r) {
+		queue_rebuild(b, map, false);
+		both_unlock(b, map);
+	}
+	map_release(map);
+	return r;
+}
+
+int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	r = both_lock(b, map, until);
+	if (!r) {
+		queue_rebuild(b, map, true);
+		both_unlock(b, map);
+	}
+	map_release(map);
+	return r;
+}
+
+/* ---- reaper ---- */
+
+int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
+{
+	uint32_t clients = ld_acquire(&b->d->clients_committed);
+
+	*found = 0;
+	for (uint32_t i = 0; i < clients && *found < n; i++) {
+		shmq_client_desc *c = &b->clients[i];
+		int r;
+
+		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE || ld(&c->orphan) ||
+		    (b->attached && i == b->client))
+			continue;
+		r = lock_take(&c->life, 0);
+		if (r && r != SHMQ_LOCK_DIED)
+			continue;
+		if (r)
+			lock_consistent(&c->life);
+		lock_drop(&c->life);
+		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE)
+			continue; /* it detached just now */
+		out[(*found)++] = (shmq_dead){.client = i,
+		                              .generation = ld(&c->generation),
+		                              .pid = c->pid,
+		                              .start_time = c->start_time,
+		                              .program = c->program};
+	}
+	return 0;
+}
+
+void shmq_reap_spare(shmq_broker *b, uint32_t client, uint32_t generation)
+{
+	if (client < SHMQ_CLIENTS && ld(&b->clients[client].generation) == generation)
+		st(&b->clients[client].orphan, 1);
+}
+
+/* What a client holds of one queue. */
+static int reap_queue(shmq_broker *b, uint32_t queue, uint32_t client, int64_t until,
+                      uint32_t *returned)
+{
+	shmq_topic_desc *t;
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	/* Another queue has the index of one that is gone; who detaches and never mapped it holds
+	 * nothing of it. */
+	if (r == SHMQ_NEED_MAP && b->attached && client == b->client)
+		return 0;
+	if (r)
+		return r == SHMQ_GONE ? 0 : r;
+	/* P first, only to repair what it may have left; not held on, so that no traffic waits. */
+	t = topic_of(b, map);
+	r = topic_lock(b, t, until);
+	if (!r) {
+		topic_unlock(t);
+		r = queue_lock(b, map, until);
+	}
+	if (!r) {
+		*returned += queue_return(b, map, client, SHMQ_NONE);
+		for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+			if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
+				wait_withdraw(&map->q->takers, i);
+				wait_withdraw(&map->q->space, i);
+			}
+		queue_unlock(map);
+		wake_takers(b, map, WAKE_ALL);
+		wait_wake(b, &map->q->space, WAKE_ALL);
+	}
+	map_release(map);
+	return r == SHMQ_GONE ? 0 : r;
+}
+
+int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t until,
+              uint32_t *returned)
+{
+	shmq_client_desc *c = &b->clients[client];
+
+	*returned = 0;
+	if (client >= ld(&b->d->clients_committed) || ld(&c->generation) != generation ||
+	    ld(&c->state) != SHMQ_CLIENT_LIVE)
+		return SHMQ_GONE;
+	for (uint32_t word = 0; word < SHMQ_QUEUES / 64; word++) {
+		uint64_t bits;
+
+		while ((bits = ld(&c->touched[word]))) {
+			uint32_t queue = word * 64 + (uint32_t)__builtin_ctzll(bits);
+			int r = reap_queue(b, queue, client, until, returned);
+
+			if (r)
+				return r;
+			SHMQ_KILLPOINT("reap.queue");
+			atomic_fetch_and(&c->touched[word], ~(bits & -bits));
+		}
+	}
+	for (uint32_t i = 0; i < SHMQ_PINS; i++)
+		st(&c->pins[i], 0); /* of queues that are gone */
+	st(&c->pins_high, 0);
+	for (uint32_t i = 0; i < SHMQ_REQUESTS; i++) {
+		uint32_t state = ld(&b->requests[i].state);
+
+		if (b->requests[i].client != client)
+			continue;
+		if (state == SHMQ_REQUEST_POSTED)
+			atomic_compare_exchange_strong(&b->requests[i].state, &state,
+			                               SHMQ_REQUEST_ABANDONED);
+		if (state == SHMQ_REQUEST_DONE || state == SHMQ_REQUEST_CLAIMED)
+			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE);
+	}
+	/* It may have died between clearing a waiter's bit and posting: everybody looks again. */
+	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+		if (ld(&b->waiters[i].owner))
+			bell_ring(b, i);
+	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+		if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
+			sem_destroy(&b->waiters[i].bell);
+			sem_init(&b->waiters[i].bell, 1, 0);
+			st_release(&b->waiters[i].owner, 0);
+		}
+	SHMQ_KILLPOINT("reap.entry");
+	atomic_fetch_add(&c->generation, 1);
+	bump(&b->d->reaped, 1);
+	st_release(&c->state, SHMQ_CLIENT_FREE);
+	return 0;
+}

@@ -1,0 +1,639 @@
+/*
+ * Overflow: memory to disk and back, empty. The files themselves are the supervisor's; here are the
+ * slots and the two commit words (disk_write, disk_read; file << 40 | offset).
+ *
+ *   spill    READY -> SPILLING(pos not known: none), written outside the locks, then under D the
+ *            positions, then disk_write, then FREE. Below disk_write: on disk. Above: in memory.
+ *   ahead    INFLIGHT, BACK -> RESTORED(pos in front of disk_read) under D, written outside the locks
+ *            where all has been read, then disk_read, then FREE. Below disk_read: in memory.
+ *   restore  under P and D: RESTORED(pos) with its order, then disk_read, then BACK.
+ *   empty    under P and D: states to FREE, disk_read = disk_write, rebuild.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	int r = map_get(b, queue, &map);
+
+	*moved = 0;
+	if (r)
+		return r;
+	touch(b, queue);
+	r = queue_lock(b, map, until);
+	if (r)
+		goto out;
+	q = map->q;
+	defer_drain(b, map); /* into `held` */
+	while (*moved < n && ld(&q->ready_head) != ld_acquire(&q->ready_tail) &&
+	       ld(&q->held) < q->inflight_slots) {
+		uint32_t head = ld(&q->ready_head), slot = map->ready[head & ld(&q->ring_mask)];
+
+		slot_back(map, slot, 0);
+		SHMQ_KILLPOINT("advance.back");
+		st_release(&q->ready_head, head + 1);
+		held_add(map, slot);
+		++*moved;
+	}
+	st(&q->overflowed, 1);
+	queue_unlock(map);
+	wake_takers(b, map, 1);
+	wake_space(b, map);
+out:
+	map_release(map);
+	return r;
+}
+
+/* ---- spill ---- */
+
+static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes, uint32_t slot,
+                      unsigned previous)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	uint32_t length = s->length + RECORD_HEAD;
+
+	if (out->count == n || (out->count && out->bytes + length > max_bytes))
+		return false;
+	s->pos = SHMQ_NO_POSITION;
+	s->previous = (uint16_t)previous;
+	SHMQ_KILLPOINT("spill.fields");
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
+	SHMQ_KILLPOINT("spill.state");
+	bump(&map->q->spilling_count, 1);
+	out->slots[out->count] = slot;
+	out->lengths[out->count] = length;
+	out->bytes += length;
+	out->count++;
+	return true;
+}
+
+static void spill_ready(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->ready_head), tail = ld_acquire(&q->ready_tail);
+
+	for (; head != tail; head++) {
+		if (!spill_add(map, out, n, max_bytes, map->ready[head & ld(&q->ring_mask)], SHMQ_READY))
+			break;
+		st_release(&q->ready_head, head + 1);
+		SHMQ_KILLPOINT("spill.head");
+	}
+}
+
+/* Flush: in flight (the oldest), the requeue ring, the ready ring. */
+static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n,
+                      uint64_t max_bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t inflight = ld(&q->inflight_len), mask = ld(&q->ring_mask), tail;
+
+	defer_drain(b, map);
+	/* The requeue ring behind its tail is scratch space. */
+	tail = ld(&q->requeue_tail);
+	for (uint32_t i = 0; i < inflight; i++)
+		map->requeue[(tail + i) & mask] = map->inflight.slot[i];
+	sort_slots(map->requeue, mask, tail, inflight, map->slots, by_delivery);
+	for (uint32_t i = 0; i < inflight; i++) {
+		uint32_t slot = map->requeue[(tail + i) & mask], session = map->slots[slot].session;
+
+		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_INFLIGHT))
+			return;
+		heap_remove(&map->inflight, slot);
+		held_remove(map, slot);
+		if (session < SHMQ_SESSIONS)
+			session_leave(&map->sessions[session]);
+	}
+	while (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
+		uint32_t slot = map->requeue[ld(&q->requeue_head) & mask];
+
+		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_BACK))
+			return;
+		st_release(&q->requeue_head, ld(&q->requeue_head) + 1);
+		held_remove(map, slot);
+	}
+	spill_ready(map, out, n, max_bytes);
+}
+
+/* ---- ahead ---- */
+
+static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uint64_t pos)
+{
+	s->order = order; /* if they are given back */
+	s->after = 0;
+	s->pos = pos;
+	s->previous = (uint16_t)previous;
+	SHMQ_KILLPOINT("ahead.fields");
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+	SHMQ_KILLPOINT("ahead.state");
+}
+
+/* What is in flight by delivery, then the requeue ring: that is the order of delivery. */
+static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t inflight = ld(&q->inflight_len), mask = ld(&q->ring_mask), first, all;
+	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail);
+	uint64_t read = ld(&q->disk_read), before = read & ((UINT64_C(1) << 40) - 1), bytes = 0;
+	uint64_t order = ld(&q->order);
+
+	first = all = inflight + (tail - head);
+	if (read == ld(&q->disk_write) || !all)
+		return SHMQ_EMPTY;
+	/* The requeue ring behind its tail is scratch space. */
+	for (uint32_t i = 0; i < inflight; i++)
+		map->requeue[(tail + i) & mask] = map->inflight.slot[i];
+	sort_slots(map->requeue, mask, tail, inflight, map->slots, by_delivery);
+#define NTH(i) map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask]
+	for (; first && all - first < n; first--) {
+		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
+
+		if (before && bytes + length > before)
+			break;
+		bytes += length;
+	}
+	if (!read || first == all || (first && (bytes != before || !(read >> 40))))
+		return SHMQ_FULL;
+	out->position = before ? read - bytes : read - SHMQ_POS(1, 0);
+	st(&q->order, order + (all - first));
+	out->count = all - first;
+	out->bytes = bytes;
+	/* The youngest first: whenever this ends, those that are not marked yet go before it. */
+	for (uint32_t i = all; i-- > first;) {
+		shmq_slot_desc *s = &map->slots[NTH(i)];
+		uint32_t length = s->length + RECORD_HEAD;
+
+		bytes -= length;
+		out->slots[i - first] = NTH(i);
+		out->lengths[i - first] = length;
+		ahead_mark(s, i < inflight ? SHMQ_INFLIGHT : SHMQ_BACK, order + 1 + (i - first),
+		           out->position + bytes);
+	}
+	for (uint32_t i = first; i < all; i++) {
+		uint32_t slot = NTH(i), session = map->slots[slot].session;
+
+		held_remove(map, slot);
+		if (i >= inflight)
+			continue;
+		heap_remove(&map->inflight, slot);
+		if (session < ld(&q->sessions_committed))
+			session_leave(&map->sessions[session]);
+	}
+	st_release(&q->requeue_tail, first < inflight ? head : head + first - inflight);
+#undef NTH
+	return 0;
+}
+
+int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
+                     uint64_t max_bytes, int64_t until, shmq_spill *out)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	touch(b, queue);
+	out->queue = queue;
+	out->from = from;
+	out->count = 0;
+	out->bytes = 0;
+	r = queue_lock(b, map, until);
+	if (r)
+		goto out;
+	if (ld(&map->q->base_pending)) {
+		r = SHMQ_EMPTY; /* its files still bear another name */
+	} else if (from == SHMQ_SPILL_AHEAD) {
+		r = ahead_begin(map, n, out);
+	} else {
+		st(&map->q->spilling, 1); /* counts as "on disk": what is READY behind it waits */
+		SHMQ_KILLPOINT("spill.flag");
+		if (from == SHMQ_SPILL_ALL)
+			spill_all(b, map, out, n, max_bytes);
+		else
+			spill_ready(map, out, n, max_bytes);
+		if (!out->count) {
+			st(&map->q->spilling, 0);
+			r = SHMQ_EMPTY;
+		}
+	}
+	queue_unlock(map);
+out:
+	map_release(map);
+	return r;
+}
+
+int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
+{
+	shmq_map *map;
+	uint8_t *at = buffer;
+	int r = map_get(b, s->queue, &map);
+
+	if (r)
+		return r;
+	for (uint32_t i = 0; i < s->count; i++) {
+		/* Of a SPILLING slot a rebuild beside us writes `heap` and `pins`; these are still. */
+		const shmq_slot_desc *from = &map->slots[s->slots[i]];
+		shmq_slot_desc slot = {.id = from->id,
+		                       .timestamp = from->timestamp,
+		                       .body = from->body,
+		                       .length = s->lengths[i] - RECORD_HEAD,
+		                       .attempts = from->attempts};
+
+		/* Emptied and reused meanwhile: the batch will be abandoned; stay inside its record. */
+		if (slot.body + slot.length > map->q->arena_max)
+			slot.body = 0;
+		record_write(at, &slot, map->arena + slot.body);
+		at += s->lengths[i];
+	}
+	map_release(map);
+	return 0;
+}
+
+/* The slots go back to what they were; the rings are rebuilt. P and D held. */
+static void spill_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
+{
+	for (uint32_t i = 0; i < s->count; i++) {
+		shmq_slot_desc *slot = &map->slots[s->slots[i]];
+		uint64_t word = ld(&slot->word);
+
+		if (SHMQ_STATE_OF(word) != SHMQ_SPILLING)
+			continue;
+		slot->pos = SHMQ_NO_POSITION;
+		if (slot->previous == SHMQ_INFLIGHT) {
+			slot->order = slot->move;
+			slot->after = 0;
+			slot->previous = SHMQ_BACK;
+		}
+		st_release(&slot->word, word_next(word, slot->previous));
+	}
+	st(&map->q->spilling, 0);
+	queue_rebuild(b, map, false);
+}
+
+/* Then what is READY may be taken again: who waits is to be woken, after D. */
+static bool disk_is_empty(shmq_queue_desc *q)
+{
+	if (on_disk(q))
+		return false;
+	st(&q->overflowed, 0);
+	st(&q->disk_depth, 0);
+	return true;
+}
+
+/* P and D held. */
+static void ahead_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
+{
+	for (uint32_t i = 0; i < s->count; i++) {
+		shmq_slot_desc *slot = &map->slots[s->slots[i]];
+		uint64_t word = ld(&slot->word);
+
+		if (SHMQ_STATE_OF(word) == SHMQ_RESTORED)
+			st_release(&slot->word, word_next(word, SHMQ_BACK));
+	}
+	queue_rebuild(b, map, false);
+}
+
+static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	bool whole = true;
+	int r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
+
+	if (r)
+		return r;
+	/* A repair beside us has made them BACK, or somebody emptied the queue. */
+	for (uint32_t i = 0; i < s->count; i++)
+		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_RESTORED;
+	if (ok && !whole) {
+		queue_unlock(map);
+		r = both_lock(b, map, until);
+		if (r)
+			return r;
+	}
+	if (!ok || !whole) {
+		ahead_undo(b, map, s);
+		both_unlock(b, map);
+		return ok ? SHMQ_GONE : 0;
+	}
+	st_release(&q->disk_read, s->position);
+	SHMQ_KILLPOINT("ahead.committed");
+	bump(&q->disk_depth, s->count);
+	bump(&q->spilled, s->count);
+	for (uint32_t i = 0; i < s->count; i++) {
+		slot_release(map, s->slots[i]);
+		SHMQ_KILLPOINT("ahead.freed");
+	}
+	queue_unlock(map);
+	wait_wake(b, &q->space, WAKE_ALL);
+	return 0;
+}
+
+int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
+                   int64_t until)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	bool whole = true;
+	int r;
+
+	if (s->from == SHMQ_SPILL_CHUNK)
+		return chunk_end(b, s, ok, until);
+	r = map_get(b, s->queue, &map);
+	if (r)
+		return r;
+	if (s->from == SHMQ_SPILL_AHEAD) {
+		r = ahead_end(b, map, s, ok, until);
+		goto out;
+	}
+	q = map->q;
+	/* Giving back means a rebuild, and that takes P as well. */
+	r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
+	if (r)
+		goto out;
+	for (uint32_t i = 0; i < s->count; i++)
+		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_SPILLING;
+	if (ok && !whole) {
+		/* Emptied. What is still SPILLING (who emptied it died half-way) goes back. */
+		queue_unlock(map);
+		r = both_lock(b, map, until);
+		if (r)
+			goto out;
+		spill_undo(b, map, s);
+		disk_is_empty(q);
+		both_unlock(b, map);
+		r = SHMQ_GONE;
+		goto out;
+	}
+	if (!ok) {
+		spill_undo(b, map, s);
+		both_unlock(b, map);
+		goto out;
+	}
+	for (uint32_t i = 0; i < s->count; i++)
+		map->slots[s->slots[i]].pos = s->positions[i];
+	SHMQ_KILLPOINT("spill.positions");
+	st_release(&q->disk_write, write_position);
+	SHMQ_KILLPOINT("spill.committed");
+	bump(&q->disk_depth, s->count);
+	bump(&q->spilled, s->count);
+	for (uint32_t i = 0; i < s->count; i++) {
+		slot_release(map, s->slots[i]);
+		SHMQ_KILLPOINT("spill.freed");
+	}
+	st(&q->spilling_count, ld(&q->spilling_count) - s->count);
+	st_release(&q->spilling, 0);
+	queue_unlock(map);
+	wait_wake(b, &q->space, WAKE_ALL);
+out:
+	map_release(map);
+	return r;
+}
+
+/* ---- restore ---- */
+
+int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t *n, int64_t until)
+{
+	for (;;) {
+		int r = *n ? queue_room(b, map, lengths, *n, until) : SHMQ_EMPTY;
+
+		if (r != SHMQ_FULL && r != SHMQ_TOO_BIG)
+			return r;
+		*n /= 2;
+	}
+}
+
+static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
+                        const uint64_t *lengths, uint32_t n, uint64_t position,
+                        uint64_t next_position, uint64_t *used)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail);
+	uint64_t order = ld(&q->order);
+
+	if (ld(&q->disk_read) != position)
+		return SHMQ_GONE;
+	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
+		if (map->slots[free_slot(map, i)].capacity < lengths[i])
+			return SHMQ_AGAIN;
+	st(&q->order, order + n);
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[free_slot(map, i)];
+		record rec;
+		uint64_t size;
+
+		(void)record_read(data + *used, length - *used, UINT32_MAX, &rec, &size);
+		record_place(s, map->arena + s->body, &rec);
+		s->order = order + 1 + i;
+		s->deadline = 0;
+		s->previous = SHMQ_FREE;
+		s->pos = position + *used;
+		SHMQ_KILLPOINT("restore.fields");
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+		SHMQ_KILLPOINT("restore.state");
+		*used += size;
+	}
+	st_release(&q->disk_read, *used == length ? next_position : position + *used);
+	SHMQ_KILLPOINT("restore.committed");
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = free_slot(map, i);
+		shmq_slot_desc *s = &map->slots[slot];
+
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
+		SHMQ_KILLPOINT("restore.back");
+		map->requeue[(tail + i) & mask] = slot;
+		held_add(map, slot);
+	}
+	st_release(&q->free_head, ld(&q->free_head) + n);
+	SHMQ_KILLPOINT("restore.head");
+	st_release(&q->requeue_tail, tail + n);
+	st(&q->disk_depth, ld(&q->disk_depth) > n ? ld(&q->disk_depth) - n : 0);
+	bump(&q->restored, n);
+	return 0;
+}
+
+int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
+                 uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
+                 uint64_t *used)
+{
+	uint64_t *lengths = malloc((length / RECORD_HEAD + 1) * sizeof(uint64_t)), at = 0, size;
+	shmq_topic_desc *t;
+	shmq_map *map = NULL;
+	uint32_t n = 0;
+	bool emptied = false;
+	record rec;
+	int r = lengths ? map_get(b, queue, &map) : SHMQ_NO_MEMORY;
+
+	*taken = 0;
+	*used = 0;
+	if (r)
+		goto out;
+	touch(b, queue);
+	while (at < length && record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec,
+	                                  &size) > 0) {
+		lengths[n++] = rec.length;
+		at += size;
+	}
+	if (at != length) {
+		r = because(SHMQ_INVALID, "restore takes whole records only");
+		goto out;
+	}
+	t = topic_of(b, map);
+	r = topic_lock(b, t, until);
+	if (r)
+		goto out;
+	r = restore_room(b, map, lengths, &n, until);
+	if (!r)
+		r = queue_lock_under(b, map, until);
+	if (!r) {
+		r = restore_some(map, data, length, lengths, n, position, next_position, used);
+		emptied = !r && disk_is_empty(map->q);
+		queue_unlock(map);
+	}
+	topic_unlock(t);
+	if (r == SHMQ_EMPTY)
+		r = 0;
+	else if (!r) {
+		*taken = n;
+		wake_takers(b, map, emptied ? WAKE_ALL : n);
+	} else {
+		*used = 0;
+	}
+out:
+	map_release(map);
+	free(lengths);
+	return r;
+}
+
+int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_position,
+                  uint64_t depth, int64_t until)
+{
+	shmq_map *map;
+	bool emptied;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	r = queue_lock(b, map, until);
+	if (r)
+		goto out;
+	if (ld(&map->q->disk_read) != from) {
+		r = SHMQ_GONE;
+	} else {
+		st(&map->q->disk_depth, depth);
+		/* damage at the very end of the write file moves both positions behind it */
+		if (read_position > ld(&map->q->disk_write))
+			st_release(&map->q->disk_write, read_position);
+		st_release(&map->q->disk_read, read_position);
+	}
+	emptied = disk_is_empty(map->q);
+	queue_unlock(map);
+	if (emptied)
+		wake_takers(b, map, WAKE_ALL);
+out:
+	map_release(map);
+	return r;
+}
+
+int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	uint32_t mask, head, at;
+	uint64_t position;
+	int r = map_get(b, queue, &map);
+
+	*count = 0;
+	if (r)
+		return r;
+	r = queue_lock(b, map, until);
+	if (r)
+		goto out;
+	q = map->q;
+	mask = ld(&q->ring_mask);
+	head = ld(&q->requeue_head);
+	position = ld(&q->disk_read);
+	/* The longest run at the requeue ring's end that lies right before the read position. */
+	for (at = ld(&q->requeue_tail); at != head; at--) {
+		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
+
+		if (s->pos == SHMQ_NO_POSITION || s->previous != SHMQ_FREE || s->pos >> 40 != position >> 40 ||
+		    s->pos + s->length + RECORD_HEAD != position)
+			break;
+		position = s->pos;
+	}
+	for (uint32_t i = at; i != ld(&q->requeue_tail); i++) {
+		shmq_slot_desc *s = &map->slots[map->requeue[i & mask]];
+
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+		SHMQ_KILLPOINT("unrestore.state");
+	}
+	*count = ld(&q->requeue_tail) - at;
+	if (*count) {
+		st_release(&q->disk_read, position);
+		SHMQ_KILLPOINT("unrestore.committed");
+		bump(&q->disk_depth, *count);
+		for (uint32_t i = at, end = ld(&q->requeue_tail); i != end; i++) {
+			uint32_t slot = map->requeue[i & mask];
+
+			held_remove(map, slot);
+			slot_release(map, slot);
+		}
+		st_release(&q->requeue_tail, at);
+	}
+	queue_unlock(map);
+out:
+	map_release(map);
+	return r;
+}
+
+/* ---- empty ---- */
+
+int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                     uint64_t *dropped)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	uint64_t count;
+	int r = usable_status(b);
+
+	if (!r)
+		r = map_get_serial(b, queue, serial, &map);
+	if (r)
+		return r;
+	touch(b, queue);
+	r = both_lock(b, map, until);
+	if (r)
+		goto out;
+	q = map->q;
+	count = ld(&q->disk_depth) + ld(&q->deferred_depth);
+	st(&q->dirty, 1);
+	SHMQ_KILLPOINT("empty.dirty");
+	for (uint32_t i = 0; i < ld(&q->slots_committed); i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+		unsigned state = SHMQ_STATE_OF(word);
+
+		if (state != SHMQ_READY && state != SHMQ_BACK && state != SHMQ_INFLIGHT &&
+		    state != SHMQ_DEFERRED && state != SHMQ_SPILLING && state != SHMQ_RESTORED)
+			continue;
+		st_release(&s->word, word_next(word, SHMQ_DONE)); /* FREE below, unless pinned */
+		SHMQ_KILLPOINT("empty.slot");
+		count++;
+	}
+	st_release(&q->disk_read, ld(&q->disk_write));
+	st(&q->disk_depth, 0);
+	st_release(&q->deferred_gone, ld(&q->deferred_write));
+	st(&q->deferred_depth, 0);
+	SHMQ_KILLPOINT("empty.disk");
+	queue_rebuild(b, map, false); /* wakes everybody */
+	disk_is_empty(q);
+	both_unlock(b, map);
+	*dropped = count;
+	supervisor_ring(b, RING_OVERFLOW); /* files to drop */
+out:
+	map_release(map);
+	return r;
+}

@@ -1,0 +1,1077 @@
+/*
+ * Publishing: reserve, commit, fan out.
+ *
+ *   1 room     under P, for every queue: the next n free slots exist and own bodies big enough.
+ *              No head has moved; a death or a refusal leaves free slots with bodies.
+ *   2 prepare  fields and body, then PREPARED(seq); heads move when every queue is done.
+ *   3 commit   topic.committed = last seq. One store decides for all queues and the whole batch.
+ *   4 flip     READY or DEFERRED, ring entries, each tail once.
+ * A death before 3 makes every PREPARED slot FREE, after it READY (recover.c); the seqs of the dead
+ * batch are given again only after that, because every P locker repairs first.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct shmq_producer {
+	shmq_broker *b;
+	shmq_topic_desc *t;
+	uint32_t topic, generation;
+	/* Read and written under P only, so threads may share a producer. */
+	uint64_t version;
+	uint32_t attached_as; /* the entries' `touched` belongs to it */
+	bool listed;
+	shmq_map **maps; /* channels first, then the backlog */
+	uint32_t channels, backlog; /* counts; backlog: 0 or 1 */
+	shmq_map *lacking;          /* who had no room; a reference */
+};
+
+struct shmq_loan {
+	shmq_producer *p;
+	uint32_t fork_generation;
+	uint32_t n, targets;
+	bool open;
+	uint64_t *lengths;
+	uint8_t *scratch; /* every channel was ephemeral and full: there is no slot to fill */
+	struct target {
+		shmq_map *map;
+		uint32_t *slots;
+		bool current;
+	} *target;
+};
+
+/* ---- room ---- */
+
+static void body_drop(shmq_map *map, shmq_slot_desc *s)
+{
+	if (s->capacity) {
+		arena_free(&map->q->arena, map->arena, s->body);
+		s->capacity = 0;
+	}
+}
+
+static bool bodies_drop(shmq_map *map, uint32_t at, uint32_t end)
+{
+	bool any = false;
+
+	for (; at != end; at++) {
+		shmq_slot_desc *s = &map->slots[map->free[at & ld(&map->q->ring_mask)]];
+
+		any |= s->capacity != 0;
+		body_drop(map, s);
+	}
+	return any;
+}
+
+/* Bodies of everything finished behind the `reserved` slots that are about to be used, and those
+ * that an attempt has left there which wanted more slots and failed. */
+static bool reclaim(shmq_map *map, uint32_t reserved)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->free_head), tail = ld_acquire(&q->free_tail), at = q->reclaimed;
+	uint32_t end = q->endowed;
+	bool any = false;
+
+	if (tail - head > ld(&q->ring_mask) + 1)
+		return false; /* garbage, not a death: do not walk 2^32 entries */
+	if (at - head < reserved || at - head > tail - head)
+		at = head + reserved;
+	if ((int32_t)(end - at) > 0)
+		end = at;
+	if ((int32_t)(end - head - reserved) > 0)
+		any = bodies_drop(map, head + reserved, end);
+	q->endowed = head + reserved;
+	any |= bodies_drop(map, at, tail);
+	q->reclaimed = tail;
+	return any;
+}
+
+static bool arena_grow(shmq_map *map, uint64_t bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t have = ld(&q->arena_committed), step = have, want;
+
+	if (step > UINT64_C(8) << 20)
+		step = UINT64_C(8) << 20;
+	if (step < bytes + SHMQ_ARENA_UNIT)
+		step = bytes + SHMQ_ARENA_UNIT;
+	want = round_page(have + step);
+	if (want > q->arena_max)
+		want = q->arena_max;
+	if (want <= have || segment_commit(map->base, q->arena_at + have, want - have))
+		return false;
+	SHMQ_KILLPOINT("arena.committed");
+	arena_extend(&q->arena, map->arena, have, want);
+	st_release(&q->arena_committed, want);
+	return true;
+}
+
+static bool body_ensure(shmq_map *map, shmq_slot_desc *s, uint64_t length, uint32_t reserved)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t need = arena_block_size(length) - SHMQ_ARENA_HEAD, body, spacious;
+	uint32_t capacity;
+
+	/* Reuse the block of the slot's last message unless it is far too big. */
+	if (s->capacity >= need && s->capacity <= 4 * need + 1024)
+		return true;
+	body_drop(map, s);
+	/* Small bodies: let the arena grow until every slot can keep its block for the next message. */
+	spacious = need > 4096 ? 0 : (uint64_t)ld(&q->slots_committed) * (need + SHMQ_ARENA_HEAD) * 2;
+	for (;;) {
+		body = arena_alloc(&q->arena, map->arena, length, &capacity);
+		if (body != ARENA_FAILED)
+			break;
+		if (ld(&q->arena_committed) < spacious && arena_grow(map, need + SHMQ_ARENA_HEAD))
+			continue;
+		if (!reclaim(map, reserved) && !arena_grow(map, need + SHMQ_ARENA_HEAD))
+			return false;
+	}
+	s->body = body;
+	s->capacity = capacity;
+	return true;
+}
+
+static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (!body_ensure(map, &map->slots[free_slot(map, i)], lengths[i], n))
+			return false;
+	return true;
+}
+
+/* More slots: pages first, then one word, then everything derived anew. */
+static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = ld(&q->slots_committed) * 2, mask;
+	int r = queue_lock_under(b, map, until);
+
+	if (r)
+		return r;
+	if (n < want)
+		n = want;
+	if (n > q->slots_max)
+		n = q->slots_max;
+	for (mask = 1; mask < n; mask *= 2)
+		;
+	r = queue_commit_slots(map->base, q, n);
+	if (!r) {
+		st(&q->dirty, 1);
+		SHMQ_KILLPOINT("grow.dirty");
+		st(&q->ring_mask, mask - 1);
+		SHMQ_KILLPOINT("grow.mask");
+		st(&q->slots_committed, n);
+		SHMQ_KILLPOINT("grow.slots");
+		queue_rebuild(b, map, false);
+	}
+	queue_unlock(map);
+	return r;
+}
+
+/* Messages in the ready ring, at least: exact when the last look says more than `enough`. P held. */
+static uint32_t ready_seen(shmq_queue_desc *q, uint32_t enough)
+{
+	if (ld(&q->ready_tail) - q->ready_head_seen > enough)
+		q->ready_head_seen = ld_acquire(&q->ready_head);
+	return ld(&q->ready_tail) - q->ready_head_seen;
+}
+
+enum purpose { FOR_READY, FOR_DEFERRED, FOR_RESTORE };
+
+/* A publisher that must wait says what it needs; the spiller makes room for it. */
+static int lacks(shmq_broker *b, shmq_map *map, uint32_t slots, uint64_t bytes,
+                 enum purpose purpose)
+{
+	if (purpose == FOR_RESTORE)
+		return SHMQ_FULL;
+	st(&map->q->need_slots, slots);
+	st(&map->q->need_bytes, bytes);
+	supervisor_ring(b, RING_OVERFLOW);
+	return SHMQ_FULL;
+}
+
+static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+                    enum purpose purpose, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	bool to_hold = purpose != FOR_READY;
+	uint32_t budget = to_hold ? q->inflight_slots : ready_budget(q), used, have;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += arena_block_size(lengths[i]);
+	if (n > budget || bytes > bytes_budget(q))
+		return because(SHMQ_TOO_BIG,
+		               "%u messages of %llu bytes in all; a queue holds %u and %llu in memory "
+		               "(mem_queue_size, arena_size)",
+		               n, (unsigned long long)bytes, budget, (unsigned long long)bytes_budget(q));
+	if (to_hold) {
+		used = ld(&q->held) + ring_count(&q->defer_head, &q->defer_tail);
+	} else {
+		uint32_t spilling = ld(&q->spilling_count);
+
+		used = n + spilling < budget ? budget - n - spilling : 0;
+		used = ready_seen(q, used) + spilling;
+	}
+	if (used + n > budget ||
+	    (to_hold && used && ld(&q->held_bytes) + bytes > bytes_budget(q)))
+		return lacks(b, map, n, bytes, purpose);
+	for (;;) {
+		int r;
+
+		have = q->free_tail_seen - ld(&q->free_head);
+		if (have >= n)
+			break;
+		q->free_tail_seen = ld_acquire(&q->free_tail); /* SYNC(slot-free) */
+		have = q->free_tail_seen - ld(&q->free_head);
+		if (have >= n)
+			break;
+		if (ld(&q->slots_committed) == q->slots_max)
+			return lacks(b, map, n, bytes, purpose);
+		r = slots_grow(b, map, ld(&q->slots_committed) - have + n, until);
+		if (r == SHMQ_NO_SPACE)
+			return lacks(b, map, n, bytes, purpose);
+		if (r)
+			return r;
+	}
+	if ((int32_t)(ld(&q->free_head) + n - q->endowed) > 0)
+		q->endowed = ld(&q->free_head) + n;
+	if (!bodies_ensure(map, lengths, n)) {
+		/* The bytes may be behind the very slots that are about to be used. */
+		for (uint32_t i = 0; i < n; i++)
+			body_drop(map, &map->slots[free_slot(map, i)]);
+		if (!bodies_ensure(map, lengths, n))
+			return lacks(b, map, n, bytes, purpose);
+	}
+	if (purpose == FOR_RESTORE && (used || n > 1)) { /* now by what their blocks really have */
+		bytes = ld(&q->held_bytes);
+		for (uint32_t i = 0; i < n; i++)
+			bytes += block_bytes(&map->slots[free_slot(map, i)]);
+		if (bytes > bytes_budget(q))
+			return SHMQ_FULL;
+	}
+	if (purpose != FOR_RESTORE && ld(&q->need_slots)) {
+		st(&q->need_slots, 0);
+		st(&q->need_bytes, 0);
+	}
+	return 0;
+}
+
+int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until)
+{
+	return room_for(b, map, lengths, n, FOR_RESTORE, until);
+}
+
+/* ---- producer ---- */
+
+int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out)
+{
+	shmq_producer *p;
+	int r = usable_status(b);
+
+	if (r)
+		return r;
+	if (topic >= ld_acquire(&b->d->topics_committed))
+		return SHMQ_INVALID;
+	p = calloc(1, sizeof(*p));
+	if (!p)
+		return SHMQ_NO_MEMORY;
+	broker_hold(b);
+	p->b = b;
+	p->t = &b->topics[topic];
+	p->topic = topic;
+	p->generation = generation;
+	*out = p;
+	return 0;
+}
+
+static void list_drop(shmq_producer *p)
+{
+	for (uint32_t i = 0; i < p->channels + p->backlog; i++)
+		map_release(p->maps[i]);
+	free(p->maps);
+	p->maps = NULL;
+	p->channels = p->backlog = 0;
+	p->listed = false;
+}
+
+void shmq_producer_close(shmq_producer *p)
+{
+	shmq_broker *b = p->b;
+
+	list_drop(p);
+	map_release(p->lacking);
+	free(p);
+	broker_release(b);
+}
+
+/* The topic's queues, read anew when its version says so. Under P; the only allocation made there,
+ * and only when queues come or go. */
+static int list_refresh(shmq_producer *p)
+{
+	shmq_broker *b = p->b;
+	uint64_t version = ld(&p->t->version);
+	uint32_t n = ld_acquire(&b->d->queues_committed), count = 0, backlog = SHMQ_NONE;
+	int r = 0;
+
+	if (p->listed && p->version == version && p->attached_as == b->client_generation)
+		return 0;
+	list_drop(p);
+	for (uint32_t i = 0; i < n; i++)
+		count += entry_is(b, i, p->topic);
+	p->maps = calloc(count + 1, sizeof(shmq_map *));
+	if (!p->maps)
+		return SHMQ_NO_MEMORY;
+	for (uint32_t i = 0; i < n && !r; i++) {
+		if (!entry_is(b, i, p->topic))
+			continue;
+		if (ld_acquire(&b->entries[i].role) == SHMQ_ROLE_BACKLOG) {
+			backlog = i;
+			continue;
+		}
+		r = map_get(b, i, &p->maps[p->channels]);
+		p->channels += !r;
+		if (!r)
+			touch(b, i);
+	}
+	if (!r && backlog != SHMQ_NONE) {
+		r = map_get(b, backlog, &p->maps[p->channels]);
+		p->backlog = !r;
+		if (!r)
+			touch(b, backlog);
+	}
+	if (r) {
+		list_drop(p);
+		return r;
+	}
+	p->version = version;
+	p->attached_as = b->client_generation;
+	p->listed = true;
+	return 0;
+}
+
+/* P, the topic alive, the list of its queues true; where to publish. */
+static int producer_lock(shmq_producer *p, int64_t until, shmq_map ***targets, uint32_t *count)
+{
+	shmq_topic_desc *t = p->t;
+	int r = usable_status(p->b);
+
+	if (!r)
+		r = topic_lock(p->b, t, until);
+	if (r)
+		return r;
+	if (ld(&t->state) != SHMQ_ENTRY_LIVE || ld(&t->generation) != p->generation ||
+	    ld(&p->b->d->segment.ready) != SHMQ_READY_STATE)
+		r = SHMQ_GONE;
+	else if (ld(&p->b->d->stopping))
+		r = because(SHMQ_NOT_RUNNING, "the broker is stopping");
+	else
+		r = list_refresh(p);
+	if (r)
+		goto out;
+	/* While the backlog is not empty the topic goes on publishing into it: first in, first out. */
+	if (p->channels && !ld(&t->paused) &&
+	    !(p->backlog && !queue_is_empty(p->maps[p->channels]->q))) {
+		*targets = p->maps;
+		*count = p->channels;
+		return 0;
+	}
+	if (p->backlog) {
+		*targets = &p->maps[p->channels];
+		*count = 1;
+		return 0;
+	}
+	r = SHMQ_NEED_BACKLOG;
+out:
+	topic_unlock(t);
+	return r;
+}
+
+static void note_lacking(shmq_producer *p, shmq_map *map)
+{
+	shmq_map *old = NULL;
+
+	pthread_mutex_lock(&p->b->mutex); /* another thread may just be about to wait for the old one */
+	if (p->lacking != map) {
+		map_hold(map);
+		old = p->lacking;
+		p->lacking = map;
+	}
+	pthread_mutex_unlock(&p->b->mutex);
+	map_release(old);
+}
+
+static uint64_t id_of(const shmq_broker *b, uint64_t clock)
+{
+	return clock << SHMQ_ID_NODE_BITS | b->d->limits.node_id;
+}
+
+/* n consecutive clock values, stored before the commit. */
+static uint64_t clock_take(shmq_topic_desc *t, uint32_t n, int64_t now)
+{
+	uint64_t clock = (uint64_t)(now - SHMQ_EPOCH_NS) / SHMQ_ID_UNIT_NS, last = ld(&t->id_clock);
+
+	if (now < SHMQ_EPOCH_NS || clock <= last)
+		clock = last + 1;
+	st(&t->id_clock, clock + n - 1);
+	return clock;
+}
+
+/* Flip a queue's PREPARED slots and move the tail once. */
+static void flip(shmq_broker *b, shmq_map *map, const uint32_t *slots, uint32_t first, uint32_t n,
+                 int64_t due, uint64_t bytes)
+{
+	shmq_queue_desc *q = map->q;
+	_Atomic uint32_t *tail = due ? &q->defer_tail : &q->ready_tail;
+	uint32_t *ring = due ? map->defer : map->ready, mask = ld(&q->ring_mask), at = ld(tail);
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = slots ? slots[i] : map->free[(first + i) & mask];
+		shmq_slot_desc *s = &map->slots[slot];
+
+		st_release(&s->word, word_next(ld(&s->word), due ? SHMQ_DEFERRED : SHMQ_READY));
+		SHMQ_KILLPOINT("publish.flipped");
+		ring[at++ & mask] = slot;
+	}
+	SHMQ_KILLPOINT("publish.ring");
+	st_release(tail, at);
+	SHMQ_KILLPOINT("publish.tail");
+	bump(&q->enqueued, n);
+	bump(&q->enqueued_bytes, bytes);
+	if (due)
+		due_note(b, map->index, due);
+}
+
+/* Wake who waits for it; the supervisor at the high-water mark. After the tail's store. */
+static void announce(shmq_broker *b, shmq_map *map, uint32_t n)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t mark = ready_budget(q) / 4 * 3;
+
+	wake_takers(b, map, n);
+	if (ring_count(&q->ready_head, &q->ready_tail) > mark)
+		supervisor_ring(b, RING_OVERFLOW);
+}
+
+static bool needs_announcing(shmq_map *map, uint32_t n)
+{
+	uint32_t mark = ready_budget(map->q) / 4 * 3, ready = ready_seen(map->q, mark);
+
+	return ld(&map->q->takers.summary) || (ready > mark && ready - n <= mark);
+}
+
+static void prepare(shmq_slot_desc *s, uint64_t id, uint64_t seq, int64_t now, int64_t due,
+                    uint64_t length)
+{
+	s->id = id;
+	s->timestamp = now;
+	s->order = seq;
+	s->deadline = due;
+	s->length = (uint32_t)length;
+	s->attempts = 0;
+	s->heap = SHMQ_NONE;
+	SHMQ_KILLPOINT("publish.fields");
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED));
+	SHMQ_KILLPOINT("publish.prepared");
+}
+
+static int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t *lengths,
+                        bool *large)
+{
+	uint64_t most = p->b->d->limits.max_msg_size;
+
+	*large = false;
+	if (!n)
+		return because(SHMQ_INVALID, "a batch must hold at least one message");
+	for (uint32_t i = 0; i < n; i++) {
+		if (!bodies[i].length)
+			return because(SHMQ_INVALID, "message %u is empty; nsqd's rule: 1 byte or more", i);
+		if (bodies[i].length > most)
+			return because(SHMQ_TOO_BIG, "message %u has %llu bytes; max_msg_size is %llu", i,
+			               (unsigned long long)bodies[i].length, (unsigned long long)most);
+		lengths[i] = bodies[i].length;
+		*large |= bodies[i].length >= SHMQ_LARGE;
+	}
+	return 0;
+}
+
+/* As nsqd's DPUB: not longer than a requeue. */
+static int check_due(const shmq_producer *p, int64_t due)
+{
+	int64_t most = p->b->d->limits.max_req_timeout;
+
+	if (due && due - realtime_ns() > most)
+		return because(SHMQ_INVALID, "deferred for longer than max_req_timeout (%lld ms)",
+		               (long long)(most / NS_PER_MS));
+	return 0;
+}
+
+/* Room in every target; ephemeral ones without are marked and skipped. */
+static int room_everywhere(shmq_producer *p, shmq_map **targets, uint32_t count,
+                           const uint64_t *lengths, uint32_t n, bool deferred, int64_t until,
+                           uint64_t *skip)
+{
+	for (uint32_t k = 0; k < count; k++) {
+		int r = room_for(p->b, targets[k], lengths, n, deferred ? FOR_DEFERRED : FOR_READY, until);
+
+		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096) {
+			skip[k / 64] |= UINT64_C(1) << k % 64;
+			continue;
+		}
+		if (r == SHMQ_GONE)
+			r = SHMQ_AGAIN; /* deleted just now: look at the list again */
+		if (r == SHMQ_FULL)
+			note_lacking(p, targets[k]);
+		if (r)
+			return r;
+	}
+	return 0;
+}
+
+#define SKIPPED(skip, k) ((k) < 4096 && (skip)[(k) / 64] >> (k) % 64 & 1)
+
+static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
+                         uint32_t n, int64_t due, int64_t until, uint64_t *first_id)
+{
+	shmq_broker *b = p->b;
+	shmq_topic_desc *t = p->t;
+	shmq_map **targets;
+	uint64_t skip[64], seq, clock, bytes = 0;
+	uint32_t count, wake = 0;
+	shmq_map *few[16];
+	int64_t now;
+	int r = producer_lock(p, until, &targets, &count);
+
+	if (r)
+		return r;
+	memset(skip, 0, count > 64 ? sizeof(skip) : sizeof(skip[0]));
+	r = room_everywhere(p, targets, count, lengths, n, due != 0, until, skip);
+	if (r) {
+		topic_unlock(t);
+		return r;
+	}
+	now = realtime_ns();
+	clock = clock_take(t, n, now);
+	seq = ld(&t->committed) + 1;
+	for (uint32_t i = 0; i < n; i++)
+		bytes += lengths[i];
+	for (uint32_t k = 0; k < count; k++) {
+		if (SKIPPED(skip, k))
+			continue;
+		for (uint32_t i = 0; i < n; i++) {
+			shmq_slot_desc *s = &targets[k]->slots[free_slot(targets[k], i)];
+
+			memcpy(targets[k]->arena + s->body, bodies[i].data, lengths[i]);
+			prepare(s, id_of(b, clock + i), seq + i, now, due, lengths[i]);
+		}
+	}
+	for (uint32_t k = 0; k < count; k++)
+		if (!SKIPPED(skip, k)) {
+			st_release(&targets[k]->q->free_head, ld(&targets[k]->q->free_head) + n);
+			SHMQ_KILLPOINT("publish.head");
+		}
+	st_release(&t->committed, seq + n - 1);
+	SHMQ_KILLPOINT("publish.committed");
+	for (uint32_t k = 0; k < count; k++) {
+		shmq_map *map = targets[k];
+
+		if (SKIPPED(skip, k))
+			bump(&map->q->dropped, n);
+		else
+			flip(b, map, NULL, ld(&map->q->free_head) - n, n, due, bytes);
+	}
+	bump(&t->messages, n);
+	bump(&t->bytes, bytes);
+	/* Who has somebody to wake is remembered and held, for the system calls come after P. */
+	fence_full();
+	for (uint32_t k = 0; !due && k < count; k++) {
+		if (!needs_announcing(targets[k], n))
+			continue;
+		if (wake < 16) {
+			map_hold(targets[k]);
+			few[wake++] = targets[k];
+		} else {
+			announce(b, targets[k], n);
+		}
+	}
+	topic_unlock(t);
+	for (uint32_t k = 0; k < wake; k++) {
+		announce(b, few[k], n);
+		map_release(few[k]);
+	}
+	*first_id = id_of(b, clock);
+	return 0;
+}
+
+/* ---- loans ---- */
+
+static void loan_release(shmq_loan *loan)
+{
+	for (uint32_t k = 0; k < loan->targets; k++) {
+		map_release(loan->target[k].map);
+		free(loan->target[k].slots);
+	}
+	free(loan->target);
+	free(loan->lengths);
+	free(loan->scratch);
+	free(loan);
+}
+
+static shmq_loan *loan_make(shmq_producer *p, const uint64_t *lengths, uint32_t n, uint32_t targets)
+{
+	shmq_loan *loan = calloc(1, sizeof(*loan));
+
+	if (!loan)
+		return NULL;
+	loan->p = p;
+	loan->n = n;
+	loan->lengths = malloc(n * sizeof(uint64_t));
+	loan->target = calloc(targets ? targets : 1, sizeof(*loan->target));
+	if (!loan->lengths || !loan->target)
+		goto fail;
+	memcpy(loan->lengths, lengths, n * sizeof(uint64_t));
+	loan->targets = targets;
+	for (uint32_t k = 0; k < targets; k++) {
+		loan->target[k].slots = malloc(n * sizeof(uint32_t));
+		if (!loan->target[k].slots)
+			goto fail;
+	}
+	return loan;
+fail:
+	loan_release(loan);
+	return NULL;
+}
+
+static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, bool deferred,
+                      int64_t until, shmq_loan **out)
+{
+	shmq_broker *b = p->b;
+	shmq_map **targets;
+	shmq_loan *loan = NULL;
+	uint64_t skip[64] = {0}, all = 0;
+	uint32_t count, lent = 0;
+	int r = producer_lock(p, until, &targets, &count);
+
+	if (r)
+		return r;
+	loan = loan_make(p, lengths, n, count);
+	r = loan ? room_everywhere(p, targets, count, lengths, n, deferred, until, skip)
+	         : SHMQ_NO_MEMORY;
+	if (r)
+		goto out;
+	for (uint32_t k = 0; k < count; k++) {
+		shmq_map *map = targets[k];
+		struct target *to = &loan->target[lent];
+
+		if (SKIPPED(skip, k))
+			continue;
+		map_hold(map);
+		to->map = map;
+		for (uint32_t i = 0; i < n; i++) {
+			shmq_slot_desc *s;
+
+			to->slots[i] = free_slot(map, i);
+			s = &map->slots[to->slots[i]];
+			s->length = (uint32_t)lengths[i];
+			SHMQ_KILLPOINT("loan.fields");
+			st_release(&s->word,
+			           SHMQ_WORD(SHMQ_LOANED, b->client, SHMQ_GENERATION_OF(ld(&s->word))));
+			SHMQ_KILLPOINT("loan.state");
+		}
+		st_release(&map->q->free_head, ld(&map->q->free_head) + n);
+		lent++;
+	}
+	for (uint32_t k = lent; k < loan->targets; k++)
+		free(loan->target[k].slots);
+	loan->targets = lent;
+	if (!lent) {
+		for (uint32_t i = 0; i < n; i++)
+			all += lengths[i];
+		loan->scratch = malloc(all);
+		r = loan->scratch ? 0 : SHMQ_NO_MEMORY;
+		if (r)
+			goto out;
+	}
+	loan->open = true;
+	loan->fork_generation = b->fork_generation;
+	broker_hold(b);
+	*out = loan;
+out:
+	topic_unlock(p->t);
+	if (r && loan)
+		loan_release(loan);
+	return r;
+}
+
+int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out)
+{
+	shmq_body body = {NULL, length};
+	uint64_t lengths[1];
+	bool large;
+	int r = check_bodies(p, &body, 1, lengths, &large);
+
+	return r ? r : loan_begin(p, lengths, 1, false, until, out);
+}
+
+static uint8_t *loan_body(shmq_loan *loan, uint32_t target, uint32_t i)
+{
+	shmq_map *map = loan->target[target].map;
+
+	return map->arena + map->slots[loan->target[target].slots[i]].body;
+}
+
+void *shmq_loan_data(shmq_loan *loan)
+{
+	return loan->targets ? loan_body(loan, 0, 0) : loan->scratch;
+}
+
+static bool still_ours(shmq_loan *loan, struct target *to, uint32_t i)
+{
+	uint64_t word = ld(&to->map->slots[to->slots[i]].word);
+
+	return SHMQ_STATE_OF(word) == SHMQ_LOANED && SHMQ_OWNER_OF(word) == loan->p->b->client;
+}
+
+/* LOANED slots of targets that are not (or no longer) published to go back, each under its D. */
+static int loan_give_back(shmq_loan *loan, bool all, int64_t until)
+{
+	shmq_broker *b = loan->p->b;
+
+	for (uint32_t k = 0; k < loan->targets; k++) {
+		struct target *to = &loan->target[k];
+		int r;
+
+		if (!all && to->current)
+			continue;
+		r = queue_lock(b, to->map, until);
+		if (r == SHMQ_GONE)
+			continue;
+		if (r)
+			return r;
+		for (uint32_t i = 0; i < loan->n; i++)
+			if (still_ours(loan, to, i))
+				slot_release(to->map, to->slots[i]);
+		queue_unlock(to->map);
+		wake_space(b, to->map);
+	}
+	return 0;
+}
+
+static struct target *loan_target(shmq_loan *loan, const shmq_map *map)
+{
+	for (uint32_t k = 0; k < loan->targets; k++)
+		if (loan->target[k].map == map)
+			return &loan->target[k];
+	return NULL;
+}
+
+static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *first_id)
+{
+	shmq_producer *p = loan->p;
+	shmq_broker *b = p->b;
+	shmq_topic_desc *t = p->t;
+	shmq_map **targets;
+	uint64_t skip[64] = {0}, seq, clock, bytes = 0;
+	uint32_t count, n = loan->n;
+	int64_t now;
+	int r = producer_lock(p, until, &targets, &count);
+
+	if (r)
+		return r;
+	/* Channels that are new since the loan began need room now. */
+	for (uint32_t k = 0; k < count; k++) {
+		if (loan_target(loan, targets[k]))
+			continue;
+		r = room_for(b, targets[k], loan->lengths, n, due ? FOR_DEFERRED : FOR_READY, until);
+		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096) {
+			skip[k / 64] |= UINT64_C(1) << k % 64;
+			r = 0;
+		}
+		if (r == SHMQ_FULL)
+			note_lacking(p, targets[k]);
+		if (r) {
+			topic_unlock(t);
+			return r == SHMQ_GONE ? SHMQ_AGAIN : r;
+		}
+	}
+	now = realtime_ns();
+	clock = clock_take(t, n, now);
+	seq = ld(&t->committed) + 1;
+	for (uint32_t k = 0; k < loan->targets; k++)
+		loan->target[k].current = false;
+	for (uint32_t i = 0; i < n; i++)
+		bytes += loan->lengths[i];
+	for (uint32_t k = 0; k < count; k++) {
+		struct target *lent = loan_target(loan, targets[k]);
+
+		if (SKIPPED(skip, k))
+			continue;
+		if (lent)
+			lent->current = true;
+		for (uint64_t i = 0, at = 0; i < n; i++) {
+			shmq_slot_desc *s =
+			        &targets[k]->slots[lent ? lent->slots[i]
+			                              : free_slot(targets[k], (uint32_t)i)];
+
+			if (!lent)
+				memcpy(targets[k]->arena + s->body,
+				       loan->targets ? loan_body(loan, 0, (uint32_t)i)
+				                     : loan->scratch + at,
+				       loan->lengths[i]);
+			at += loan->lengths[i];
+			prepare(s, id_of(b, clock + i), seq + i, now, due, loan->lengths[i]);
+		}
+	}
+	for (uint32_t k = 0; k < count; k++)
+		if (!SKIPPED(skip, k) && !loan_target(loan, targets[k]))
+			st_release(&targets[k]->q->free_head, ld(&targets[k]->q->free_head) + n);
+	st_release(&t->committed, seq + n - 1);
+	SHMQ_KILLPOINT("loan.committed");
+	for (uint32_t k = 0; k < count; k++) {
+		struct target *lent = loan_target(loan, targets[k]);
+
+		if (SKIPPED(skip, k))
+			bump(&targets[k]->q->dropped, n);
+		else
+			flip(b, targets[k], lent ? lent->slots : NULL, ld(&targets[k]->q->free_head) - n, n,
+			     due, bytes);
+		if (!due)
+			announce(b, targets[k], n); /* under P: rare and large enough not to matter */
+	}
+	bump(&t->messages, n);
+	bump(&t->bytes, bytes);
+	topic_unlock(t);
+	*first_id = id_of(b, clock);
+	loan->open = false;
+	return 0;
+}
+
+int shmq_loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *id)
+{
+	int r;
+
+	if (loan->open && (r = check_due(loan->p, due)))
+		return r;
+	/* What was written into the first body, to the others; outside the lock, it may be long. */
+	for (uint32_t k = 1; loan->open && k < loan->targets; k++)
+		for (uint32_t i = 0; i < loan->n; i++)
+			memcpy(loan_body(loan, k, i), loan_body(loan, 0, i), loan->lengths[i]);
+	r = loan->open ? loan_commit(loan, due, until, id) : SHMQ_CLOSED;
+	/* What is left over is given back later at the latest by the reaper; try hard now. */
+	if (!r)
+		(void)loan_give_back(loan, false, later(now_ns(), NS_PER_S));
+	return r;
+}
+
+int shmq_loan_cancel(shmq_loan *loan, int64_t until)
+{
+	int r = usable_status(loan->p->b);
+
+	if (!loan->open || r == SHMQ_FORKED || r == SHMQ_CLOSED)
+		return 0;
+	r = loan_give_back(loan, true, until);
+	if (!r)
+		loan->open = false;
+	return r;
+}
+
+void shmq_loan_free(shmq_loan *loan)
+{
+	shmq_broker *b = loan->p->b;
+
+	loan_release(loan);
+	broker_release(b);
+}
+
+/* Large bodies: lent, copied outside the lock, committed together. */
+static int publish_large(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
+                         uint32_t n, int64_t due, int64_t until, uint64_t *first_id)
+{
+	shmq_loan *loan;
+	int r = loan_begin(p, lengths, n, due != 0, until, &loan);
+
+	if (r)
+		return r;
+	for (uint64_t i = 0, at = 0; i < n; at += lengths[i++])
+		memcpy(loan->targets ? loan_body(loan, 0, (uint32_t)i) : loan->scratch + at,
+		       bodies[i].data, lengths[i]);
+	/* Wait a little: the copy should not be thrown away for a lock that is busy just now. */
+	r = shmq_loan_commit(loan, due, later(now_ns(), NS_PER_S / 10), first_id);
+	if (r)
+		(void)shmq_loan_cancel(loan, later(now_ns(), NS_PER_S));
+	shmq_loan_free(loan);
+	return r;
+}
+
+int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
+                 uint64_t *first_id)
+{
+	uint64_t few[256], *lengths = n <= 256 ? few : malloc(n * sizeof(uint64_t));
+	bool large;
+	int r;
+
+	if (!lengths)
+		return SHMQ_NO_MEMORY;
+	because_nothing();
+	r = check_bodies(p, bodies, n, lengths, &large);
+	if (!r)
+		r = check_due(p, due);
+	if (!r)
+		r = (large ? publish_large : publish_small)(p, bodies, lengths, n, due, until, first_id);
+	if (lengths != few)
+		free(lengths);
+	return r;
+}
+
+int shmq_producer_wait(shmq_producer *p, int64_t deadline)
+{
+	shmq_broker *b = p->b;
+	shmq_map *map;
+	uint32_t bell;
+	bool slept;
+	int r = usable_status(b);
+
+	if (r)
+		return r;
+	pthread_mutex_lock(&b->mutex);
+	map = p->lacking;
+	if (map)
+		map_hold(map);
+	pthread_mutex_unlock(&b->mutex);
+	if (!map || bell_get(b, &bell)) {
+		struct timespec t = timespec_of(NS_PER_MS);
+
+		map_release(map);
+		if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
+			return SHMQ_INTERRUPTED;
+		return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
+	}
+	wait_announce(&map->q->space, bell);
+	if (ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map->q) / 4 * 3 ||
+	    ld(&map->q->need_bytes))
+		r = bell_wait(b, bell, deadline, 10 * NS_PER_MS, &slept);
+	wait_withdraw(&map->q->space, bell);
+	bell_put(b, bell);
+	map_release(map);
+	return r;
+}
+
+/* ---- the backlog's way to several channels ---- */
+
+/* The next message of a backlog: requeue ring, then (nothing on disk) ready ring, then deferred. */
+static uint32_t backlog_next(shmq_map *map, unsigned *from)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ld(&q->ring_mask);
+
+	if (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
+		*from = SHMQ_BACK;
+		return map->requeue[ld(&q->requeue_head) & mask];
+	}
+	if (!on_disk(q) && ld(&q->ready_head) != ld(&q->ready_tail)) {
+		*from = SHMQ_READY;
+		return map->ready[ld(&q->ready_head) & mask];
+	}
+	if (!on_disk(q) && ld(&q->deferred_len)) {
+		*from = SHMQ_DEFERRED;
+		return map->deferred.slot[0];
+	}
+	*from = SHMQ_FREE;
+	return SHMQ_NONE;
+}
+
+/* One message, one transaction. P and the backlog's D held. */
+static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_map **channels,
+                    uint32_t count, int64_t until)
+{
+	shmq_queue_desc *q = backlog->q;
+	unsigned from;
+	uint32_t slot = backlog_next(backlog, &from);
+	shmq_slot_desc *s = &backlog->slots[slot == SHMQ_NONE ? 0 : slot];
+	uint64_t length = s->length, skip[64] = {0}, seq = ld(&t->committed) + 1;
+	int64_t due = from == SHMQ_DEFERRED ? s->deadline : 0;
+
+	if (slot == SHMQ_NONE)
+		return SHMQ_EMPTY;
+	for (uint32_t k = 0; k < count; k++) {
+		int r = room_for(b, channels[k], &length, 1, due ? FOR_DEFERRED : FOR_READY, until);
+
+		if (r == SHMQ_FULL && channels[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096)
+			skip[k / 64] |= UINT64_C(1) << k % 64;
+		else if (r)
+			return r;
+	}
+	s->previous = (uint16_t)from;
+	s->move = seq;
+	SHMQ_KILLPOINT("pump.fields");
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING));
+	SHMQ_KILLPOINT("pump.moving");
+	for (uint32_t k = 0; k < count; k++) {
+		shmq_slot_desc *to = &channels[k]->slots[free_slot(channels[k], 0)];
+
+		if (SKIPPED(skip, k))
+			continue;
+		memcpy(channels[k]->arena + to->body, backlog->arena + s->body, length);
+		prepare(to, s->id, seq, s->timestamp, due, length);
+		to->attempts = s->attempts;
+		st_release(&channels[k]->q->free_head, ld(&channels[k]->q->free_head) + 1);
+	}
+	st_release(&t->committed, seq);
+	SHMQ_KILLPOINT("pump.committed");
+	for (uint32_t k = 0; k < count; k++)
+		if (SKIPPED(skip, k))
+			bump(&channels[k]->q->dropped, 1);
+		else
+			flip(b, channels[k], NULL, ld(&channels[k]->q->free_head) - 1, 1, due, length);
+	if (from == SHMQ_BACK)
+		st_release(&q->requeue_head, ld(&q->requeue_head) + 1);
+	else if (from == SHMQ_READY)
+		st_release(&q->ready_head, ld(&q->ready_head) + 1);
+	else
+		heap_remove(&backlog->deferred, slot);
+	if (from != SHMQ_READY)
+		held_remove(backlog, slot);
+	SHMQ_KILLPOINT("pump.popped");
+	slot_release(backlog, slot);
+	return 0;
+}
+
+int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, int64_t until,
+              uint32_t *moved)
+{
+	shmq_producer *p;
+	shmq_map **targets;
+	uint32_t count;
+	int r = shmq_producer_open(b, topic, generation, &p);
+
+	*moved = 0;
+	if (r)
+		return r;
+	r = producer_lock(p, until, &targets, &count);
+	if (r) {
+		shmq_producer_close(p);
+		return r == SHMQ_NEED_BACKLOG ? SHMQ_EMPTY : r;
+	}
+	if (ld(&p->t->paused) || !p->channels || !p->backlog) {
+		r = SHMQ_EMPTY;
+	} else {
+		shmq_map *backlog = p->maps[p->channels];
+
+		r = queue_lock_under(b, backlog, until);
+		if (!r) {
+			defer_drain(b, backlog);
+			while (*moved < n && !(r = pump_one(b, p->t, backlog, p->maps, p->channels, until)))
+				++*moved;
+			queue_unlock(backlog);
+		}
+	}
+	topic_unlock(p->t);
+	for (uint32_t k = 0; *moved && k < p->channels; k++)
+		announce(b, p->maps[k], *moved);
+	if (*moved && p->backlog)
+		wake_space(b, p->maps[p->channels]);
+	shmq_producer_close(p);
+	return *moved ? 0 : r;
+}

@@ -1,0 +1,134 @@
+/*
+ * One thread that waits for many consumers: its bell is announced in all their queues at once. As
+ * in doorbell.c, a ring only means "look again", and rings do not say who rang.
+ *
+ *   announce, forget old rings, look, sleep, withdraw, look
+ *
+ * The last look finds what belongs to a ring that came before the withdrawal, whatever consumer it
+ * was for; so no ring ends here unseen.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+
+struct shmq_waiter {
+	shmq_broker *b;
+	_Atomic uint32_t bell; /* SHMQ_NONE: the table was full, poll */
+	_Atomic bool woken;    /* by shmq_waiter_wake, and not out of the wait since */
+	_Atomic bool closed;
+};
+
+#define POLL_NS (2 * NS_PER_MS)
+
+int shmq_waiter_open(shmq_broker *b, shmq_waiter **out)
+{
+	uint32_t bell = SHMQ_NONE;
+	int r = usable_status(b);
+	shmq_waiter *w;
+
+	if (r)
+		return r;
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return SHMQ_NO_MEMORY;
+	(void)bell_get(b, &bell);
+	broker_hold(b);
+	w->b = b;
+	st(&w->bell, bell);
+	*out = w;
+	return 0;
+}
+
+static uint32_t look(const shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n,
+                     uint32_t *ready)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		if (consumers[i]->b != w->b || may_take(consumers[i]))
+			ready[count++] = i;
+	return count;
+}
+
+static int poll(int64_t deadline)
+{
+	struct timespec t = timespec_of(POLL_NS);
+
+	if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
+		return SHMQ_INTERRUPTED;
+	return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
+}
+
+static int announce_and_sleep(shmq_waiter *w, uint32_t bell, shmq_consumer *const *consumers,
+                              uint32_t n, int64_t deadline, uint32_t *ready)
+{
+	int r = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		(void)consumer_enter(consumers[i], bell); /* without a place it looks after 1 s */
+		wait_announce(&consumers[i]->map->q->takers, bell);
+		SHMQ_KILLPOINT("waiter.announced");
+	}
+	bell_drain(w->b, bell);
+	if (!look(w, consumers, n, ready) && !ld(&w->woken))
+		r = bell_sleep(w->b, bell, deadline, NS_PER_S);
+	for (uint32_t i = 0; i < n; i++) {
+		wait_withdraw(&consumers[i]->map->q->takers, bell);
+		consumer_leave(consumers[i], bell);
+	}
+	return r;
+}
+
+int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n, int64_t deadline,
+                     uint32_t *ready, uint32_t *count)
+{
+	uint32_t bell;
+	int r = usable_status(w->b);
+
+	*count = 0;
+	if (!r && ld(&w->closed))
+		r = SHMQ_CLOSED;
+	if (r)
+		return r;
+	*count = look(w, consumers, n, ready);
+	if (deadline <= now_ns())
+		return *count ? 0 : SHMQ_TIMEOUT;
+	if (!*count) {
+		bell = ld(&w->bell);
+		if (bell == SHMQ_NONE && !bell_get(w->b, &bell))
+			st(&w->bell, bell);
+		r = bell == SHMQ_NONE ? poll(deadline)
+		                      : announce_and_sleep(w, bell, consumers, n, deadline, ready);
+		*count = look(w, consumers, n, ready);
+	}
+	/* Who wakes changes first what the caller looks at next. */
+	atomic_store(&w->woken, false);
+	return *count ? 0 : r;
+}
+
+void shmq_waiter_wake(shmq_waiter *w)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (usable_status(w->b) || ld(&w->closed))
+		return;
+	if (!atomic_exchange(&w->woken, true) && bell != SHMQ_NONE)
+		bell_ring(w->b, bell);
+}
+
+void shmq_waiter_close(shmq_waiter *w)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (atomic_exchange(&w->closed, true) || usable_status(w->b) || bell == SHMQ_NONE)
+		return;
+	bell_put(w->b, bell);
+}
+
+void shmq_waiter_free(shmq_waiter *w)
+{
+	shmq_broker *b = w->b;
+
+	free(w);
+	broker_release(b);
+}

@@ -1,0 +1,460 @@
+/*
+ * shmq: the core's contract. Nothing here knows Python, names of shared memory, or files.
+ *
+ * A process maps the directory (shmq_broker_open), takes a client entry (shmq_broker_attach) and
+ * from then on publishes through producers and takes through consumers. Every call returns 0 or a
+ * negative status from the table below; outputs go through pointers and are untouched on failure
+ * unless said otherwise. No call makes a Python object, touches a disk or logs while it
+ * holds a lock; none aborts.
+ *
+ * Time. `until` is an absolute CLOCK_MONOTONIC time in nanoseconds up to which a call may wait for
+ * LOCKS; 0 means: only try, SHMQ_AGAIN if one is held elsewhere (nothing was done; call again).
+ * Nothing but the ..._wait functions and shmq_request_wait waits for anything else.
+ *
+ * Mapping. The core knows no names: when an operation meets a queue this process has not mapped it
+ * returns SHMQ_NEED_MAP (nothing was done); shmq_broker_missing says which, the caller opens it and
+ * calls shmq_broker_map, and tries again.
+ *
+ * Death. Any call may end at any instruction. What a death leaves, the next one to take the lock
+ * repairs (EOWNERDEAD -> dirty -> rebuild under P and D); what a dead client held, the reaper gives
+ * back. The sentence "death:" at a call says which side of its commit word decides.
+ *
+ * Fork. After fork() every handle answers SHMQ_FORKED in the child; the child attaches anew.
+ *
+ * Threads. Any thread may use any handle; a handle must not be closed while others use it.
+ */
+#ifndef SHMQ_H
+#define SHMQ_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, value, python exception or "", sentence) */
+#define SHMQ_STATUS_TABLE(X)                                                                       \
+	X(OK, 0, "", "done")                                                                           \
+	X(AGAIN, -1, "Busy", "a lock is held by another thread")                                           \
+	X(NEED_MAP, -2, "", "a queue must be mapped first")                                            \
+	X(NEED_BACKLOG, -3, "", "the topic needs a backlog queue")                                     \
+	X(EMPTY, -4, "", "nothing to take")                                                            \
+	X(FORKED, -5, "", "this handle belongs to the parent process")                                 \
+	X(FULL, -6, "Full", "no room in memory for the message")                                       \
+	X(TOO_BIG, -7, "MessageTooBig", "the message or batch can never fit")                          \
+	X(BAD_NAME, -8, "BadName", "not a valid topic or channel name")                                \
+	X(NOT_IN_FLIGHT, -9, "NotInFlight", "the message is not in flight to this consumer")           \
+	X(GONE, -10, "Gone", "the topic, channel or broker was deleted")                               \
+	X(LAYOUT, -11, "LayoutMismatch", "the segment was not made by this version of shmq")           \
+	X(TOO_MANY_CLIENTS, -12, "TooManyClients", "every client entry is taken")                      \
+	X(NOT_RUNNING, -13, "NotRunning", "no supervisor is running")                                  \
+	X(NO_MEMORY, -14, "ShmqError", "the mapping was refused (address space or memory limit)")      \
+	X(NO_SPACE, -15, "Full", "the shared memory file system is full")                              \
+	X(INVALID, -16, "ShmqError", "an argument is out of range")                                    \
+	X(CLOSED, -17, "Gone", "the handle was closed")                                                \
+	X(TIMEOUT, -18, "", "the time is over")                                                        \
+	X(INTERRUPTED, -19, "", "a signal came")                                                       \
+	X(TABLE_FULL, -20, "ShmqError", "a table of the directory is full")                            \
+	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")
+
+enum shmq_status {
+#define X(name, value, exception, sentence) SHMQ_##name = value,
+	SHMQ_STATUS_TABLE(X)
+#undef X
+};
+const char *shmq_status_name(int status);
+const char *shmq_status_sentence(int status);
+/* What this thread's last failed open or create found, in words ("" if nothing to add). */
+const char *shmq_why(void);
+
+typedef struct shmq_broker shmq_broker;
+typedef struct shmq_producer shmq_producer;
+typedef struct shmq_consumer shmq_consumer;
+
+typedef struct shmq_limits {
+	int64_t msg_timeout_ns, max_msg_timeout_ns, max_req_timeout_ns;
+	uint64_t max_msg_size;
+	uint64_t arena_size;
+	uint32_t node_id, mem_queue_size, inflight_slots;
+} shmq_limits;
+
+int64_t shmq_now(void);      /* CLOCK_MONOTONIC ns */
+int64_t shmq_realtime(void); /* CLOCK_REALTIME ns */
+uint32_t shmq_fork_generation(void); /* raised in every forked child */
+
+/* 1 to 64 bytes of [.a-zA-Z0-9_-], optionally ending in "#ephemeral" (counted). */
+bool shmq_name_valid(const char *name, size_t length);
+bool shmq_name_ephemeral(const char *name, size_t length);
+
+/* ---- layout table, for numpy ---------------------------------------------------------------- */
+typedef struct shmq_field {
+	const char *structure, *name;
+	const char *dtype; /* numpy: "<u8", "<i4", "S80", "V40" or the name of another structure */
+	uint32_t offset, size, count;
+} shmq_field;
+const shmq_field *shmq_layout(size_t *count);
+uint32_t shmq_layout_size(const char *structure); /* 0: unknown */
+uint64_t shmq_layout_fingerprint(void);
+uint32_t shmq_layout_version(void);
+/* States, table sizes and kinds by name (without SHMQ_). */
+typedef struct shmq_constant {
+	const char *name;
+	int64_t value;
+} shmq_constant;
+const shmq_constant *shmq_constants(size_t *count);
+
+/* ---- segments: made by the supervisor only -------------------------------------------------- */
+
+uint64_t shmq_directory_bytes(void);
+/* Size, reserve and fill a new directory behind `fd` (empty, of size 0); READY is stored last.
+ * SHMQ_NO_SPACE on a full tmpfs, SHMQ_NO_MEMORY if it cannot be mapped. death: a raw segment, which
+ * no opener accepts and the next supervisor replaces. */
+int shmq_directory_create(int fd, const shmq_limits *limits);
+uint64_t shmq_queue_bytes(const shmq_limits *limits);
+
+/* ---- attachment ----------------------------------------------------------------------------- */
+
+enum shmq_kind { SHMQ_AS_CLIENT = 0, SHMQ_AS_SUPERVISOR = 1, SHMQ_AS_GATEWAY = 2 };
+
+/* Map and check the directory: SHMQ_LAYOUT (shmq_why has the sentence), SHMQ_NO_MEMORY. */
+int shmq_broker_open(int fd, shmq_broker **out);
+/* Take a client entry and its life lock. death: an entry in state ATTACHING or LIVE whose life lock
+ * is free; the reaper frees it. SHMQ_TOO_MANY_CLIENTS, SHMQ_NOT_RUNNING (broker stopping). */
+int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until);
+/* Give back everything the client holds, then the entry. Idempotent. */
+int shmq_broker_detach(shmq_broker *b, int64_t until);
+/* Unmap. In a forked child this only forgets (the parent's entry stays the parent's). */
+void shmq_broker_close(shmq_broker *b);
+bool shmq_broker_forked(const shmq_broker *b);
+uint32_t shmq_broker_client(const shmq_broker *b); /* index of the client entry */
+/* Which queue the last SHMQ_NEED_MAP of this thread was about. */
+void shmq_broker_missing(const shmq_broker *b, uint32_t *queue, uint64_t *serial);
+int shmq_broker_map(shmq_broker *b, uint32_t queue, uint64_t serial, int fd);
+/* Forget the mapping of a queue that is gone (pages are freed when no handle uses them). */
+void shmq_broker_unmap(shmq_broker *b, uint32_t queue, uint64_t serial);
+/* Base and mapped length of a segment, for read-only views; queue SHMQ_AS_DIRECTORY: the directory.
+ * Takes a reference on the mapping; give it back with shmq_segment_release. */
+#define SHMQ_AS_DIRECTORY UINT32_MAX
+int shmq_segment_view(shmq_broker *b, uint32_t queue, const void **base, uint64_t *length,
+                      void **reference);
+void shmq_segment_release(void *reference);
+/* Does a supervisor hold its life lock? (Exact at once, also after a kill -9.) */
+bool shmq_supervisor_alive(shmq_broker *b);
+
+/* ---- registry ------------------------------------------------------------------------------- */
+
+int shmq_topic_find(shmq_broker *b, const char *name, uint32_t *topic, uint32_t *generation);
+/* channel NULL: the topic's backlog queue. SHMQ_GONE if there is none. */
+int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_t *queue,
+                    uint64_t *serial);
+
+/* Requests to the supervisor: create or delete. post, wait (in slices), end. */
+enum shmq_request_kind {
+	SHMQ_CREATE_TOPIC = 1,
+	SHMQ_CREATE_CHANNEL = 2,
+	SHMQ_CREATE_BACKLOG = 3,
+	SHMQ_DELETE_TOPIC = 4,
+	SHMQ_DELETE_CHANNEL = 5
+};
+int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *topic,
+                      const char *channel, int64_t until, uint32_t *ticket);
+/* Wait for its answer: 0 or the supervisor's status; SHMQ_TIMEOUT, SHMQ_INTERRUPTED,
+ * SHMQ_NOT_RUNNING if the supervisor is dead. */
+int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline);
+void shmq_request_end(shmq_broker *b, uint32_t ticket);
+
+int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool paused,
+                     int64_t until);
+int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused,
+                       int64_t until);
+/* Drop READY, BACK, INFLIGHT, DEFERRED and SPILLING messages and what is on disk (nsqd's empty);
+ * files of chunks up to deferred_gone are to be deleted.
+ * `dropped`: how many. death: some are dropped, some not; nothing is half. */
+int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                     uint64_t *dropped);
+
+/* ---- publish -------------------------------------------------------------------------------- */
+
+typedef struct shmq_body {
+	const void *data;
+	uint64_t length;
+} shmq_body;
+
+int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out);
+void shmq_producer_close(shmq_producer *p);
+/*
+ * Publish n bodies to every channel of the topic, all or nothing. due: 0, or CLOCK_REALTIME ns
+ * before which they are not delivered, at most max_req_timeout from now. first_id: id of the first; the k-th has first_id + k * 1024.
+ * SHMQ_FULL: some queue lacks room (shmq_producer_wait waits for it); SHMQ_TOO_BIG: never fits;
+ * SHMQ_NEED_BACKLOG: ask the supervisor for a backlog queue; SHMQ_GONE: the topic was deleted.
+ * Bodies over SHMQ_LARGE bytes are copied outside the lock (as loans).
+ * death: before topic.committed is stored, no channel has any of them; after, all have all.
+ */
+int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
+                 uint64_t *first_id);
+#define SHMQ_LARGE 65536u
+/* Sleep until the queue that was full may have room, or `deadline` (monotonic ns), at most 10 ms
+ * blind. 0: look again; SHMQ_TIMEOUT; SHMQ_INTERRUPTED. */
+int shmq_producer_wait(shmq_producer *p, int64_t deadline);
+
+/* A loan: a slot and body of `length` bytes in every channel, filled in place, then published. */
+typedef struct shmq_loan shmq_loan;
+int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out);
+void *shmq_loan_data(shmq_loan *loan);
+/* Publish. SHMQ_FULL: a channel that is new since shmq_loan_begin lacks room; the loan stays. */
+int shmq_loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *id);
+int shmq_loan_cancel(shmq_loan *loan, int64_t until);
+/* Free the handle after commit or cancel succeeded, or in a forked child. */
+void shmq_loan_free(shmq_loan *loan);
+
+/* ---- take ----------------------------------------------------------------------------------- */
+
+typedef struct shmq_message {
+	uint64_t word; /* the slot's state word while it is ours */
+	uint64_t id;
+	int64_t timestamp;
+	const void *body;
+	uint32_t length;
+	uint32_t slot;
+	uint32_t attempts;
+	uint32_t reserved;
+} shmq_message;
+
+/* Registers a session with the queue. msg_timeout_ns: 0 the queue's default, -1 never. */
+int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t max_in_flight,
+                       int64_t msg_timeout_ns, int64_t until, shmq_consumer **out);
+/* Returns what it has not finished to the queue, frees the session. The handle stays valid (every
+ * call answers SHMQ_CLOSED) until shmq_consumer_free. */
+int shmq_consumer_close(shmq_consumer *c, int64_t until);
+void shmq_consumer_free(shmq_consumer *c);
+/*
+ * Take up to n messages: got >= 1 and 0, or SHMQ_EMPTY. Bodies lie in shared memory: copy, then
+ * check with shmq_message_held; or pin.
+ * death: a message is INFLIGHT of this client (the reaper returns it) or was not taken.
+ */
+int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, uint32_t *got);
+/* Is the message still in flight to us, so that what was copied before is its body? */
+bool shmq_message_held(shmq_consumer *c, const shmq_message *m);
+/* Sleep until there may be something to take, at most to `deadline` and 1 s. As
+ * shmq_producer_wait. */
+int shmq_consumer_wait(shmq_consumer *c, int64_t deadline);
+/* Wake every thread of this process that waits on this consumer, also with a shmq_waiter. */
+void shmq_consumer_wake(shmq_consumer *c);
+/* Who was told that there may be something to take, and takes nothing, tells the next waiter of the
+ * queue, in whatever process. */
+void shmq_consumer_pass(shmq_consumer *c);
+
+/* One thread that waits for many consumers with one doorbell. Without a free doorbell it polls. */
+typedef struct shmq_waiter shmq_waiter;
+int shmq_waiter_open(shmq_broker *b, shmq_waiter **out);
+/*
+ * Sleep, never spin, until one of the n consumers (of the same broker; the caller keeps them) may
+ * have something to take, is closed or gone, or shmq_waiter_wake is called; at most to `deadline`
+ * and 1 s. ready: room for n indices, `count` of them are filled in. 0: look again, also at what
+ * there is to wait for (count may be 0); SHMQ_TIMEOUT, SHMQ_INTERRUPTED (count is 0). A deadline
+ * that is over only looks, which any thread may do at any time; else one thread at a time.
+ * Each index returned may be a ring meant for one waiter: take, or shmq_consumer_pass.
+ * death: its bits in the queues' waiters, which the reaper takes away, and a ring it had got, for
+ * which the reaper rings everybody.
+ */
+int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n, int64_t deadline,
+                     uint32_t *ready, uint32_t *count);
+/* End the wait, or the next one if there is none; many calls are as one. */
+void shmq_waiter_wake(shmq_waiter *w);
+/* Give back its doorbell, which a detach has done already; nobody may be in shmq_waiter_wait. The
+ * handle stays valid (every call answers SHMQ_CLOSED or does nothing) until shmq_waiter_free. */
+void shmq_waiter_close(shmq_waiter *w);
+void shmq_waiter_free(shmq_waiter *w);
+
+/* For each m[i]: ok[i] = 1 and its state changed, or ok[i] = 0 (not in flight to us). Returns 0 if
+ * all were, else SHMQ_NOT_IN_FLIGHT. ok may be NULL.
+ * death: those whose state word changed are done, the others are not. */
+int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
+/* delay_ns clamped to [0, max_req_timeout]. 0: to the queue at once, behind what is published. */
+int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns,
+                 uint8_t *ok, int64_t until);
+/* New deadline: now + msg_timeout, at most delivery + max_msg_timeout. */
+int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
+
+/* Keep the body in place until shmq_unpin, whatever becomes of the message. SHMQ_NOT_IN_FLIGHT;
+ * SHMQ_TABLE_FULL: the client's log is full (copy instead). */
+int shmq_pin(shmq_consumer *c, const shmq_message *m, int64_t until);
+int shmq_unpin(shmq_consumer *c, const shmq_message *m, int64_t until);
+
+typedef struct shmq_consumer_info {
+	uint32_t queue, session, in_flight, max_in_flight;
+	uint64_t serial, delivered, finished, requeued, timed_out;
+} shmq_consumer_info;
+void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out);
+
+/* ---- supervisor ----------------------------------------------------------------------------- */
+
+/* This client is the supervisor: pid, start time, epoch, doorbell into the header. */
+int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
+/* Sleep on the supervisor's doorbell; `why`: bits 1 request, 2 overflow, 4 a client left. Stores
+ * the heartbeat. */
+int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why);
+void shmq_supervisor_stopping(shmq_broker *b); /* no attach, no request from now on */
+/* Mark the directory closed (last act before its unlinking): every handle answers SHMQ_GONE. */
+void shmq_directory_close(shmq_broker *b);
+
+typedef struct shmq_request {
+	uint32_t ticket, kind, client;
+	char topic[80], channel[80];
+} shmq_request;
+/* The next posted request, or SHMQ_EMPTY. Abandoned ones are freed on the way. */
+int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out);
+void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status);
+
+/* Enter a topic (its id clock above `clock_floor`, 64 ns units). Existing: its index, 0. */
+int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
+                      uint32_t *topic, uint32_t *generation);
+/* A free queue index and a new serial for the segment's name. */
+int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t *serial);
+/* Size, reserve and fill a new queue segment behind `fd`. As shmq_directory_create. */
+int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, uint32_t topic,
+                      const char *base, uint64_t disk_read, uint64_t disk_write,
+                      uint64_t disk_depth, bool ephemeral, bool paused);
+/* Enter it in the directory: channel NULL for a backlog. One store makes it visible. */
+int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t topic,
+                     const char *channel, int64_t until);
+/* The topic's backlog becomes its first channel, with all it holds. SHMQ_GONE: no backlog;
+ * SHMQ_INVALID: the topic is paused or has a channel. `base_pending` is set: rename its files, then
+ * call shmq_queue_renamed. */
+int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, int64_t until,
+                         uint32_t *queue, uint64_t *serial);
+int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t until);
+/* Out of the directory, segment CLOSED, everybody woken (SHMQ_GONE). Then unlink its name.
+ * was_closed: a removal that died has closed it already, so it cannot be mapped any more.
+ * death: the entry is DELETING; call it again. */
+int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
+                      int64_t until);
+int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until);
+
+/* One bite of nsqd's scan: at most `limit` expired and due messages to the requeue ring. Corrects
+ * the queue's next_deadline and next_due columns. */
+int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,
+                int64_t until, uint32_t *expired, uint32_t *due);
+
+/* Overflow. Move the oldest n READY to the requeue ring, unread (design 8). */
+int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved);
+/*
+ * Spill: begin marks up to n READY slots (at most max_bytes of records) SPILLING and reports their
+ * record lengths (4 + 26 + body); the caller gives each its disk position; encode writes the records
+ * one after the other into `buffer`; end stores the write position and frees the slots, or, with
+ * ok = false or if a slot is no longer SPILLING (emptied: SHMQ_GONE), gives them back.
+ * death: positions below the stored write position are on disk, the others still in memory
+ * (adoption makes them what they were).
+ *
+ * ALL: for a flush. In flight, the requeue ring, the ready ring; not what is deferred (chunks).
+ * AHEAD: for a flush while something is on disk: what is in flight and in the requeue ring, to go
+ * right in front of the read position, where everything has been read: its first record to
+ * `position`, in this file or (nothing of it is read yet) at the start of the file before, of which
+ * it will be all. end stores that as the read position (write_position is not looked at). All of it,
+ * or the youngest part if that fills this file up to its start and there is a file before;
+ * SHMQ_FULL if neither fits, SHMQ_EMPTY if nothing is on disk. max_bytes is not looked at.
+ * death: records at or behind the stored read position are on disk, the others still in memory.
+ */
+enum shmq_spill_from {
+	SHMQ_SPILL_READY = 0,
+	SHMQ_SPILL_ALL = 1,
+	SHMQ_SPILL_AHEAD = 2,
+	SHMQ_SPILL_CHUNK = 3 /* shmq_chunk_begin */
+};
+typedef struct shmq_spill {
+	uint32_t queue, count;
+	uint64_t bytes;      /* of all records */
+	uint32_t *slots;     /* caller's arrays, n entries each */
+	uint32_t *lengths;   /* record lengths */
+	uint64_t *positions; /* READY, ALL: filled by the caller before end; CHUNK: by begin, due times */
+	enum shmq_spill_from from;
+	uint64_t position;   /* AHEAD: of the first record; CHUNK: its number */
+} shmq_spill;
+int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
+                     uint64_t max_bytes, int64_t until, shmq_spill *out);
+int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer);
+int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
+                   int64_t until);
+/* How many whole records lie in `data`, how many bytes they take; damaged: the next one cannot be
+ * right (its length is impossible). */
+int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t *records,
+                      uint64_t *used, bool *damaged);
+/*
+ * Restore records read from disk at `position` into the requeue ring; as many as fit: `taken` of
+ * them, `used` bytes. next_position is stored as the read position when all were taken (it may be
+ * in the next file), else position + used. SHMQ_GONE if the read position is no longer `position`
+ * (emptied). death: RESTORED(pos) below the read position are BACK, the others FREE.
+ */
+int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
+                 uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
+                 uint64_t *used);
+/* The read position jumps over damage or to the next file, if it still is `from`; `depth` as
+ * recounted. */
+int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_position,
+                  uint64_t depth, int64_t until);
+/* Flush: what was read ahead from the current read file and never delivered goes back to disk by
+ * lowering the read position. */
+int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count);
+
+/*
+ * Chunks: deferred messages that wait on disk, with their due times (CLOCK_REALTIME ns). A chunk has
+ * a number that was never used in this queue, and at most 2^24 messages.
+ *
+ * Out: begin marks up to n DEFERRED slots that are due at `from_due` or later SPILLING, by due time;
+ * encode as for a spill; the caller writes the whole chunk; shmq_spill_end stores its number as
+ * deferred_write and frees the slots (or gives them back).
+ * death: they are on disk if the number is not above deferred_write, else still in memory.
+ */
+int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
+                     uint64_t max_bytes, int64_t until, shmq_spill *out);
+/*
+ * In: the next n messages of a chunk, records as on disk and their due times; position: chunk << 24 |
+ * number of the first in it. As many as fit: `taken`, and deferred_read is then position + taken.
+ * SHMQ_GONE if the chunk was emptied. The caller must have made it certain that what deferred_read
+ * says of another chunk is known from its files. death: messages before deferred_read of its chunk
+ * are DEFERRED in memory, the others still on disk.
+ */
+int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
+                    const int64_t *dues, uint32_t n, uint64_t position, int64_t until,
+                    uint32_t *taken);
+/* How many messages there are in chunks, recounted. */
+int shmq_chunk_depth(shmq_broker *b, uint32_t queue, uint64_t depth, int64_t until);
+/* A new segment begins with chunks: the highest number, how many messages. Before its queue is
+ * entered. */
+int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth);
+
+/* Move up to n messages of an unpaused topic's backlog to its channels. SHMQ_EMPTY: nothing left;
+ * SHMQ_FULL: a channel lacks room. */
+int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, int64_t until,
+              uint32_t *moved);
+
+/* A new supervisor's first act for each queue: resolves what the dead one left, rebuilds. */
+int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until);
+/* Throw away and rebuild what is derived (under P and D). */
+int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until);
+
+/* Reaper. Try every life lock: indices of clients whose thread or process ended (n: capacity). */
+typedef struct shmq_dead {
+	uint32_t client, generation;
+	int32_t pid;
+	uint32_t reserved;
+	uint64_t start_time, program;
+} shmq_dead;
+int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found);
+/* Only the thread ended: let the entry live on, watched by its pid. */
+void shmq_reap_spare(shmq_broker *b, uint32_t client, uint32_t generation);
+/* Give back everything a dead client held, LAST free its entry. */
+int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t until,
+              uint32_t *returned);
+
+#ifdef SHMQ_KILLPOINTS
+/* Arm: SIGKILL at the `count`-th passing of the named point (1: the first). NULL disarms. */
+void shmq_killpoint_arm(const char *name, uint32_t count);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

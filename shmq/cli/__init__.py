@@ -1,0 +1,125 @@
+"""The command line: `shmq COMMAND ...`. Exit status: see EXIT_CODES."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from shmq import __version__, segments
+from shmq.errors import NotRunning, ShmqError
+
+OK, ERROR, USAGE, NOT_RUNNING, DEGRADED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+#: What a command's exit status means.
+EXIT_CODES = {
+    OK: "done",
+    ERROR: "error, one sentence on stderr",
+    USAGE: "usage",
+    NOT_RUNNING: "the instance is not running",
+    DEGRADED: "degraded: its supervisor is dead, or `doctor` or `inspect` found something",
+    INTERRUPTED: "Ctrl-C",
+}
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def instance_option(command: _Command) -> _Command:
+    """`--instance`, on every command."""
+    return click.option(
+        "--instance",
+        envvar="SHMQ_INSTANCE",
+        default=segments.default_instance,
+        show_default="default",
+        show_envvar=True,
+        metavar="NAME",
+        help="Name of the broker on this host.",
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """`--json`, on everything that prints a table."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")(
+        command
+    )
+
+
+#: Command -> module of this package that has it; imported when it is asked for.
+_MODULES = {
+    "serve": "serve",
+    "stat": "stat",
+    "pub": "messages",
+    "tail": "tail",
+    "peek": "tail",
+    "topic": "admin",
+    "channel": "admin",
+    "inspect": "inspect",
+    "doctor": "doctor",
+    "bench": "bench",
+}
+
+
+class _Commands(click.Group):
+    """So that a command's start does not load the others."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        module = _MODULES.get(name)
+        if module is None:
+            return None
+        found = getattr(importlib.import_module(f"shmq.cli.{module}"), name)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="shmq")
+def cli() -> None:
+    """A message broker for one host, with the data path in shared memory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["serve"]:
+        from shmq.cli.serve import two_dashes
+
+        words = two_dashes(words)
+    elif arguments is None:
+        # `shmq stat | head`: end without a word when the reader has gone
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        return int(cli.main(words, prog_name="shmq", standalone_mode=False) or OK)
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.exceptions.NoArgsIsHelpError as exc:
+        click.echo(exc.format_message(), err=True)
+        return USAGE
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        from shmq.cli.output import forget_output
+
+        forget_output()
+        return ERROR
+    except NotRunning as exc:
+        return _say(exc, NOT_RUNNING)
+    except (ShmqError, OSError, ValueError) as exc:
+        return _say(exc, ERROR)
+
+
+def _say(exc: BaseException, status: int) -> int:
+    text = str(exc)
+    if isinstance(exc, OSError) and exc.strerror:
+        text = f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
+    click.echo(f"shmq: {text}", err=True)
+    return status

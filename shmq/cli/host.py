@@ -1,0 +1,338 @@
+"""`shmq doctor` on the host: shared memory, kernel, limits, logind, data paths."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pwd
+import re
+import resource
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from shmq import segments
+from shmq.cli.output import size
+from shmq.cli.report import Finding, ok, problem
+from shmq.options import OPTIONS
+
+_MIB = 1 << 20
+_LITTLE_ROOM = 64 * _MIB  # free bytes below which a channel may fill the rest
+_LITTLE_DISK = 1024 * _MIB
+_FEW_FILES = 1024
+_FEW_MAPS = 32768  # a mapping a queue, of 16384, and what Python maps
+_SPARSE_SINCE = (5, 14)  # MADV_POPULATE_WRITE
+_POPULATE_WRITE = 23
+
+
+def check_shared_memory(directory: str = segments.SHM_DIRECTORY) -> Iterator[Finding]:
+    """/dev/shm: there, a tmpfs, ours to write, with room."""
+    try:
+        room, status = os.statvfs(directory), os.stat(directory)
+    except OSError as exc:
+        yield problem("shm", f"{directory}: {exc.strerror}",
+                       "mount it: mount -t tmpfs -o mode=1777 tmpfs /dev/shm")  # fmt: skip
+        return
+    kind, options = _mount_of(directory)
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    found = []
+    if kind not in ("tmpfs", "ramfs", ""):
+        found.append(problem("shm", f"{directory} is a {kind} and not a tmpfs: messages are "
+                              "written to a disk", "mount a tmpfs there"))  # fmt: skip
+    if room.f_flag & os.ST_RDONLY:
+        found.append(problem("shm", f"{directory} is mounted read-only",
+                              "remount it: mount -o remount,rw /dev/shm"))  # fmt: skip
+    elif not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        found.append(problem("shm", f"{directory} cannot be written by this user (mode "
+                              f"{stat.S_IMODE(status.st_mode):04o})",
+                              "chmod 1777 /dev/shm"))  # fmt: skip
+    elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        found.append(problem("shm", f"{directory} is not sticky: any user may remove the "
+                              "segments of another", "chmod 1777 /dev/shm"))  # fmt: skip
+    if total and (free < _LITTLE_ROOM or total <= _LITTLE_ROOM):
+        found.append(problem("shm", f"{directory} has {size(free)} of {size(total)} free; one "
+                              f"channel may take {size(_LITTLE_ROOM)} and more",
+                              "make it larger: mount -o remount,size=2G /dev/shm (docker: "
+                              "--shm-size=2g; Kubernetes: an emptyDir with medium: Memory)",
+                              ))  # fmt: skip
+    if room.f_files and room.f_favail < 1000:
+        found.append(problem("shm", f"{directory} has only {room.f_favail} inodes left; every "
+                              "queue takes one",
+                              "mount -o remount,nr_inodes=100000 /dev/shm"))  # fmt: skip
+    if "huge" in options and options["huge"] not in ("never", "advise"):
+        found.append(problem("shm", f"{directory} is mounted with huge={options['huge']}: a small "
+                              "channel takes 2 MiB pages",
+                              "mount -o remount,huge=advise /dev/shm"))  # fmt: skip
+    yield from found
+    if not found:
+        yield ok("shm", f"{directory}: {kind or 'file system'}, {size(free)} of {size(total)} "
+                  "free")  # fmt: skip
+
+
+def _mount_of(directory: str) -> tuple[str, dict[str, str]]:
+    """(file system, its options) of what is mounted last at a directory; ("", {}): not known."""
+    found: tuple[str, dict[str, str]] = ("", {})
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, behind = line.partition(" - ")
+            if fields.split()[4] == directory:
+                kind, _, options = behind.split()[:3]
+                pairs = (option.partition("=") for option in options.split(","))
+                found = kind, {name: value for name, _, value in pairs}
+    return found
+
+
+def check_kernel(release: str | None = None) -> Iterator[Finding]:
+    """Whether segments can be sparse."""
+    release = release or os.uname().release
+    numbers = tuple(int(number) for number in re.findall(r"\d+", release)[:2])
+    if _populates() if release == os.uname().release else numbers >= _SPARSE_SINCE:
+        yield ok("kernel", f"Linux {release}: segments grow as they fill")
+    else:
+        yield problem("kernel", f"Linux {release} has no MADV_POPULATE_WRITE: every queue takes "
+                       "its whole size at once (75 MiB by default)",
+                       "use Linux 5.14 or newer, or lower --arena-size")  # fmt: skip
+
+
+def _populates() -> bool:
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        try:
+            page.madvise(_POPULATE_WRITE)
+        except OSError:
+            return False
+    return True
+
+
+def check_limits() -> Iterator[Finding]:
+    """What this shell lets its children have. (Those of a running supervisor: `_strain`.)"""
+    found = []
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY and space < 1 << 40:
+        found.append(problem("limits", f"RLIMIT_AS is {size(space)}; every queue that is used "
+                              "maps its whole size (75 MiB by default)",
+                              "ulimit -v unlimited (systemd: LimitAS=infinity)"))  # fmt: skip
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < _FEW_FILES:
+        found.append(problem("limits", f"RLIMIT_NOFILE is {files} (hard: {hard}); a supervisor "
+                              "takes a file for each queue on disk",
+                              "ulimit -n 65536 (systemd: LimitNOFILE=65536)"))  # fmt: skip
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if largest != resource.RLIM_INFINITY and largest < 1 << 40:
+        found.append(problem("limits", f"RLIMIT_FSIZE is {size(largest)}: it holds for shared "
+                              "memory too",
+                              "ulimit -f unlimited (systemd: LimitFSIZE=infinity)"))  # fmt: skip
+    yield from found
+    if not found:
+        unlimited = files == resource.RLIM_INFINITY
+        yield ok("limits", f"address space unlimited, {'unlimited' if unlimited else files} files")
+
+
+def check_memory(root: Path = Path("/proc/sys/vm"), meminfo: Path = Path("/proc/meminfo")) \
+        -> Iterator[Finding]:  # fmt: skip
+    """The kernel's settings for mappings and for promises of memory."""
+    found = []
+    maps = number(root / "max_map_count")
+    if maps is not None and maps < _FEW_MAPS:
+        found.append(problem("memory", f"vm.max_map_count is {maps}; a supervisor maps every "
+                              "queue",
+                              "sysctl -w vm.max_map_count=65530 (and in /etc/sysctl.d)",
+                              ))  # fmt: skip
+    if number(root / "overcommit_memory") == 2:
+        amounts = _meminfo(meminfo)
+        left = amounts.get("CommitLimit", 0) - amounts.get("Committed_AS", 0)
+        if left < 1024 * _MIB:
+            found.append(problem("memory", "vm.overcommit_memory is 2 and only "
+                                  f"{size(max(left, 0))} may still be promised; shared memory "
+                                  "counts", "raise vm.overcommit_ratio, or add swap"))  # fmt: skip
+    yield from found
+    if not found:
+        yield ok("memory", f"vm.max_map_count {maps}, overcommit not strict or with room")
+
+
+def number(path: Path) -> int | None:
+    """The number in a file of /proc; None if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _meminfo(path: Path) -> dict[str, int]:
+    with contextlib.suppress(OSError):
+        return {
+            name: int(words.split()[0]) * 1024
+            for name, _, words in (line.partition(":") for line in path.read_text().splitlines())
+            if words.split()
+        }
+    return {}
+
+
+# ---- RemoveIPC ----
+
+_CONFIG = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
+
+
+def check_remove_ipc(uids: Iterable[int], root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether logind removes a user's shared memory when the user's last session ends."""
+    if not (root / "run/systemd/system").is_dir():
+        yield ok("removeipc", "systemd does not run here")
+        return
+    on, where = remove_ipc(root)
+    concerned = [uid for uid in dict.fromkeys(uids)
+                 if not _is_system(uid, root) and not _lingers(uid, root)]  # fmt: skip
+    if not on:
+        yield ok("removeipc", f"off ({where})")
+    elif not concerned:
+        yield ok("removeipc", f"on ({where}), but not for system users and those that linger")
+    else:
+        users = ", ".join(map(str, concerned))
+        yield problem("removeipc", f"on ({where}): when the last session of uid {users} ends, "
+                       "systemd removes all its shared memory, also of running brokers",
+                       "set RemoveIPC=no in /etc/systemd/logind.conf.d/shmq.conf and restart "
+                       "systemd-logind, run the broker as a system user, or `loginctl "
+                       "enable-linger`")  # fmt: skip
+
+
+def remove_ipc(root: Path = Path("/")) -> tuple[bool, str]:
+    """logind's setting and the file that says so; as logind reads: the first main file there is,
+    then all drop-ins in the order of their names, /etc before /run before /usr."""
+    on, where = True, "systemd's default"
+    for folder in _CONFIG:
+        main = root / folder / "logind.conf"
+        if main.is_file():
+            on, where = _apply(main, root, on, where, compiled=True)
+            break
+    drop_ins: dict[str, Path] = {}
+    for folder in reversed(_CONFIG):
+        with contextlib.suppress(OSError):
+            for file in (root / folder / "logind.conf.d").iterdir():
+                if file.name.endswith(".conf"):
+                    drop_ins[file.name] = file
+    for name in sorted(drop_ins):
+        on, where = _apply(drop_ins[name], root, on, where)
+    return on, where
+
+
+def _apply(
+    file: Path, root: Path, on: bool, where: str, compiled: bool = False
+) -> tuple[bool, str]:
+    """What a file makes of the setting. compiled: a comment shows what this systemd was built
+    with, as distributions ship the file."""
+    section = ""
+    with contextlib.suppress(OSError):
+        for line in file.read_text(errors="replace").splitlines():
+            text = line.strip()
+            if text.startswith("["):
+                section = text
+            match = re.fullmatch(r"(#?)\s*RemoveIPC\s*=\s*(\S*)", text, re.IGNORECASE)
+            if match is None or section != "[Login]" or (match[1] and not compiled):
+                continue
+            value = match[2].lower()
+            shown = f"/{file.relative_to(root)}"
+            if not value:
+                on, where = True, "systemd's default"
+            elif value in ("1", "yes", "y", "true", "t", "on"):
+                on, where = True, "systemd's default" if match[1] else shown
+            elif value in ("0", "no", "n", "false", "f", "off"):
+                on, where = False, "systemd's default" if match[1] else shown
+    return on, where
+
+
+def _is_system(uid: int, root: Path) -> bool:
+    """As systemd was built; /etc/login.defs is where distributions take that from."""
+    most = 999
+    with contextlib.suppress(OSError):
+        text = (root / "etc/login.defs").read_text(errors="replace")
+        match = re.search(r"^\s*SYS_UID_MAX\s+(\d+)", text, re.MULTILINE)
+        most = int(match[1]) if match else most
+    return uid <= most or uid == 65534
+
+
+def _lingers(uid: int, root: Path) -> bool:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return False
+    return (root / "var/lib/systemd/linger" / name).exists()
+
+
+# ---- data paths ----
+
+
+def data_path_of(pid: int) -> Path | None:
+    """Where a supervisor keeps its files: the one directory it has open and locked."""
+    locked = _locks()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            link = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(FileNotFoundError):  # closed just now
+                status = os.stat(link)
+                if stat.S_ISDIR(status.st_mode) and locked.get(_place(status)) == pid:
+                    return Path(os.readlink(link))
+    return None
+
+
+def _place(status: os.stat_result) -> tuple[int, int, int]:
+    return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+
+
+def _locks() -> dict[tuple[int, int, int], int]:
+    """Who holds a flock on what, as far as the kernel shows it."""
+    found = {}
+    with contextlib.suppress(OSError), open("/proc/locks") as file:
+        for line in file:
+            match = re.match(r"\d+: FLOCK\s+\S+\s+\S+ (-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
+            if match is not None:
+                place = int(match[2], 16), int(match[3], 16), int(match[4])
+                found[place] = int(match[1])
+    return found
+
+
+def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
+    """Is it there, ours to write, with room, and who holds it? pid: the supervisor that should."""
+    try:
+        status, room = os.stat(path), os.statvfs(path)
+    except OSError as exc:
+        yield problem("data path", f"{path}: {exc.strerror}", f"create it: mkdir -p {path}")
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield problem("data path", f"{path} is not a directory", "use a directory as --data-path")
+        return
+    found = []
+    free = room.f_bavail * room.f_frsize
+    if room.f_flag & os.ST_RDONLY:
+        found.append(problem("data path", f"{path} is on a file system that is mounted read-only",
+                              "remount it, or use another --data-path"))  # fmt: skip
+    elif pid is None and not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+        found.append(problem("data path", f"{path} cannot be written by this user (uid "
+                              f"{os.geteuid()}; it belongs to uid {status.st_uid}, mode "
+                              f"{stat.S_IMODE(status.st_mode):04o})",
+                              "run the broker as its owner, or chown it"))  # fmt: skip
+    if free < max(_LITTLE_DISK, OPTIONS["max_bytes_per_file"].default):
+        found.append(problem("data path", f"{path} has only {size(free)} of disk left",
+                              "make room there: when it is full, publishers wait or get Full",
+                              ))  # fmt: skip
+    found += _bad_files(path)
+    holder = _locks().get(_place(status))
+    if pid is not None and holder is not None and holder not in (pid, 0, -1):
+        found.append(problem("data path", f"{path} is locked by pid {holder} and not by its "
+                              f"supervisor, pid {pid}", "end one of the two"))  # fmt: skip
+    yield from found
+    if not found:
+        who = f"locked by pid {holder}" if holder else "not in use"
+        yield ok("data path", f"{path}: {size(free)} free, {who}")
+
+
+def _bad_files(path: Path) -> list[Finding]:
+    try:
+        bad = sorted(name for name in os.listdir(path) if re.search(r"\.dat\.bad(\.\d+)?\Z", name))
+    except OSError:
+        return []
+    if not bad:
+        return []
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return [
+        problem("data path", f"{path} has files set aside as damaged: {bad[0]}{more}",
+                 f"see what is in them: shmq inspect {path / bad[0]}; then move them away",
+                 )
+    ]  # fmt: skip

@@ -1,0 +1,391 @@
+"""`shmq doctor` on instances: is the supervisor well, is everything in its place, and what nobody
+can use any more, which can be removed.
+
+Nobody can use an instance whose making or removal was cut short, whose directory is gone, or that
+is from before the last boot, if the kernel also grants a read lease on it: it does only while no
+process, of whatever user or container, has it open for writing. What a supervisor could take up is
+never removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from shmq import layout, segments
+from shmq.cli.host import check_data_path, data_path_of, number
+from shmq.cli.output import age
+from shmq.cli.report import Finding, ok, problem
+from shmq.cli.segment import boot_id
+from shmq.errors import Gone, LayoutMismatch, ShmqError
+from shmq.layout import Ready
+from shmq.names import valid_instance
+from shmq.segments import SharedObject
+
+_LONG_AGO = 60.0  # seconds: longer than any creation takes
+_NO_HEARTBEAT = 5.0
+
+
+def instances() -> list[str]:
+    """Every instance of which there is any shared object, running or not."""
+    found = set()
+    for file in os.listdir(segments.SHM_DIRECTORY):
+        match = re.fullmatch(r"(?:sem\.)?shmq\.(.+)", file)
+        if match is not None:
+            name = match[1]
+            if file.startswith("sem."):
+                name = name.removesuffix(".attach") if name.endswith(".attach") else ""
+            else:
+                name = re.sub(r"\.[0-9]+\Z", "", name)
+            if name and valid_instance(name):
+                found.add(name)
+    return sorted(found)
+
+
+def owners(names: Iterable[str]) -> Iterator[int]:
+    """Users to whom these instances belong."""
+    for name in names:
+        for item in segments.list_objects(name)[:1]:
+            with contextlib.suppress(OSError):
+                yield os.stat(_path(item)).st_uid
+
+
+def _path(item: SharedObject) -> str:
+    if item.kind == "semaphore":
+        return segments.semaphore_path_of(item.name)
+    return segments.path_of(item.name)
+
+
+def check_instance(name: str) -> Iterator[Finding]:
+    """All that can be said of one instance."""
+    objects = segments.list_objects(name)
+    if not objects:
+        yield Finding("segments", "note", "not running, and nothing of it is left")
+        return
+    if objects[0].kind != "directory":
+        yield from _orphans(name, objects)
+        return
+    path = _path(objects[0])
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield Finding("segments", "note", "it was stopped just now")
+        return
+    except PermissionError:
+        status = os.stat(path)
+        yield Finding("segments", "note", f"belongs to uid {status.st_uid}; run doctor as that "
+                      "user or as root to have it looked at")  # fmt: skip
+        return
+    try:
+        yield from _directory(name, fd, objects)
+    finally:
+        os.close(fd)
+
+
+def _head(fd: int) -> Any:
+    kind = layout.dtype("segment")
+    return np.frombuffer(os.pread(fd, kind.itemsize, 0).ljust(kind.itemsize, b"\0"), kind)[0]
+
+
+def _dead_directory(fd: int) -> str:
+    """Why no process can be using an instance, by its directory alone; "" if one could."""
+    head = _head(fd)
+    magic, state = int(head["magic"]), int(head["ready"])
+    if magic == 0 and state == Ready.RAW:
+        return "half-made: whoever made it died"
+    if magic != layout.MAGIC or int(head["layout_version"]) != layout.LAYOUT_VERSION:
+        return ""
+    if state == Ready.RAW:
+        return "half-made: whoever made it died"
+    if state == Ready.CLOSED:
+        return "its removal was cut short"
+    boot = boot_id()
+    if any(boot) and tuple(int(word) for word in head["boot_id"]) != boot:
+        return "from before the last boot, or from another machine"
+    return ""
+
+
+def _directory(name: str, fd: int, objects: list[SharedObject]) -> Iterator[Finding]:
+    dead = _dead_directory(fd)
+    if dead:
+        yield from _leftover(name, fd, dead, objects)
+        return
+    head = _head(fd)
+    if int(head["magic"]) != layout.MAGIC:
+        yield problem("segments", f"{_path(objects[0])} was not made by shmq (magic "
+                       f"{int(head['magic']):#x}), so no instance can have this name",
+                       "remove it by hand, or use another --instance")  # fmt: skip
+        return
+    version = int(head["layout_version"])
+    if version != layout.LAYOUT_VERSION or int(head["fingerprint"]) != layout.FINGERPRINT:
+        other = (
+            f"layout version {version}, this shmq {layout.VERSION} has {layout.LAYOUT_VERSION}"
+            if version != layout.LAYOUT_VERSION
+            else "another build of shmq (compiler, C library or page size differ)"
+        )
+        yield problem("layout", f"was made by {other}; it may hold messages",
+                       "use the installation that made it; to change over, write it to disk with "
+                       f"that one: shmq serve --drain --instance {name} --data-path DIRECTORY",
+                       )  # fmt: skip
+        return
+    yield from _ready(name, objects)
+
+
+def _leftover(name: str, fd: int, why: str, objects: list[SharedObject]) -> Iterator[Finding]:
+    """A directory that nobody can use; unless its maker is at it."""
+    if time.time() - os.fstat(fd).st_ctime < _LONG_AGO and _in_use(objects):
+        yield Finding("segments", "note", "it is being made or removed just now")
+        return
+    finding = problem(
+        "segments", f"{why} ({_objects(objects)})", "shmq doctor --fix, or `shmq serve`"
+    )
+    yield replace(finding, fix=lambda: remove_leftover(name))
+
+
+def _objects(objects: list[SharedObject]) -> str:
+    return f"{len(objects)} object{'s' if len(objects) > 1 else ''} in {segments.SHM_DIRECTORY}"
+
+
+def _orphans(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
+    """Queues or a semaphore without a directory."""
+    text = f"{_objects(objects)}, but its directory is gone"
+    busy = _in_use(objects)
+    if busy is None:
+        yield Finding("segments", "note", f"{text}; only their owner or root can tell whether "
+                      "they are in use")  # fmt: skip
+    elif busy:
+        yield problem("segments", f"{text}; processes still use them",
+                       "end these processes; what they hold is flushed by their supervisor, if it "
+                       f"lives: fuser {_path(objects[0])}")  # fmt: skip
+    else:
+        finding = problem("segments", text, "shmq doctor --fix, or `shmq serve`")
+        yield replace(finding, fix=lambda: remove_orphans(name))
+
+
+def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
+    """An instance as it should be: is its supervisor well?"""
+    with layout.open_readonly(name) as source:
+        directory = source.directory
+        pid = directory.read("supervisor_pid")
+        theirs, ours = directory.read("pid_namespace"), _pid_namespace()
+        if theirs != ours:
+            yield problem("namespace", f"runs in another PID namespace ({theirs}, this is {ours})"
+                           ": from here nobody can attach, nor tell who lives",
+                           "run both in one: docker --pid=container:NAME and "
+                           "--ipc=container:NAME")  # fmt: skip
+            return
+        alive = layout.supervisor_alive(directory)
+        silent = (time.clock_gettime_ns(time.CLOCK_MONOTONIC) - directory.read("heartbeat")) / 1e9
+        if not alive:
+            yield problem("supervisor", f"its supervisor (pid {pid}) is dead; clients go on with "
+                           "what is in memory, nothing else happens",
+                           f"start it again: shmq serve --instance {name} --data-path DIRECTORY "
+                           "(with --drain: only write it to disk)")  # fmt: skip
+        elif silent > _NO_HEARTBEAT:
+            yield problem("supervisor", f"its supervisor (pid {pid}) has not moved for "
+                           f"{age(silent)} ({_state_of(pid)})",
+                           f"kill -CONT {pid} if it was stopped; else look at its log, or restart "
+                           "it")  # fmt: skip
+        else:
+            yield ok("supervisor", f"pid {pid} is alive, heartbeat {age(max(silent, 0))} ago")
+        if not any(item.kind == "semaphore" for item in objects):
+            yield problem("segments", "its semaphore is gone: nobody can attach any more",
+                           "restart its supervisor (--on-stop=keep keeps the messages in memory)",
+                           )  # fmt: skip
+        free = directory.free_clients
+        if free < layout.constant("CLIENTS") // 10:
+            yield problem("clients", f"only {free} of {layout.constant('CLIENTS')} processes may "
+                           "still attach", "end processes that are not needed")  # fmt: skip
+        yield from _queues(source, objects)
+    if alive:
+        yield from _strain(pid)
+        data_path = data_path_of(pid)
+        if data_path is not None:
+            yield from check_data_path(data_path, pid)
+
+
+def _queues(source: layout.ReadOnlySource, objects: list[SharedObject]) -> Iterator[Finding]:
+    """Does every queue have its segment, and every segment its queue?"""
+    serials = {item.serial for item in objects if item.kind == "queue"}
+    entries = source.directory.live_queues()
+    young = source.directory.read("next_serial")
+    damaged = 0
+    for entry in entries:
+        try:
+            source.queue(entry)
+        except Gone:
+            if entry.serial in serials or entry not in source.directory.live_queues():
+                continue  # deleted meanwhile
+            yield problem("segments", f"the segment of queue {entry.serial} "
+                           f"({entry.channel or 'a backlog'}) was removed by somebody",
+                           "restart its supervisor: it makes the queue anew, its messages in "
+                           "memory are lost")  # fmt: skip
+        except LayoutMismatch as exc:
+            damaged += 1
+            yield problem("segments", str(exc), "look at it with `shmq inspect`")
+    known = {entry.serial for entry in entries}
+    stray = [item for item in objects
+             if item.kind == "queue" and item.serial not in known and _is_old(item)
+             and (item.serial or 0) < young]  # fmt: skip
+    if stray:
+        yield Finding("segments", "note", f"{len(stray)} segments belong to no queue (such as "
+                      f"{stray[0].name}); its supervisor removes them at its next start",
+                      )  # fmt: skip
+    elif not damaged:
+        yield ok("segments", f"{len(entries)} queues, all in place")
+
+
+def _is_old(item: SharedObject) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - os.stat(_path(item)).st_ctime > _LONG_AGO
+    return False
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.Error:
+        return "not to be seen"
+
+
+def _strain(pid: int) -> Iterator[Finding]:
+    """How close a supervisor is to its own limits."""
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(pid)
+        soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+        used = process.num_fds()
+        if soft not in (-1, resource.RLIM_INFINITY) and used > soft * 0.8:
+            yield problem("limits", f"its supervisor has {used} of {soft} files open",
+                           "LimitNOFILE=65536 in its unit, or ulimit -n, and restart it",
+                           )  # fmt: skip
+        most = number(Path("/proc/sys/vm/max_map_count")) or sys.maxsize
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            mapped = sum(1 for _ in file)
+        if mapped > most * 0.8:
+            yield problem("limits", f"its supervisor has {mapped} of {most} mappings",
+                           f"sysctl -w vm.max_map_count={4 * most}")  # fmt: skip
+
+
+# ---- removing what is dead ----
+
+
+def _in_use(objects: Iterable[SharedObject]) -> bool | None:
+    """Whether any process has one of them open for writing, as everybody has who attached. None:
+    not ours to find out."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # what the kernel sends a lease's holder
+    try:
+        paths = [_path(item) for item in objects if item.kind != "semaphore"]
+        return sum(map(_is_open, paths)) > 0  # all of them: one that we may not ask decides
+    except PermissionError:
+        return None
+    finally:
+        signal.signal(signal.SIGIO, before)
+
+
+def _refuse(busy: bool | None) -> None:
+    if busy is not False:
+        raise ShmqError(
+            "a process uses it" if busy else "only its owner or root may tell it is dead"
+        )
+
+
+def _is_open(path: str) -> bool:
+    """PermissionError if this is another user's."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except PermissionError:
+        raise
+    except OSError as exc:  # a file system without leases
+        raise PermissionError(exc.errno, "cannot tell whether it is in use", path) from exc
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove_leftover(instance: str) -> str:
+    """Remove an instance whose directory says that nobody can use it. ShmqError if that changed.
+
+    Under the lock that makes a supervisor the only one; the directory last, so that a death of
+    this process leaves what it found.
+    """
+    fd = segments.open_directory(instance, read_only=True)
+    try:
+        _lock(instance, fd)
+        why = _dead_directory(fd)
+        objects = segments.list_objects(instance)
+        others = [item for item in objects if item.kind != "directory"]
+        if not why:
+            raise ShmqError("it has come to life")
+        _refuse(_in_use(objects))
+        count = sum([item.unlink() for item in others])
+        return _removed(count + segments.unlink_segment(segments.directory_name(instance)))
+    finally:
+        os.close(fd)
+
+
+def remove_orphans(instance: str) -> str:
+    """Remove what is left of an instance without a directory. ShmqError if it is used, or another
+    instance of this name has come up.
+
+    Takes the name meanwhile, so that nobody else can.
+    """
+    name = segments.directory_name(instance)
+    try:
+        fd = segments.create_directory(instance, 0o600)
+    except FileExistsError:
+        raise ShmqError("an instance of this name has come up") from None
+    try:
+        _lock(instance, fd)
+        try:
+            orphans = [item for item in segments.list_objects(instance)
+                       if item.kind != "directory"]  # fmt: skip
+            _refuse(_in_use(orphans))
+            return _removed(sum([item.unlink() for item in orphans]))
+        finally:
+            segments.unlink_segment(name)
+    finally:
+        os.close(fd)
+
+
+def _lock(instance: str, fd: int) -> None:
+    """Lock a directory segment, as a supervisor does, for as long as `fd` is open."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ShmqError("a supervisor has it") from None
+    with contextlib.suppress(FileNotFoundError):
+        path = segments.path_of(segments.directory_name(instance))
+        if os.stat(path).st_ino == os.fstat(fd).st_ino:
+            return
+    raise ShmqError("an instance of this name has come up")
+
+
+def _removed(count: int) -> str:
+    return f"removed {count} object{'' if count == 1 else 's'}"

@@ -1,0 +1,276 @@
+"""`shmq tail` and `shmq peek`: messages on the screen, taken or only looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import click
+
+import shmq
+from shmq import layout
+from shmq.cli import DEGRADED, ERROR, OK, instance_option, json_option
+from shmq.cli.output import (
+    body_field,
+    forget_output,
+    harmless,
+    moment,
+    one_line,
+    print_json,
+    print_rows,
+)
+from shmq.errors import NotInFlight
+from shmq.layout import Peeked, ReadOnlySource
+
+_LOOK_EVERY = 0.25  # seconds between two looks whether anybody still reads
+
+
+class _Seen(Protocol):
+    """A message, taken or peeked at."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+def own_channel() -> str:
+    """A name nobody else has: messages go here beside all others and end with their reader."""
+    return f"tail{secrets.randbelow(10**6):06d}#ephemeral"
+
+
+# ---- tail ----
+
+
+@click.command()
+@instance_option
+@json_option
+@click.argument("topic")
+@click.argument("channel", required=False)
+@click.option("-n", "count", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--raw", is_flag=True, help="Bodies byte for byte, without line ends between them.")
+@click.option("--peek", "peeking", is_flag=True,
+              help="Show what waits in memory, take nothing, and end; without CHANNEL: what waits "
+              "in the topic itself.")  # fmt: skip
+def tail(
+    instance: str,
+    as_json: bool,
+    topic: str,
+    channel: str | None,
+    count: int | None,
+    raw: bool,
+    peeking: bool,
+) -> int:
+    """Print the messages of TOPIC as they come, until Ctrl-C.
+
+    Without CHANNEL in an ephemeral channel of its own, as nsq_tail does, so that others miss
+    nothing. With CHANNEL its messages are taken: a message is finished when it has been written
+    out, and given back if it could not be.
+    """
+    if raw and as_json:
+        raise click.UsageError("choose --raw or --json")
+    if peeking:
+        return _peek_all(instance, topic, channel, count, _form(as_json, raw))
+    return _follow(instance, topic, channel, count, _form(as_json, raw))
+
+
+def _form(as_json: bool, raw: bool) -> Callable[[_Seen], bytes]:
+    """How a message is written."""
+    if raw:
+        return lambda message: message.body
+    if as_json:
+        return _json_line
+    if sys.stdout.isatty():
+        return lambda message: harmless(message.body).encode() + b"\n"
+    return lambda message: message.body + b"\n"
+
+
+def _json_line(message: _Seen) -> bytes:
+    document = {
+        "v": 1,
+        "id": message.id,
+        "timestamp": message.timestamp,
+        "attempts": message.attempts,
+        **body_field(message.body),
+    }
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def _follow(
+    instance: str,
+    topic: str,
+    channel: str | None,
+    count: int | None,
+    form: Callable[[_Seen], bytes],
+) -> int:
+    # the default of the other commands would end this one between writing and giving back
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    with shmq.attach(instance) as broker:
+        if channel is None:
+            _spare_backlog(broker, topic)
+        name = channel or own_channel()
+        with broker.consumer(topic, name, max_in_flight=1) as consumer:
+            if sys.stderr.isatty():
+                click.echo(f"{topic}/{name}: Ctrl-C ends", err=True)
+            try:
+                _copy(consumer, count, form)
+            except BrokenPipeError:
+                forget_output()  # who read has had enough; the message goes back to its channel
+    return OK
+
+
+def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[_Seen], bytes]) -> None:
+    """Raises BrokenPipeError when nobody reads any more."""
+    out = sys.stdout.buffer
+    gone = _watch_reader(out.fileno())
+    while count is None or count > 0:
+        message = consumer.take(_LOOK_EVERY)
+        if message is None:
+            if gone():
+                raise BrokenPipeError
+            continue
+        with contextlib.suppress(NotInFlight):  # it timed out while the terminal stood still
+            out.write(form(message))
+            out.flush()
+            message.finish()
+            count = None if count is None else count - 1
+
+
+def _watch_reader(fd: int) -> Callable[[], bool]:
+    """Tells whether the other end of a pipe is closed, without writing to it."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return lambda: any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _spare_backlog(broker: shmq.Broker, topic: str) -> None:
+    """The first channel of a topic gets what waits in it: not ours, which throws it away."""
+    with contextlib.suppress(KeyError):
+        found = broker.stats().topic(topic)
+        if found.depth and not found.channels:
+            raise shmq.ShmqError(
+                f"tail of {topic!r}: {found.depth} messages wait for the topic's first channel, "
+                "and would be gone with one of tail's own: look with --peek, create the channel "
+                "they are for (`shmq channel create`), or name a CHANNEL to take them"
+            )
+
+
+def _peek_all(
+    instance: str,
+    topic: str,
+    channel: str | None,
+    count: int | None,
+    form: Callable[[_Seen], bytes],
+) -> int:
+    found, alive = _look(instance, topic, channel, "ready", count or sys.maxsize)
+    if found is None:
+        return ERROR
+    _write_all(found, form)
+    return OK if alive else DEGRADED
+
+
+def _write_all(messages: Iterable[_Seen], form: Callable[[_Seen], bytes]) -> None:
+    out = sys.stdout.buffer
+    for message in messages:
+        out.write(form(message))
+    out.flush()
+
+
+# ---- peek ----
+
+_STATES = {"ready": "ready", "back": "ready", "inflight": "in_flight", "deferred": "deferred"}
+
+
+@click.command()
+@instance_option
+@json_option
+@click.argument("topic")
+@click.argument("channel", required=False)
+@click.option(
+    "--state",
+    type=click.Choice(list(_STATES)),
+    default="ready",
+    show_default=True,
+    metavar="STATE",
+    help="ready: in the order of delivery; back: those of them that were handed out before or come "
+    "from disk; inflight: by deadline; deferred: by due time.",
+)
+@click.option("-n", "count", type=click.IntRange(1), default=10, show_default=True, metavar="N",
+              help="At most so many.")  # fmt: skip
+def peek(
+    instance: str, as_json: bool, topic: str, channel: str | None, state: str, count: int
+) -> int:
+    """Show messages of TOPIC's CHANNEL (without CHANNEL: of its backlog) and change nothing.
+
+    Messages on disk are not shown.
+    """
+    found, alive = _look(instance, topic, channel, state, count)
+    if found is None:
+        return ERROR
+    if as_json:
+        for message in found:
+            print_json(_document(message))
+    elif found:
+        print_rows(["ID", "PUBLISHED", "ATTEMPTS", "BYTES", "BODY"],
+                   [_row(message) for message in found])  # fmt: skip
+    return OK if alive else DEGRADED
+
+
+def _look(
+    instance: str, topic: str, channel: str | None, state: str, count: int
+) -> tuple[list[Peeked] | None, bool]:
+    """The messages, and whether the supervisor lives. None: there is no such queue, and that was
+    said."""
+    with layout.open_readonly(instance) as source:
+        found = _peek(source, topic, channel, state, count)
+        alive = layout.supervisor_alive(source.directory)
+    if found is None:
+        where = f"{topic}/{channel}" if channel else f"backlog of {topic}"
+        click.echo(f"shmq: there is no {where} on instance {instance!r}", err=True)
+    return found, alive
+
+
+def _peek(
+    source: ReadOnlySource, topic: str, channel: str | None, state: str, count: int
+) -> list[Peeked] | None:
+    """None: there is no such queue."""
+    entry = source.directory.find_topic(topic)
+    if entry is None:
+        return None
+    queue = source.directory.find_queue(entry.index, channel)
+    if queue is None:
+        return [] if channel is None else None
+    view = source.queue(queue)
+    if state == "back":
+        count = min(count, view.ring_length("requeue"))
+        if not count:
+            return []
+    return layout.peek(view, _STATES[state], count)
+
+
+def _document(message: Peeked) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "timestamp": message.timestamp,
+        "attempts": message.attempts,
+        "state": message.state,
+        "due": message.due,
+        "client": message.client,
+        **body_field(message.body),
+    }
+
+
+def _row(message: Peeked) -> list[str]:
+    published = moment(message.timestamp)[5:]
+    body = one_line(message.body, 60)
+    return [message.id, published, str(message.attempts), str(len(message.body)), body]

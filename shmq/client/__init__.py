@@ -1,0 +1,9 @@
+"""What publishes and takes: thin subclasses of the extension's types, so that the calls made for
+every message (`publish`, `take`, `finish`) go straight into C."""
+
+from shmq._native import Loan
+from shmq.client.consumer import Consumer
+from shmq.client.message import Batch, Message
+from shmq.client.producer import Producer
+
+__all__ = ["Batch", "Consumer", "Loan", "Message", "Producer"]

@@ -1,0 +1,85 @@
+"""One broker per data path: an exclusive flock on the directory itself.
+
+Source: nsqd, `internal/dirlock`. There is no lock file: the same lock is taken by nsqd, so shmq
+and nsqd keep each other out too, and the kernel drops it when the last process that inherited the
+descriptor is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from shmq.storage import StorageError
+
+
+class DataPathLocked(StorageError):
+    """Another broker holds the data path (`filename`)."""
+
+
+class DirLock:
+    """Holds a data path for this process: `with DirLock(path): ...`.
+
+    The descriptor is closed on exec. A forked child shares the lock, so a supervisor that forks
+    must let its children close it (`release` in the child would free it for the parent as well).
+    """
+
+    def __init__(self, data_path: Path | str) -> None:
+        """`data_path`: an existing directory. Nothing is opened before `acquire`."""
+        self.path = Path(data_path)
+        self._fd = -1
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock now."""
+        return self._fd >= 0
+
+    def acquire(self) -> None:
+        """Take the lock without waiting; does nothing if this object has it already.
+
+        Raises DataPathLocked if somebody else has it, FileNotFoundError if the directory does not
+        exist, NotADirectoryError if it is something else, StorageError if the file system has no
+        flock.
+        """
+        if self.held:
+            return
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as exc:
+            sentence = "data path does not exist; create the directory first"
+            raise FileNotFoundError(errno.ENOENT, sentence, str(self.path)) from exc
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(fd)
+            sentence = "failed to lock data path: in use by another instance of shmq or nsqd"
+            raise DataPathLocked(exc.errno, sentence, str(self.path)) from exc
+        except OSError as exc:
+            os.close(fd)
+            sentence = f"failed to lock data path: cannot flock directory ({exc.strerror})"
+            raise StorageError(exc.errno, sentence, str(self.path)) from exc
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back; does nothing if it is not held."""
+        if self.held:
+            fd, self._fd = self._fd, -1
+            try:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
+
+    def __enter__(self) -> DirLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()

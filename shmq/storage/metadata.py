@@ -1,0 +1,222 @@
+"""Which topics and channels there are: `nsqd.dat`, and `shmq.dat` beside it.
+
+Source: nsqd, `nsqd/nsqd.go` (LoadMetadata, PersistMetadata). `nsqd.dat` is nsqd's own, byte for
+byte: JSON without white space or newline, `null` for empty lists, ephemeral names left out.
+`shmq.dat` holds what nsqd has no place for: the reserve of the id clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shmq.storage import StorageError
+
+METADATA_NAME = "nsqd.dat"
+RESERVE_NAME = "shmq.dat"
+METADATA_VERSION = "1.3.0"  # what nsqd 1.3.0 writes; nobody checks it on load
+
+_EPHEMERAL = "#ephemeral"
+_NAME = re.compile(r"(?=.{1,64}\Z)[.a-zA-Z0-9_-]+(?:#ephemeral)?")
+
+_log = logging.getLogger(__name__)
+
+
+class MetadataError(StorageError):
+    """A metadata file (`filename`) cannot be read or makes no sense; starting would lose topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMeta:
+    """A channel as `nsqd.dat` names it."""
+
+    name: str
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMeta:
+    """A topic as `nsqd.dat` names it, with its channels."""
+
+    name: str
+    paused: bool = False
+    channels: tuple[ChannelMeta, ...] = ()
+
+
+def load(data_path: Path | str) -> list[TopicMeta]:
+    """The topics in `<data_path>/nsqd.dat`, in file order; a missing file is a fresh start: [].
+
+    As nsqd does: invalid names are skipped with a warning, unknown keys and the version ignored, a
+    name given twice counts once (paused if either is).
+    Raises MetadataError if the file cannot be read, is empty, or is not the JSON it should be.
+    """
+    path = Path(data_path) / METADATA_NAME
+    document = _load_json(path, "move it away to start without the topics it names")
+    topics: dict[str, bool] = {}
+    channels: dict[str, dict[str, bool]] = {}
+    for entry in _list_of(path, document, "topics"):
+        topic = _enter(path, entry, "topic", topics)
+        for channel in _list_of(path, entry, "channels"):
+            _enter(path, channel, "channel", channels.setdefault(topic, {}))
+    return [
+        TopicMeta(
+            name,
+            paused,
+            tuple(ChannelMeta(*channel) for channel in channels.get(name, {}).items()),
+        )
+        for name, paused in topics.items()
+    ]
+
+
+def store(data_path: Path | str, topics: Iterable[TopicMeta]) -> None:
+    """Replace `<data_path>/nsqd.dat` atomically by these topics, without the ephemeral ones.
+
+    Raises OSError (disk full, no permission); the old file is then still there, untouched.
+    """
+    document = {
+        "topics": [
+            {
+                "name": topic.name,
+                "paused": topic.paused,
+                "channels": [
+                    {"name": channel.name, "paused": channel.paused}
+                    for channel in topic.channels
+                    if not channel.name.endswith(_EPHEMERAL)
+                ]
+                or None,
+            }
+            for topic in topics
+            if not topic.name.endswith(_EPHEMERAL)
+        ]
+        or None,
+        "version": METADATA_VERSION,
+    }
+    atomic_write(Path(data_path) / METADATA_NAME, _compact(document))
+
+
+def load_reserve(data_path: Path | str) -> int:
+    """The id clock (units as the caller stored it) below which ids may have been given; 0 if none.
+
+    Raises MetadataError if the file is there but makes no sense.
+    """
+    path = Path(data_path) / RESERVE_NAME
+    document = _load_json(path, "remove it if the system clock was never set back")
+    if not document:
+        return 0
+    clock = document.get("id_clock", 0)
+    if not isinstance(clock, int) or isinstance(clock, bool) or clock < 0:
+        raise _nonsense(path, f"id_clock is {clock!r}, not a count")
+    return clock
+
+
+def store_reserve(data_path: Path | str, clock: int) -> None:
+    """Replace `<data_path>/shmq.dat` atomically by this reserve of the id clock.
+
+    Raises OSError; the old file is then still there, untouched.
+    """
+    if clock < 0:
+        raise ValueError(f"id clock {clock} is negative")
+    atomic_write(Path(data_path) / RESERVE_NAME, _compact({"id_clock": clock}))
+
+
+def valid_name(name: str) -> bool:
+    """nsqd's rule for topic and channel names: 64 bytes in all, `#ephemeral` among them."""
+    return _NAME.fullmatch(name) is not None
+
+
+def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Make `path` hold `data`, or leave it as it was, whatever dies: host included.
+
+    Temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), fsync, rename, fsync of the
+    directory (nsqd leaves that last one out). `mode` is set whatever the umask.
+    Raises OSError with `filename` set; the temporary file is then removed.
+    """
+    temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(fd, mode)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError as exc:
+        exc.filename, exc.filename2 = str(path), None
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Put the names in a directory on disk: files created, renamed and removed in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _compact(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode("ascii")
+
+
+def _load_json(path: Path, way_out: str) -> dict[str, Any]:
+    """The object in a file; {} if there is no file, or (as Go has it) if the file says null."""
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as exc:
+        sentence = f"failed to read metadata: {exc.strerror}; make it readable to this user"
+        raise MetadataError(exc.errno, sentence, str(path)) from exc
+    try:
+        document = json.loads(text)
+    except ValueError as exc:  # JSONDecodeError and UnicodeDecodeError
+        what = "the file is empty" if not text.strip() else str(exc)
+        sentence = f"failed to parse metadata: {what}; restore it from a copy, or {way_out}"
+        raise MetadataError(errno.EINVAL, sentence, str(path)) from exc
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise _nonsense(path, f"it holds a {type(document).__name__}, not an object")
+    return document
+
+
+def _list_of(path: Path, holder: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = holder.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise _nonsense(path, f"{key!r} is not a list of objects")
+    return value
+
+
+def _enter(path: Path, entry: dict[str, Any], what: str, paused_of: dict[str, bool]) -> str:
+    """Add one topic or channel to {name: paused} if its name is valid; returns the name."""
+    name, paused = entry.get("name"), entry.get("paused")
+    if not isinstance(name, str | None) or not isinstance(paused, bool | None):
+        raise _nonsense(path, f"a {what} has name {name!r} and paused {paused!r}")
+    name = name or ""
+    if valid_name(name):
+        paused_of[name] = paused_of.get(name, False) or bool(paused)
+    else:
+        _log.warning("%s: skipping %s with invalid name %r", path, what, name)
+    return name
+
+
+def _nonsense(path: Path, what: str) -> MetadataError:
+    sentence = f"failed to parse metadata: {what}; restore it from a copy, or move it away"
+    return MetadataError(errno.EINVAL, sentence, str(path))

@@ -1,0 +1,128 @@
+"""Keeps the supervisor's loops going: one thread each, started again if one crashes.
+
+It knows nothing of what it runs: a loop is a function that gets a `Bell`, works while the bell has
+not been stopped, and sleeps on it in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+_FIRST_PAUSE = 0.1  # seconds before a crashed loop is started again; doubles up to
+_LAST_PAUSE = 5.0
+_CALM = 30.0  # seconds without a crash after which the pause is short again
+
+_log = logging.getLogger(__name__)
+
+
+class Bell:
+    """What a loop sleeps on: rung when there is something to do, stopped when all is over."""
+
+    def __init__(self) -> None:
+        self._rung = threading.Event()
+        self._stopped = False
+        self.beat = time.monotonic()
+        """When the loop was last seen to move."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the loop is to end. It asks often; that it does is its sign of life."""
+        self.beat = time.monotonic()
+        return self._stopped
+
+    def ring(self) -> None:
+        """Wake the loop, or let its next `wait` return at once."""
+        self._rung.set()
+
+    def stop(self) -> None:
+        """Tell the loop to end."""
+        self._stopped = True
+        self._rung.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until rung, stopped, or `seconds` have passed; whether it was rung."""
+        rung = self._rung.wait(seconds)
+        if not self.stopped:
+            self._rung.clear()
+        return rung
+
+
+Loop = Callable[[Bell], None]
+
+
+class Arbiter:
+    """The loops and their threads."""
+
+    def __init__(self) -> None:
+        self._bells: dict[str, Bell] = {}
+        self._loops: dict[str, Loop] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._hopeless: dict[str, float] = {}  # when it last crashed, with the longest pause
+        self.crashes = 0
+
+    def add(self, name: str, loop: Loop) -> Bell:
+        """Have `loop` run from `start` on; its bell."""
+        self._loops[name] = loop
+        self._bells[name] = Bell()
+        return self._bells[name]
+
+    def start(self) -> None:
+        """Start a thread for every loop."""
+        for name in self._loops:
+            thread = threading.Thread(target=self._keep, args=(name,), name=name, daemon=True)
+            self._threads[name] = thread
+            thread.start()
+
+    @property
+    def living(self) -> int:
+        """How many loops run."""
+        return sum(thread.is_alive() for thread in self._threads.values())
+
+    def ill(self, seconds: float) -> str:
+        """What is wrong with a loop, as a sentence: it has not moved for so long, keeps crashing,
+        or has ended by itself. Empty if all are well."""
+        now = time.monotonic()
+        for name, thread in self._threads.items():
+            age = now - self._bells[name].beat
+            if not thread.is_alive():
+                return f"the {name} has ended"
+            if now - self._hopeless.get(name, now - _CALM) < _CALM:
+                return f"the {name} keeps crashing"
+            if age > seconds:
+                return f"the {name} has not moved for {age:.0f} s"
+        return ""
+
+    def stop(self, patience: Callable[[str, float], None] | None = None) -> None:
+        """Stop every loop and wait for it, however long that takes (a loop may be behind a client
+        that is stopped while it holds a lock). `patience(name, seconds)` is called every second of
+        waiting for a loop."""
+        for bell in self._bells.values():
+            bell.stop()
+        began = time.monotonic()
+        for name, thread in self._threads.items():
+            while thread.is_alive():
+                thread.join(1.0)
+                if thread.is_alive() and patience is not None:
+                    patience(name, time.monotonic() - began)
+
+    def _keep(self, name: str) -> None:
+        bell, pause = self._bells[name], _FIRST_PAUSE
+        while not bell.stopped:
+            began = time.monotonic()
+            try:
+                self._loops[name](bell)
+                return
+            except Exception:
+                crashed = time.monotonic()
+                if crashed - began > _CALM:
+                    pause = _FIRST_PAUSE
+                self.crashes += 1
+                _log.exception("%s crashed; starting it again in %.1f s", name, pause)
+            if pause == _LAST_PAUSE:
+                self._hopeless[name] = crashed
+            while (left := crashed + pause - time.monotonic()) > 0 and not bell.stopped:
+                bell.wait(left)  # a ring is no reason to hurry
+            pause = min(2 * pause, _LAST_PAUSE)

@@ -1,0 +1,264 @@
+"""Creates and deletes topics and queues: what clients ask for, and what ephemeral ones need.
+
+Only the supervisor makes and unlinks segments. A new queue: reserve an index and a serial, make the
+segment, fill it, enter it in the directory (one store). A deleted one the other way round: out of
+the directory first, so that nobody finds half of it. A request that fails is answered with a status
+and logged; it never ends the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from shmq import _native, segments
+from shmq._native import CONSTANTS, STATUS, BadName, Broker, Full, Gone, NotRunning, ShmqError
+from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
+from shmq.options import Options
+from shmq.storage.deferred import ChunkFile
+from shmq.storage.diskqueue import DiskQueue, Meta
+from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
+
+_TICK = 0.100  # seconds between two looks at ephemeral channels, if nobody rings
+
+_log = logging.getLogger(__name__)
+
+
+class Creator:
+    """One loop, and what the start uses to make everything anew."""
+
+    def __init__(
+        self, broker: Broker, roster: Roster, options: Options, clock_floor: Callable[[], int]
+    ) -> None:
+        """clock_floor: below it ids may have been given to a topic that is gone."""
+        self._broker = broker
+        self._roster = roster
+        self._instance = options.instance
+        self._mode, self._group = options.permissions()
+        self._clock_floor = clock_floor
+        self.chunks: dict[str, list[ChunkFile]] = {}
+        """Chunk files on disk, by base name, of queues that are not there (yet)."""
+        self._requests: dict[int, Callable[[str, str], object]] = {
+            CONSTANTS["CREATE_TOPIC"]: lambda topic, _: self.create_topic(topic),
+            CONSTANTS["CREATE_CHANNEL"]: self.create_channel,
+            CONSTANTS["CREATE_BACKLOG"]: lambda topic, _: self.create_backlog(topic),
+            CONSTANTS["DELETE_TOPIC"]: lambda topic, _: self.delete_topic(topic),
+            CONSTANTS["DELETE_CHANNEL"]: self.delete_channel,
+        }
+
+    def run(self, bell: Bell) -> None:
+        """The loop."""
+        while not bell.stopped:
+            request = self._broker.next_request()
+            if request is not None:
+                ticket, kind, topic, channel, client = request
+                self._broker.answer(ticket, self._serve(kind, topic, channel, client))
+                continue
+            self._drop_ephemeral()
+            bell.wait(_TICK)
+
+    def _serve(self, kind: int, topic: str, channel: str, client: int) -> int:
+        """Do what was asked; the status to answer with."""
+        try:
+            if kind not in self._requests:
+                return STATUS["INVALID"][0]
+            self._requests[kind](topic, channel)
+            return 0
+        except Exception as exc:
+            status = status_of(exc)
+            what = f"request {kind} of client {client} for {base_name(topic, channel or None)!r}"
+            if isinstance(exc, ShmqError | OSError):
+                _log.warning("%s refused: %s", what, exc)
+            else:
+                _log.exception("%s crashed", what)
+            return status
+
+    # -- create
+
+    def create_topic(self, name: str) -> Topic:
+        """The topic of this name, new or not."""
+        topic = self._roster.topic(name)
+        if topic is None:
+            if not valid_name(name):
+                raise BadName(f"topic {name!r} is not a valid name")
+            index, generation = self._broker.create_topic(name, self._clock_floor())
+            topic = self._roster.enter_topic(index, generation, name)
+            _log.info("TOPIC(%s): created", name)
+        return topic
+
+    def create_channel(self, topic_name: str, channel: str) -> Queue:
+        """The channel of this name, new or not; the topic's first one takes over its backlog."""
+        topic = self.create_topic(topic_name)
+        if channel in topic.queues:
+            return topic.queues[channel]
+        if not valid_name(channel):
+            raise BadName(f"channel {channel!r} of topic {topic_name!r} is not a valid name")
+        backlog = topic.queues.get(None)
+        if backlog is not None and self._take_over(backlog, channel):
+            queue = backlog
+        else:
+            queue = self.make(topic, channel)
+        _log.info("TOPIC(%s): new channel(%s)", topic_name, channel)
+        return queue
+
+    def create_backlog(self, topic_name: str) -> Queue | None:
+        """The queue a topic publishes to while it has no channel or is paused."""
+        topic = self._roster.topic(topic_name)
+        if topic is None:
+            raise Gone(f"topic {topic_name!r} was deleted")
+        if topic.channels and not int(self._roster.directory.topics[topic.index]["paused"]):
+            return None  # its first channel came in between
+        return topic.queues.get(None) or self.make(topic, None)
+
+    def make(
+        self,
+        topic: Topic,
+        channel: str | None,
+        paused: bool = False,
+        files: list[int] | None = None,
+    ) -> Queue:
+        """A new queue, reading on in files of its name if there are any. files: their numbers, if
+        known."""
+        disk = self._roster.disk_queue(base_name(topic.name, channel))
+        meta = _positions(disk, files)
+        sidecar = self._roster.sidecar(disk.base)
+        sidecar.take_up(self.chunks.pop(disk.base, ()))
+        index, serial = self._broker.reserve_queue()
+        fd = segments.create_queue(self._instance, serial, self._mode, self._group)
+        try:
+            self._broker.create_queue(
+                fd, index, serial, topic.index, disk.base,
+                disk_read=meta.read_position,
+                disk_write=meta.write_position,
+                disk_depth=meta.depth,
+                ephemeral=(channel or topic.name).endswith(EPHEMERAL),
+                paused=paused,
+                chunk=sidecar.highest,
+                chunk_depth=sidecar.depth,
+            )  # fmt: skip
+            self._broker.enter_queue(index, serial, topic.index, channel)
+        except BaseException:
+            segments.unlink_queue(self._instance, serial)
+            raise
+        finally:
+            os.close(fd)
+        return self._roster.enter_queue(index, serial, topic, channel, disk, sidecar)
+
+    def _take_over(self, backlog: Queue, channel: str) -> bool:
+        """Make a backlog the topic's first channel. False: it is paused, or has channels; then the
+        spiller moves the messages when it may."""
+        topic = backlog.topic
+        if _has_files(self._roster.disk_queue(base_name(topic.name, channel))):
+            return False  # of a deletion cut short: the backlog's could not get their names
+        with backlog.lock:
+            if self._broker.take_over(topic.index, channel) is None:
+                return False
+            self._roster.becomes_channel(backlog, channel)
+            try:
+                self.rename(backlog)
+            except OSError as exc:
+                _log.error("%s: its files still have its topic's name: %s", backlog, exc)
+        return True
+
+    def rename(self, queue: Queue) -> None:
+        """Give a taken-over queue's files its own name; it does not spill before.
+
+        Raises OSError; calling it again, or the next start, finishes it.
+        """
+        base = base_name(queue.topic.name, queue.channel)
+        queue.disk.rename(base)
+        queue.sidecar.rename(base)
+        self._broker.renamed(queue.index, base)
+
+    def pause(self, topic: Topic) -> None:
+        """Pause a topic that was just made."""
+        self._broker.pause_topic(topic.index, topic.generation, True)
+
+    # -- delete
+
+    def delete_channel(self, topic_name: str, channel: str) -> None:
+        """Delete a channel, its contents and its files. Gone if there is none."""
+        topic = self._roster.topic(topic_name)
+        queue = topic.queues.get(channel) if topic is not None else None
+        if topic is None or queue is None:
+            raise Gone(f"channel {channel!r} of topic {topic_name!r} does not exist")
+        self.remove(queue)
+        _log.info("TOPIC(%s): deleted channel(%s)", topic_name, channel)
+        if is_ephemeral(topic.name) and not topic.channels:
+            self.delete_topic(topic.name)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its queues and files. Gone if there is none."""
+        topic = self._roster.topic(name)
+        if topic is None:
+            raise Gone(f"topic {name!r} does not exist")
+        for queue in list(topic.queues.values()):
+            self.remove(queue)
+        self._broker.remove_topic(topic.index, topic.generation)
+        self._roster.leave_topic(topic)
+        _log.info("TOPIC(%s): deleted", name)
+
+    def remove(self, queue: Queue) -> None:
+        """Take a queue out of the directory, then unlink its segment and delete its files."""
+        with queue.lock:
+            with contextlib.suppress(Gone):
+                self._broker.remove_queue(queue.index, queue.serial)
+            self._roster.leave_queue(queue)
+            segments.unlink_queue(self._instance, queue.serial)
+            try:
+                if queue.has_files:
+                    queue.disk.remove_all(queue.positions[1])
+                queue.sidecar.remove_all()
+            except OSError as exc:
+                _log.error("%s: cannot delete its files: %s", queue, exc)
+
+    def _drop_ephemeral(self) -> None:
+        """Ephemeral channels go when their last consumer has left."""
+        for queue in self._roster.queues:
+            if queue.channel is None or not queue.ephemeral:
+                continue
+            sessions = queue.view.sessions
+            queue.had_consumer = queue.had_consumer or bool(np.any(sessions["since"]))
+            if queue.had_consumer and not np.any(sessions["client"]):
+                _log.info("%s: its last consumer has left", queue)
+                try:
+                    self.delete_channel(queue.topic.name, queue.channel)
+                except (ShmqError, OSError) as exc:
+                    _log.error("%s: cannot delete it: %s", queue, exc)
+
+
+def status_of(exc: BaseException) -> int:
+    """The core's status that says what went wrong."""
+    text = str(exc)
+    for number, _, sentence in STATUS.values():
+        if number < 0 and sentence in text:
+            return number
+    names = [(Gone, "GONE"), (BadName, "BAD_NAME"), (Full, "NO_SPACE"), (NotRunning, "NOT_RUNNING")]
+    for kind, name in names:
+        if isinstance(exc, kind):
+            return STATUS[name][0]
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return STATUS["NO_SPACE"][0]
+    if isinstance(exc, MemoryError) or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM):
+        return STATUS["NO_MEMORY"][0]
+    return STATUS["INVALID"][0]
+
+
+def _positions(disk: DiskQueue, files: list[int] | None) -> Meta:
+    """Where a new queue's files begin."""
+    found = disk.start(files, _native.scan_records) if files or _has_files(disk) else None
+    if found is None or not found.write_position:
+        return Meta(0, FIRST_POSITION, FIRST_POSITION)
+    return found
+
+
+def _has_files(disk: DiskQueue) -> bool:
+    """Whether there are files of this name. Reading the directory would take long with thousands of
+    queues; one of these goes with any others (nsqd begins with file 0)."""
+    return disk.meta_path.exists() or any(disk.file_path(file).exists() for file in (1, 0))

@@ -1,0 +1,59 @@
+"""The end of an instance: everything to disk, or everything kept for the next supervisor.
+
+Order of a flush: no client, request or publish comes in any more (`stopping`, then each topic's
+publish lock once, for who was inside); nsqd.dat; every queue in order; the directory is closed. A
+death anywhere in between leaves what is not on disk in the segments, which the next supervisor
+adopts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from shmq._native import Broker, Gone
+from shmq.supervisor.creator import Creator
+from shmq.supervisor.ledger import Ledger
+from shmq.supervisor.roster import Roster
+from shmq.supervisor.spill import Spiller
+
+_log = logging.getLogger(__name__)
+
+
+def flush(
+    broker: Broker, roster: Roster, creator: Creator, spiller: Spiller, ledger: Ledger
+) -> None:
+    """Write everything, then close the directory. No loop may run any more.
+
+    Raises OSError if the disk refuses; everything not written is still in memory then.
+    """
+    broker.stopping()
+    for topic in roster.topics:
+        with contextlib.suppress(Gone):
+            paused = bool(roster.directory.topics[topic.index]["paused"])
+            broker.pause_topic(topic.index, topic.generation, paused)
+    ledger.close()
+    for queue in roster.queues:
+        if queue.ephemeral:
+            if queue.has_files:  # it took over an ordinary topic's backlog
+                queue.disk.remove_all(queue.positions[1])
+            queue.sidecar.remove_all()
+            continue
+        if queue.view.read("base_pending"):
+            creator.rename(queue)
+        before = queue.view.read("spilled") + queue.view.read("deferred_depth")
+        spiller.flush(queue)
+        written = queue.view.read("spilled") + queue.view.read("deferred_depth") - before
+        if written:
+            _log.info("%s: flushed %d messages to disk", queue, written)
+    broker.close_directory()
+
+
+def keep(roster: Roster, ledger: Ledger) -> None:
+    """Put the positions and names on disk; messages stay in shared memory."""
+    ledger.close()
+    for queue in roster.queues:
+        read, write = queue.positions
+        if queue.has_files:
+            queue.disk.sync(queue.view.read("disk_depth"), read, write)
+        queue.disk.close()

@@ -1,0 +1,93 @@
+"""Keeps what must survive the host: the names of topics and channels, and how far ids have gone.
+
+`nsqd.dat` is written soon after the directory's generation has changed, many changes at once;
+`shmq.dat` holds a reserve ahead of every topic's id clock, so that after a power loss with the
+system clock set back no id is given twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from shmq.layout import constant
+from shmq.names import is_ephemeral
+from shmq.storage import metadata
+from shmq.storage.metadata import ChannelMeta, TopicMeta
+from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.roster import Roster, Topic
+
+_EPOCH_NS = constant("EPOCH_NS")
+_UNIT_NS = constant("ID_UNIT_NS")
+_SECOND = 1_000_000_000 // _UNIT_NS  # in units of the id clock
+
+_AHEAD = 60 * _SECOND
+_RENEW_BELOW = 45 * _SECOND
+_TICK = 0.100  # seconds
+_RETRY_AFTER = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """One loop; `flush` for the start and the end."""
+
+    def __init__(self, roster: Roster, data_path: Path, reserve: int) -> None:
+        """reserve: what shmq.dat said at the start; ids begin above it."""
+        self._roster = roster
+        self._data_path = data_path
+        self._loaded = reserve
+        self._reserve = reserve
+        self._generation = -1
+        self._trouble = ""
+
+    def run(self, bell: Bell) -> None:
+        """The loop."""
+        while not bell.stopped:
+            try:
+                self.flush()
+                self._trouble = ""
+            except OSError as exc:
+                if str(exc) != self._trouble:
+                    _log.error("cannot write metadata: %s; trying again every second", exc)
+                self._trouble = str(exc)
+                bell.wait(_RETRY_AFTER)
+            bell.wait(_TICK)
+
+    def floor(self) -> int:
+        """A new topic's ids begin above this, whatever the system clock says."""
+        return max(self._loaded, self._highest())
+
+    def flush(self) -> None:
+        """Write what has changed. Raises OSError."""
+        if self._reserve - self._highest() < _RENEW_BELOW:
+            self._store_reserve(self._highest() + _AHEAD)
+        generation = self._roster.directory.read("generation")
+        if generation != self._generation:
+            metadata.store(self._data_path, [self._meta(topic) for topic in self._roster.topics])
+            self._generation = generation
+
+    def close(self) -> None:
+        """The last entry: nobody gives ids any more. Raises OSError."""
+        self._generation = -1
+        self.flush()
+        self._store_reserve(max(self._highest(), self._loaded) + _SECOND)
+
+    def _store_reserve(self, clock: int) -> None:
+        metadata.store_reserve(self._data_path, clock)
+        self._reserve = clock
+
+    def _highest(self) -> int:
+        now = (time.time_ns() - _EPOCH_NS) // _UNIT_NS
+        return max(now, self._roster.highest_clock(), 0)
+
+    def _meta(self, topic: Topic) -> TopicMeta:
+        directory = self._roster.directory
+        channels = [
+            ChannelMeta(queue.channel, bool(queue.view.read("paused")))
+            for queue in topic.channels
+            if queue.channel is not None and not is_ephemeral(queue.channel)
+        ]
+        paused = bool(directory.topics[topic.index]["paused"])
+        return TopicMeta(topic.name, paused, tuple(channels))

@@ -1,0 +1,200 @@
+"""Returns what dead clients held, within milliseconds of their death.
+
+Each client holds a robust `life` lock; the core's `reap_scan` tries them all. A free one says only
+that the thread which attached is gone, so `/proc` decides what ended:
+
+* the process (gone, another start time, zombie, on its way out), or its program (an exec):
+  everything it held goes back, its client entry last. Another user's program cannot be read; if its
+  first thread attached and still runs, then only an exec can have freed the lock;
+* that thread only: the entry lives on and is watched by its pid.
+
+A pidfd per client is the fallback, and what watches those. It alone would be too slow: it fires
+after the address space is gone, 160 ms per GiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+from shmq._native import Broker, Busy, Gone, ShmqError
+from shmq.layout import ClientState
+from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.process import Process, is_running
+from shmq.supervisor.roster import Roster
+
+_SCAN_EVERY = 0.010  # seconds
+_LOOK_EVERY = 0.100  # at the client table, for new clients and spared ones
+_TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK: of the first word of a glibc mutex
+_EXEC = "became another program (exec)"
+_RETRY_AFTER = 0.5  # seconds until a client whose reaping failed is tried again
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A client entry and the process behind it."""
+
+    client: int
+    generation: int
+    pid: int
+    start_time: int
+    program: int
+    pidfd: int
+    title: str  # for the log; it cannot be asked for any more after the death
+    thread: int  # that holds its life lock, 0 if none did
+
+
+class Reaper:
+    """One loop. `freed` is called after each client entry that has become free."""
+
+    def __init__(self, broker: Broker, roster: Roster, freed: Callable[[], None]) -> None:
+        self._broker = broker
+        self._directory = roster.directory
+        self._freed = freed
+        self._watched: dict[tuple[int, int], _Watched] = {}
+        self._by_fd: dict[int, _Watched] = {}
+        self._poll = select.poll()
+        self._suspects: set[tuple[int, int]] = set()  # free lock, process looked alive
+        self._retry: dict[tuple[int, int], float] = {}
+        self.reaped = 0
+
+    def run(self, bell: Bell) -> None:
+        """The loop. Its sleep is the poll of the pidfds."""
+        next_look = 0.0
+        try:
+            while not bell.stopped:
+                now = time.monotonic()
+                if now >= next_look:
+                    next_look = now + _LOOK_EVERY
+                    self._look()
+                self._scan()
+                for fd, _ in self._poll.poll(_SCAN_EVERY * 1000):
+                    watched = self._by_fd.get(fd)
+                    if watched is not None:
+                        self._ended(watched.client, watched.generation, watched.pid, "exited")
+        finally:
+            for watched in list(self._watched.values()):
+                self._unwatch(watched)
+
+    def _scan(self) -> None:
+        """Everyone whose life lock is free."""
+        suspects = set()
+        for client, generation, pid, start_time, program in self._broker.reap_scan():
+            process = Process.look(pid)
+            if process is None or not process.is_same(start_time, program):
+                self._ended(client, generation, pid, _how(process, start_time))
+            elif process.program == 0 and self._has_execed((client, generation), pid):
+                self._ended(client, generation, pid, _EXEC)
+            elif (client, generation) in self._suspects:
+                # Still there at the second look, so no kill is under way: only the thread ended.
+                self._broker.reap_spare(client, generation)
+                _log.info("client %d (pid %d): the thread that attached has ended", client, pid)
+            else:
+                suspects.add((client, generation))
+        self._suspects = suspects
+
+    def _has_execed(self, key: tuple[int, int], pid: int) -> bool:
+        """A free life lock whose thread still runs. (A thread that execs becomes the first one, so
+        of another thread nothing can be said.)"""
+        watched = self._watched.get(key)
+        return watched is not None and watched.thread == pid and is_running(pid, pid)
+
+    def _look(self) -> None:
+        """Watch new clients; those without their lock may also have become another program."""
+        clients = self._directory.clients
+        live = np.flatnonzero(clients["state"] == ClientState.LIVE)
+        present = set()
+        for index in live.tolist():
+            entry = clients[index]
+            if index == self._broker.client:
+                continue
+            generation = int(entry["generation"])
+            key = (index, generation)
+            present.add(key)
+            if key not in self._watched:
+                pid, start = int(entry["pid"]), int(entry["start_time"])
+                self._watch(index, generation, pid, start, int(entry["program"]))
+            if key in self._watched and int(entry["orphan"]):
+                self._check_spared(self._watched[key])
+        for key in self._watched.keys() - present:
+            self._unwatch(self._watched[key])
+
+    def _check_spared(self, watched: _Watched) -> None:
+        process = Process.look(watched.pid)
+        if process is None or not process.is_same(watched.start_time, watched.program):
+            how = _how(process, watched.start_time)
+            self._ended(watched.client, watched.generation, watched.pid, how)
+
+    def _watch(self, client: int, generation: int, pid: int, start_time: int, program: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended(client, generation, pid, "exited")
+            return
+        except OSError as exc:  # out of descriptors: its lock still tells
+            _log.warning("cannot watch client %d (pid %d): %s", client, pid, exc)
+            return
+        process = Process.look(pid)
+        if process is None or process.start_time not in (0, start_time):
+            os.close(pidfd)
+            self._ended(client, generation, pid, _how(process, start_time))
+            return
+        title = f"pid {pid}"
+        with contextlib.suppress(psutil.Error, OSError):
+            words = " ".join(psutil.Process(pid).cmdline()).split()
+            title = f"pid {pid}, {' '.join(words)[:100]}"
+        life = bytes(self._directory.clients[client]["life"])
+        thread = int.from_bytes(life[:4], "little") & _TID_MASK
+        watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread)
+        self._watched[client, generation] = self._by_fd[pidfd] = watched
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _unwatch(self, watched: _Watched) -> None:
+        self._poll.unregister(watched.pidfd)
+        os.close(watched.pidfd)
+        del self._by_fd[watched.pidfd]
+        del self._watched[watched.client, watched.generation]
+
+    def _ended(self, client: int, generation: int, pid: int, how: str) -> None:
+        key, now = (client, generation), time.monotonic()
+        if now < self._retry.get(key, 0.0):
+            return
+        watched = self._watched.get(key)
+        title = watched.title if watched is not None else f"pid {pid}"
+        try:
+            returned = self._broker.reap(client, generation)
+        except Gone:  # it detached meanwhile
+            if watched is not None:
+                self._unwatch(watched)
+            return
+        except Busy:  # a stopped process holds a lock it could have held: the others first
+            return
+        except (ShmqError, OSError) as exc:
+            self._retry[key] = now + _RETRY_AFTER
+            if watched is not None:
+                self._unwatch(watched)  # its pidfd would stay ready; `_look` takes it up again
+            _log.error("client %d (%s) %s; cannot return what it held yet: %s",
+                       client, title, how, exc)  # fmt: skip
+            return
+        self._retry.pop(key, None)
+        if watched is not None:
+            self._unwatch(watched)
+        self.reaped += 1
+        _log.info("client %d (%s) %s; %d messages returned", client, title, how, returned)
+        self._freed()
+
+
+def _how(process: Process | None, start_time: int) -> str:
+    if process is None or process.ending or process.start_time != start_time:
+        return "died"
+    return _EXEC

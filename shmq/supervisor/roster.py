@@ -1,0 +1,301 @@
+"""The live topics and queues, with what the supervisor needs of each: header, files, a lock.
+
+The directory segment is the truth; this is the supervisor's own index of it, which only its
+creator changes (nobody else creates or deletes). Loops work on the tuples `queues` and `topics`:
+they are replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmq import layout
+from shmq._native import Broker
+from shmq.layout import Array, DirectoryView, QueueView
+from shmq.names import base_name, is_ephemeral
+from shmq.options import Options
+from shmq.storage.deferred import Sidecar
+from shmq.storage.diskqueue import DiskQueue, pack
+
+# The lines of a queue's header that change all the time: both sides' indices and the disk
+# positions. `Roster.look` copies them from all headers into one array.
+_HOT_FIRST, _HOT_LAST = "slots_committed", "deliver"
+
+#: Where a new queue's files begin: not with 0, so that a flush has a file in front of the first.
+FIRST_POSITION = pack(1, 0)
+
+
+def _hot_dtype() -> tuple[int, np.dtype[Any]]:
+    """Where those lines begin, and their type."""
+    whole = layout.dtype("queue")
+    assert whole.fields is not None
+    begin, end = whole.fields[_HOT_FIRST][1], whole.fields[_HOT_LAST][1]
+    inside = {name: item for name, item in whole.fields.items() if begin <= item[1] < end}
+    kind = np.dtype(
+        {
+            "names": list(inside),
+            "formats": [item[0] for item in inside.values()],
+            "offsets": [item[1] - begin for item in inside.values()],
+            "itemsize": end - begin,
+        }
+    )
+    return begin, kind
+
+
+_HOT_AT, _HOT = _hot_dtype()
+
+
+def hot_array(count: int) -> Array:
+    """Room for so many queues' hot lines (`Queue.hot`)."""
+    return np.zeros(count, _HOT)
+
+
+@dataclass(eq=False)
+class Topic:
+    """A live topic. `queues` by channel name, its backlog under None."""
+
+    index: int
+    generation: int
+    name: str
+    queues: dict[str | None, Queue] = field(default_factory=dict)
+
+    @property
+    def channels(self) -> list[Queue]:
+        """Its queues but the backlog."""
+        return [queue for name, queue in self.queues.items() if name is not None]
+
+
+@dataclass(eq=False)
+class Queue:
+    """A live queue. Whoever spills, restores, renames or deletes holds `lock` and looks whether it
+    is `gone` first. No core lock is held while waiting for it."""
+
+    index: int
+    serial: int
+    topic: Topic
+    channel: str | None
+    view: QueueView
+    disk: DiskQueue
+    sidecar: Sidecar
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    gone: bool = False
+    had_consumer: bool = False
+    retry_at: float = 0.0  # monotonic seconds: trouble before, do not try yet
+    spilled_at: float = 0.0  # monotonic seconds: when it was last given room
+    seen_read: int = 0  # read position up to which files were dropped
+    batch_bytes: int = 4 << 20  # to write at once; fewer while the disk is nearly full
+    record_bytes: int = 512  # of a record on disk, as last seen
+
+    def __post_init__(self) -> None:
+        header = self.view.header.reshape(1).view(np.uint8)
+        self.hot = header[_HOT_AT : _HOT_AT + _HOT.itemsize]
+
+    def __str__(self) -> str:
+        return base_name(self.topic.name, self.channel)
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether what it holds ends with it: it never goes to disk."""
+        return is_ephemeral(self.topic.name if self.channel is None else self.channel)
+
+    @property
+    def capacity(self) -> int:
+        """Messages its ready ring may hold."""
+        return max(self.view.read("mem_queue_size"), layout.constant("TRANSIT"))
+
+    @property
+    def ready(self) -> int:
+        """Messages in the ready ring."""
+        return (self.view.read("ready_tail") - self.view.read("ready_head")) & layout.NONE
+
+    @property
+    def waiting(self) -> int:
+        """Messages in the requeue ring."""
+        return (self.view.read("requeue_tail") - self.view.read("requeue_head")) & layout.NONE
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """Read and write position on disk, as the header has them."""
+        return self.view.read("disk_read"), self.view.read("disk_write")
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there may be data files or a position file of it."""
+        return self.positions[1] not in (0, FIRST_POSITION) or self.disk.meta_path.exists()
+
+
+@dataclass(eq=False)
+class Look:
+    """All queues' hot header lines, copied; row i belongs to `queues[i]`. Words of one row may be
+    from slightly different moments: good for choosing, not for deciding."""
+
+    queues: tuple[Queue, ...]
+    hot: Array
+    capacity: NDArray[np.int64]
+    inflight_slots: NDArray[np.int64]
+    arena_max: NDArray[np.int64]
+    ephemeral: NDArray[np.bool_]
+    seen_read: NDArray[np.uint64]  # read positions that the spiller has acted on
+
+    @property
+    def ready(self) -> NDArray[np.int64]:
+        """Messages in the ready rings."""
+        return _ring_length(self.hot, "ready")
+
+    @property
+    def wanted(self) -> NDArray[np.bool_]:
+        """Where a publisher waits for room. (What one that gave up needed may still stand.)"""
+        needs = (self.hot["need_bytes"] != 0) | (self.hot["need_slots"] != 0)
+        for row in np.flatnonzero(needs).tolist():
+            needs[row] = self.queues[row].view.header["space"]["summary"] != 0
+        wanted: NDArray[np.bool_] = needs
+        return wanted
+
+    @property
+    def waiting(self) -> NDArray[np.int64]:
+        """Messages in the requeue rings."""
+        return _ring_length(self.hot, "requeue")
+
+    @property
+    def deferring(self) -> NDArray[np.int64]:
+        """Messages in the defer rings."""
+        return _ring_length(self.hot, "defer")
+
+    def __post_init__(self) -> None:
+        self._headers = [queue.hot for queue in self.queues]
+        self._bytes = self.hot.view(np.uint8)
+
+    def again(self) -> None:
+        """Copy the headers anew."""
+        if self._headers:
+            np.concatenate(self._headers, out=self._bytes)
+
+
+def _ring_length(hot: Array, ring: str) -> NDArray[np.int64]:
+    # unsigned subtraction wraps as the indices do
+    length: Array = hot[f"{ring}_tail"] - hot[f"{ring}_head"]
+    return length.astype(np.int64)
+
+
+class Roster:
+    """Index of the directory."""
+
+    def __init__(self, broker: Broker, options: Options, max_msg_size: int) -> None:
+        """max_msg_size: the largest body that may be on disk, more than the options say if a
+        predecessor allowed more."""
+        self._max_msg_size = max_msg_size
+        self.directory = DirectoryView(broker.view(), f"instance {options.instance!r}")
+        self._broker = broker
+        self._options = options
+        self._topics: dict[str, Topic] = {}
+        self._look: Look | None = None
+        self.queues: tuple[Queue, ...] = ()
+        self.topics: tuple[Topic, ...] = ()
+
+    # -- changes, by the creator
+
+    def topic(self, name: str) -> Topic | None:
+        """The live topic of this name."""
+        return self._topics.get(name)
+
+    def enter_topic(self, index: int, generation: int, name: str) -> Topic:
+        """Take up a topic that is in the directory."""
+        topic = self._topics[name] = Topic(index, generation, name)
+        self.topics = tuple(self._topics.values())
+        return topic
+
+    def leave_topic(self, topic: Topic) -> None:
+        """Forget a topic that has left the directory."""
+        del self._topics[topic.name]
+        self.topics = tuple(self._topics.values())
+
+    def enter_queue(
+        self,
+        index: int,
+        serial: int,
+        topic: Topic,
+        channel: str | None,
+        disk: DiskQueue,
+        sidecar: Sidecar,
+    ) -> Queue:
+        """Take up a queue that is in the directory, or about to be."""
+        view = QueueView(self._broker.view(index), f"queue {serial}")
+        queue = Queue(index, serial, topic, channel, view, disk, sidecar)
+        queue.seen_read = queue.positions[0]
+        topic.queues[channel] = queue
+        self.queues = (*self.queues, queue)
+        return queue
+
+    def leave_queue(self, queue: Queue) -> None:
+        """Forget a queue that has left the directory."""
+        queue.gone = True
+        if queue.topic.queues.get(queue.channel) is queue:
+            del queue.topic.queues[queue.channel]
+        self.queues = tuple(other for other in self.queues if other is not queue)
+
+    def becomes_channel(self, backlog: Queue, channel: str) -> None:
+        """A backlog has become its topic's first channel."""
+        del backlog.topic.queues[None]
+        backlog.channel = channel
+        backlog.topic.queues[channel] = backlog
+        self._look = None
+
+    def disk_queue(self, base: str) -> DiskQueue:
+        """The files of a queue, with the options of this broker."""
+        options = self._options
+        return DiskQueue(
+            Path(options.data_path or "."),
+            base,
+            max_bytes_per_file=options.max_bytes_per_file,
+            max_msg_size=self._max_msg_size,
+            sync_every=options.sync_every,
+            sync_timeout=options.sync_timeout,
+        )
+
+    def sidecar(self, base: str) -> Sidecar:
+        """The chunks of a queue."""
+        return Sidecar(Path(self._options.data_path or "."), base)
+
+    # -- what loops look at
+
+    def look(self) -> Look:
+        """The headers of all queues as they are now. For one thread: the arrays are used again."""
+        queues = self.queues
+        look = self._look
+        if look is None or look.queues is not queues:
+            look = self._look = Look(
+                queues,
+                hot_array(len(queues)),
+                np.array([queue.capacity for queue in queues], np.int64),
+                np.array([queue.view.read("inflight_slots") for queue in queues], np.int64),
+                np.array([queue.view.read("arena_max") for queue in queues], np.int64),
+                np.array([queue.ephemeral for queue in queues], np.bool_),
+                np.array([queue.seen_read for queue in queues], np.uint64),
+            )
+        look.again()
+        return look
+
+    def overdue(self, monotonic: int, realtime: int) -> list[int]:
+        """Indices of queues whose earliest deadline or due time may have passed."""
+        directory = self.directory
+        late = (directory.next_deadline <= monotonic) | (directory.next_due <= realtime)
+        indices = np.flatnonzero(late)
+        # entries that were never used say 0
+        live = directory.queues["state"][indices] == layout.EntryState.LIVE
+        return [int(index) for index in indices[live]]
+
+    def other_clients(self, mine: int) -> int:
+        """How many clients are attached beside the entry `mine`."""
+        states = self.directory.clients["state"]
+        return int(np.count_nonzero(states)) - int(states[mine] != 0)
+
+    def highest_clock(self) -> int:
+        """The highest id clock of all topics (64 ns units)."""
+        clocks = self.directory.topics["id_clock"]
+        return int(clocks.max()) if len(clocks) else 0

@@ -1,0 +1,281 @@
+"""How the supervisor is: a line for people, a sign of life for the watchdog, an end if it has to.
+
+One loop. It tells the service manager only after a look at everything that could have gone wrong:
+
+* a loop that does not move, or keeps crashing, or the main loop: no sign of life, so that the
+  manager starts another supervisor, which adopts (nothing is lost by that);
+* but a loop behind a lock that a stopped client holds is well: every supervisor would wait there,
+  and a lock is never robbed;
+* a disk that refuses work which there is: no sign of life. A full one is well: another supervisor
+  finds no more room on it, publishers wait or get Full, and the status line says so;
+* the directory segment's name gone from /dev/shm (RemoveIPC, `rm`): nobody finds the instance any
+  more, while all messages are still mapped here. `lost` is called: flush them and begin anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmq import _native, segments
+from shmq._native import Broker
+from shmq.layout import Array
+from shmq.options import Options
+from shmq.supervisor.arbiter import Arbiter, Bell
+from shmq.supervisor.roster import Queue, Roster, hot_array
+from shmq.supervisor.systemd import Notifier
+
+_TICK = 1.0  # seconds between two looks at the directory's name
+_STATUS_EVERY = 3.0
+_STUCK = 10.0  # seconds without a sign of life after which a loop is ill
+_SECOND_LOOK = 0.2  # who holds a lock so long is not just passing through it
+_EXTEND_EVERY = 1.0
+_EXTEND_BY = 30.0
+_STALLED = 60.0  # seconds without any progress of the stop after which no more time is asked for
+
+_PROBE = "shmq.dat.0.tmp"  # as a leftover it is swept by the next start
+_TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What is in the broker, summed up."""
+
+    queues: int
+    depth: int  # to be delivered, in memory and on disk
+    on_disk: int
+    in_memory: int  # in whatever state
+
+
+class Service:
+    """One loop, and what the supervisor calls when it begins and ends."""
+
+    def __init__(
+        self,
+        notifier: Notifier,
+        arbiter: Arbiter,
+        broker: Broker,
+        roster: Roster,
+        options: Options,
+        health: Callable[[], str],
+        lost: Callable[[str], None],
+    ) -> None:
+        """health: nsqd's. lost: called once, with a sentence, when the instance must begin anew."""
+        self._notifier = notifier
+        self._arbiter = arbiter
+        self._broker = broker
+        self._roster = roster
+        self._data_path = Path(options.data_path or ".")
+        self._path = segments.directory_path(options.instance)
+        self._inode = os.stat(self._path).st_ino
+        self._health = health
+        self._lost = lost
+        self._counted: tuple[Queue, ...] = ()
+        self._headers: list[Array] = []
+        self._hot: Array | None = None
+        self._said = ""
+        self._ill = ""
+        self._excuse = ""
+
+    def run(self, bell: Bell) -> None:
+        """The loop."""
+        notifier, now = self._notifier, time.monotonic()
+        alive_at, status_at = now, now
+        interval = notifier.watchdog / 2
+        tick = min(_TICK, interval) if interval else _TICK
+        while not bell.stopped:
+            now = time.monotonic()
+            if not self.is_named():
+                self._lost(
+                    f"{self._path} was removed (RemoveIPC in logind.conf or in a unit? rm?): "
+                    "nobody can attach any more; writing everything to disk to begin anew"
+                )
+                return
+            if interval and now >= alive_at:
+                alive_at = now + interval
+                self._sign_of_life()
+            if notifier and now >= status_at:
+                status_at = now + _STATUS_EVERY
+                self._say(self.line())
+            bell.wait(tick)
+
+    def ready(self) -> None:
+        """The instance is open to clients."""
+        self._said = self.line()
+        self._notifier.ready(self._said)
+
+    def is_named(self) -> bool:
+        """Whether the instance's name still stands for its directory segment."""
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    def owns_name(self) -> bool:
+        """Whether the name is not another instance's by now."""
+        return self.is_named() or not os.path.exists(self._path)
+
+    # -- the self-check
+
+    def check(self) -> str:
+        """What is wrong, as a sentence; empty if all is well."""
+        beat = self._roster.directory.read("heartbeat")
+        age = (_native.now() - beat) / 1e9
+        trouble = f"the main loop has not moved for {age:.0f} s" if age > _STUCK else ""
+        trouble = trouble or self._arbiter.ill(_STUCK)
+        if trouble:
+            excuse = self._behind_a_lock()
+            if excuse and excuse != self._excuse:
+                _log.warning("%s: %s", trouble, excuse)
+            self._excuse = excuse
+            return "" if excuse else trouble
+        self._excuse = ""
+        if self._roster.directory.read("supervisor_pid") != os.getpid():
+            return f"the instance has another supervisor in its directory ({self._path})"
+        return self._disk_trouble()
+
+    def _sign_of_life(self) -> None:
+        trouble = self.check()
+        if not trouble:
+            self._notifier.alive()
+        elif trouble != self._ill:
+            _log.critical("%s; the service manager gets no sign of life", trouble)
+        self._ill = trouble
+
+    def _disk_trouble(self) -> str:
+        """Only if there was work for the disk which it refused, and it still does."""
+        try:
+            _probe(self._data_path)
+        except OSError as exc:
+            if exc.errno not in _FULL and self._health() != "OK":
+                return f"cannot write to the data path {self._data_path}: {exc.strerror}"
+        return ""
+
+    def _behind_a_lock(self) -> str:
+        """Whose lock the loops wait for, as a sentence, if that is what they do."""
+        before = self._held()
+        time.sleep(_SECOND_LOOK)
+        mine = {int(name) for name in os.listdir("/proc/self/task")}
+        for name, thread in self._held().items():
+            if before.get(name) == thread and thread not in mine:
+                return f"thread {thread} of a client holds {name} (stopped?); waiting for it"
+        return ""
+
+    def _held(self) -> dict[str, int]:
+        """The locks that are held now, and the threads that hold them: glibc keeps the thread in
+        the first word of a mutex, as the kernel needs it there."""
+        directory = self._roster.directory
+        locks = {"the registry lock": directory.header["registry"]}
+        topics = directory.topics
+        for topic in self._roster.topics:
+            locks[f"the publish lock of {topic.name}"] = topics[topic.index]["publish"]
+        for queue in self._roster.queues:
+            locks[f"the deliver lock of {queue}"] = queue.view.header["deliver"]
+        held = {name: _thread_in(mutex) for name, mutex in locks.items()}
+        return {name: thread for name, thread in held.items() if thread}
+
+    # -- the line
+
+    def totals(self) -> Totals:
+        """Summed over all queues, from one copy of their headers."""
+        queues = self._roster.queues
+        if self._counted is not queues or self._hot is None:
+            # not Roster.look: its arrays belong to another loop
+            self._counted, self._headers = queues, [queue.hot for queue in queues]
+            self._hot = hot_array(len(queues))
+        hot = self._hot
+        if self._headers:
+            np.concatenate(self._headers, out=hot.view(np.uint8))
+
+        def ring(name: str) -> int:
+            length: Array = hot[f"{name}_tail"] - hot[f"{name}_head"]  # wraps as the indices do
+            return int(length.sum(dtype=np.uint64))
+
+        ready, waiting, on_disk = ring("ready"), ring("requeue"), int(hot["disk_depth"].sum())
+        others = ring("defer") + int(hot["deferred_len"].sum()) + int(hot["inflight_len"].sum())
+        return Totals(len(queues), ready + waiting + on_disk, on_disk, ready + waiting + others)
+
+    def line(self) -> str:
+        """How the broker is, in one line."""
+        totals = self.totals()
+        clients = self._roster.other_clients(self._broker.client)
+        line = f"{totals.queues} queues, depth {totals.depth}"
+        if totals.on_disk:
+            line += f" ({totals.on_disk} on disk)"
+        line += f", {clients} clients"
+        trouble = self._ill or self._excuse
+        if not trouble and self._health() != "OK":
+            trouble = f"disk {self._health()}"
+        return f"{line}; {trouble}" if trouble else line
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            self._notifier.status(line)
+
+    # -- the end
+
+    @contextlib.contextmanager
+    def stopping(self, what: str) -> Iterator[None]:
+        """Around everything that a stop does: asks for more time as long as it comes forward."""
+        self._notifier.stopping(what)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._extend, args=(what, ended), name="stop", daemon=True)
+        if self._notifier:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.is_alive():
+                thread.join()
+
+    def _extend(self, what: str, ended: threading.Event) -> None:
+        progress: Any = None
+        since = time.monotonic()
+        while True:
+            totals, loops = self.totals(), self._arbiter.living
+            if progress != (totals, loops):
+                progress, since = (totals, loops), time.monotonic()
+            if time.monotonic() - since < _STALLED:
+                # a kill after this loses nothing either: the next supervisor adopts
+                self._notifier.extend(_EXTEND_BY, f"{what}: {totals.in_memory} messages in memory")
+                if self._notifier.watchdog:
+                    self._notifier.alive()
+            if ended.wait(_EXTEND_EVERY):
+                return
+
+
+def _thread_in(mutex: Any) -> int:
+    return int.from_bytes(bytes(mutex)[:4], "little") & _TID_MASK
+
+
+def _probe(data_path: Path) -> None:
+    """Write a byte into a file that has no name, so that nothing is left of it. Raises OSError."""
+    try:
+        fd = os.open(data_path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        named = None
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
+            raise
+        named = data_path / _PROBE  # NFS and others have no O_TMPFILE
+        fd = os.open(named, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"\n")
+    finally:
+        os.close(fd)
+        if named is not None:
+            os.unlink(named)

@@ -1,0 +1,405 @@
+"""Moves messages between memory and disk: overflow out, refill in, backlogs to their channels.
+
+One loop, so no lock is on disk. Each round looks at all queues' headers at once (numpy) and then
+gives every queue that needs something a bounded bite, so that none starves another.
+
+* out: a queue whose ready ring is 3/4 full, or whose publisher waits for room, until it is half
+  empty. At the first overflow its oldest quarter goes to the requeue ring unread, so consumers go
+  on from memory. A queue that is being emptied fast anyway is left alone: one message on disk
+  sends all that follow through the disk too.
+* in: a queue with something on disk and little left in its requeue ring, ahead of need.
+* deferred messages: beyond half of what may be held, and back in time (`deferral`).
+* backlogs: of unpaused topics that have channels.
+
+The disk refuses (full, I/O error): the batch goes back to where it was, `health` says so, and it is
+tried again every second. Nothing is lost; publishers wait or get Full.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmq import _native
+from shmq._native import Broker, Busy, Gone, ShmqError, Spill
+from shmq.options import Options
+from shmq.storage.diskqueue import DamagedFile, pack, unpack
+from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.deferral import Deferral
+from shmq.supervisor.roster import Look, Queue, Roster
+
+_BATCH_BYTES = 4 << 20  # of records written or read at once
+_LEAST_BYTES = 16 << 10  # ... when the disk is nearly full
+_BATCH_MESSAGES = 32768
+_BITES = 4  # batches a queue may write in one round
+_PUMP_MESSAGES = 2048
+_KEEP_BUSY = 1024  # messages
+
+_RETRY_AFTER = 1.0  # seconds after a disk error
+_TICK = 0.100  # seconds between rounds when nothing is on disk
+_TICK_ON_DISK = 0.005  # consumers empty a requeue ring without ringing anybody
+_TICK_DRAINING = 0.0005  # while they do
+_DRAINING = 0.050  # seconds since the last refill in which it is believed that they do
+_FAST_WINDOW = 0.010  # seconds in which a fast consumer takes
+_PATIENCE = 0.020  # seconds in which a waiting publisher sees that there is room
+_FAST_SHARE = 8  # ... this part (1/8) of the queue's capacity
+
+_Work = Callable[[Queue], bool]
+
+_log = logging.getLogger(__name__)
+
+
+class Spiller:
+    """One loop. `health` is nsqd's: `OK`, or `NOK - ` and the disk's last error."""
+
+    def __init__(self, broker: Broker, roster: Roster, options: Options) -> None:
+        self._broker = broker
+        self._roster = roster
+        self._options = options
+        self._deferral = Deferral(broker, roster)
+        self._active: set[Queue] = set()  # with disk operations that are not synced yet
+        self._delivered: dict[int, tuple[float, int]] = {}  # by serial: when, how many
+        self._pressed: set[Queue] = set()  # channels that a backlog waits for
+        self._restored_at = 0.0
+        self.health = "OK"
+        self.bad_files = 0
+
+    def run(self, bell: Bell) -> None:
+        """The loop."""
+        while not bell.stopped:
+            busy, pause = self._round(time.monotonic())
+            bell.wait(0 if busy else pause)
+
+    # -- choosing
+
+    def _round(self, now: float) -> tuple[bool, float]:
+        """Whether anything was moved; how long to sleep if not."""
+        look = self._roster.look()
+        hot = look.hot
+        on_disk = (hot["disk_read"] != hot["disk_write"]) | (hot["spilling"] != 0)
+        busy, pause = False, _TICK_ON_DISK if on_disk.any() or look.wanted.any() else _TICK
+        if on_disk.any() and now - self._restored_at < _DRAINING:
+            pause = _TICK_DRAINING
+        full = self._overflowing(look, on_disk)
+        for row in np.flatnonzero(full).tolist():
+            queue = look.queues[row]
+            settled = on_disk[row] or hot["overflowed"][row] or queue in self._pressed
+            if queue.retry_at > now:
+                continue
+            if not settled and self._is_fast(queue, int(hot["delivered"][row]), now):
+                pause = _FAST_WINDOW
+                continue
+            busy |= self._guarded(queue, self._spill)
+        for queue in self._deferral.to_write(look, self._pressed):
+            if queue.retry_at <= now:
+                busy |= self._guarded(queue, self._deferral.write)
+        self._pressed.clear()
+        for queue in self._deferral.to_read(look):
+            if queue.retry_at <= now:
+                busy |= self._guarded(queue, self._deferral.read)
+                if self._deferral.is_late(queue):
+                    pause = min(pause, _TICK_ON_DISK)
+        for row in np.flatnonzero(self._running_low(look, on_disk)).tolist():
+            queue = look.queues[row]
+            if queue.retry_at <= now and self._guarded(queue, self._restore):
+                self._restored_at, busy = now, True
+        for topic in self._roster.topics:
+            backlog = topic.queues.get(None)
+            if backlog is not None and len(topic.queues) > 1 and backlog.retry_at <= now:
+                busy |= self._guarded(backlog, self._pump)
+        self._tidy(look, now)
+        return busy, pause
+
+    def _overflowing(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        hot, ready = look.hot, look.ready
+        everything = self._options.mem_queue_size == 0
+        full = ready > 0 if everything else ready * 4 >= look.capacity * 3
+        full = full | look.wanted
+        # once something is on disk all that comes waits behind it, so keep room ahead of need
+        full |= on_disk & (ready * 2 >= look.capacity)
+        committed = hot["arena_committed"].astype(np.int64) >= look.arena_max
+        for row in np.flatnonzero(committed & ~full).tolist():
+            free = int(look.queues[row].view.header["arena"]["free_bytes"])
+            full[row] = free * 8 < look.arena_max[row]
+        if self._pressed:
+            full |= np.array([queue in self._pressed for queue in look.queues])
+        usable = (ready > 0) & ~look.ephemeral & (hot["base_pending"] == 0)
+        chosen: NDArray[np.bool_] = full & usable
+        return chosen
+
+    def _is_fast(self, queue: Queue, delivered: int, now: float) -> bool:
+        """Whether its consumers empty it at such a rate that disk would only slow them down."""
+        since, before = self._delivered.get(queue.serial, (0.0, 0))
+        elapsed = now - since
+        if elapsed > 10 * _FAST_WINDOW:  # too long ago to say anything: look again in a moment
+            self._delivered[queue.serial] = (now, delivered)
+            return True
+        if elapsed < _FAST_WINDOW:
+            return True
+        self._delivered[queue.serial] = (now, delivered)
+        return (delivered - before) * _FAST_SHARE * _FAST_WINDOW >= queue.capacity * elapsed
+
+    def _running_low(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        hot = look.hot
+        low = look.waiting < _low_water(look.capacity, look.inflight_slots)
+        room = hot["held"] < look.inflight_slots - look.inflight_slots // 8
+        room &= hot["held_bytes"].astype(np.int64) < look.arena_max * 5 // 8
+        chosen: NDArray[np.bool_] = on_disk & low & room & (hot["base_pending"] == 0)
+        return chosen
+
+    # -- out
+
+    def _spill(self, queue: Queue) -> bool:
+        target = 0 if self._options.mem_queue_size == 0 else queue.capacity // 2
+        header, moved = queue.view.header, False
+        read, write = queue.positions
+        if target and read == write and not int(header["overflowed"]):
+            moved = self._broker.advance(queue.index, _oldest_quarter(queue)) > 0
+        for _ in range(_BITES):
+            ready, now = queue.ready, time.monotonic()
+            wanted = int(header["need_bytes"]) or int(header["need_slots"])
+            surplus = ready - target
+            if surplus <= 0 and wanted and now - queue.spilled_at > _PATIENCE:
+                surplus = max(ready // 4, int(header["need_slots"]))
+            if surplus <= 0 or not ready:
+                break
+            count = min(surplus, _BATCH_MESSAGES)
+            batch = self._broker.spill_begin(queue.index, count, queue.batch_bytes)
+            if batch is None or not self._write_some(queue, batch):
+                break
+            queue.spilled_at = now
+            moved = True
+        return moved
+
+    def _write_some(self, queue: Queue, batch: Spill) -> bool:
+        """`write`, but a disk that is nearly full is filled to the end, with smaller batches."""
+        try:
+            written = self.write(queue, batch)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or queue.batch_bytes == _LEAST_BYTES:
+                raise
+            self._drop_read_file(queue)
+            queue.batch_bytes = max(queue.batch_bytes // 8, _LEAST_BYTES)
+            return True
+        queue.batch_bytes = min(queue.batch_bytes * 2, _BATCH_BYTES)
+        return written
+
+    def _drop_read_file(self, queue: Queue) -> None:
+        """Free a file that is being written but has been read to its end: go on in the next one."""
+        read, write = queue.positions
+        file, offset = unpack(read)
+        if read == write and offset:
+            following = pack(file + 1, 0)
+            if self._broker.disk_set(queue.index, read, following, 0):
+                queue.disk.drop_before(following)
+
+    def write(self, queue: Queue, batch: Spill) -> bool:
+        """Put a batch on disk and end it. False: the queue was emptied meanwhile.
+
+        Raises OSError; the batch is then back where it was.
+        """
+        write_position = queue.positions[1]
+        lengths = np.frombuffer(batch.lengths, np.uint32)
+        try:
+            plan = queue.disk.plan(write_position, lengths)
+            np.frombuffer(batch.positions, np.uint64)[:] = plan[:-1]
+            records = batch.encode()
+            queue.disk.write(records, plan[:-1], lengths, write_position=write_position)
+            self._active.add(queue)
+        except BaseException:
+            batch.end(write_position, False)
+            raise
+        self._well()
+        if batch.end(int(plan[-1]), True):
+            return True
+        queue.disk.cut(write_position)
+        return False
+
+    # -- in
+
+    def _restore(self, queue: Queue) -> bool:
+        read, write = queue.positions
+        if read == write:
+            return False
+        try:
+            chunk = queue.disk.read(read, write, _bytes_that_fit(queue), _native.scan_records)
+        except DamagedFile as damage:
+            self._set_aside(queue, read, write, damage)
+            return True
+        self._active.add(queue)
+        queue.record_bytes = len(chunk.data) // max(chunk.count, 1)
+        if not chunk.count:
+            return self._broker.disk_set(queue.index, read, chunk.next_position, 0)
+        if chunk.position != read:  # was at the end of a file
+            depth = queue.view.read("disk_depth")
+            if not self._broker.disk_set(queue.index, read, chunk.position, depth):
+                return False
+        fitted = self._broker.restore(queue.index, chunk.data, chunk.position, chunk.next_position)
+        return fitted is not None and fitted[0] > 0
+
+    def _set_aside(self, queue: Queue, read: int, write: int, damage: DamagedFile) -> None:
+        """Go on behind a damaged file; what was good in it has been delivered. If it was the file
+        being written, writing goes on behind it too."""
+        bad = queue.disk.set_aside(damage.file)
+        following = damage.next_position
+        depth = queue.disk.recount(following, max(write, following), _native.scan_records)
+        lost = queue.view.read("disk_depth") - depth
+        self._broker.disk_set(queue.index, read, following, depth)
+        self._active.add(queue)
+        self.bad_files += 1
+        _log.error("%s: %s; set aside as %s, up to %d messages lost", queue, damage, bad, lost)
+
+    # -- backlogs
+
+    def _pump(self, backlog: Queue) -> bool:
+        """Move some of a backlog to its topic's channels; a full channel gets room first."""
+        topic = backlog.topic
+        if not _holds(backlog) or int(self._roster.directory.topics[topic.index]["paused"]):
+            return False
+        if backlog.sidecar.chunks:
+            self._deferral.read(backlog, everything=True)
+        moved = self._broker.pump(topic.index, topic.generation, _PUMP_MESSAGES)
+        if moved < 0:
+            self._pressed.update(queue for queue in topic.channels if not queue.ephemeral)
+        return moved > 0
+
+    # -- files
+
+    def _tidy(self, look: Look, now: float) -> None:
+        """Drop files that were read (or emptied) completely, sync what is due."""
+        for row in np.flatnonzero(look.hot["disk_read"] != look.seen_read).tolist():
+            look.seen_read[row] = look.hot["disk_read"][row]
+            self._active.add(look.queues[row])
+        for queue in list(self._active):
+            if queue.gone:
+                self._active.discard(queue)
+            elif queue.retry_at <= now:
+                self._guarded(queue, self._sync)
+
+    def _sync(self, queue: Queue) -> bool:
+        read, write = queue.positions
+        if read != queue.seen_read:
+            if unpack(read)[0] != unpack(queue.seen_read)[0]:
+                queue.disk.drop_before(read)
+            queue.disk.note(1)
+            queue.seen_read = read
+        depth = queue.view.read("disk_depth")
+        if queue.disk.maybe_sync(time.monotonic(), depth, read, write):
+            self._active.discard(queue)
+        return False
+
+    def _guarded(self, queue: Queue, work: _Work) -> bool:
+        """Do one queue's work under its lock; trouble with it or its disk stops no other."""
+        with queue.lock:
+            if queue.gone:
+                return False
+            try:
+                return work(queue)
+            except (Gone, Busy):
+                pass  # removed or emptied meanwhile; or a stopped client holds it
+            except OSError as exc:
+                queue.retry_at = time.monotonic() + _RETRY_AFTER
+                self.trouble(exc)
+            except (ShmqError, ValueError) as exc:
+                queue.retry_at = time.monotonic() + _RETRY_AFTER
+                _log.error("%s: cannot move messages between memory and disk: %s", queue, exc)
+        return False
+
+    def trouble(self, exc: OSError) -> None:
+        """Note what the disk said; logged when it is news."""
+        health = f"NOK - {exc.strerror or exc}"
+        if health != self.health:
+            where = f" ({exc.filename})" if exc.filename else ""
+            _log.error("disk trouble: %s%s; trying again every second", exc.strerror or exc, where)
+        self.health = health
+
+    def _well(self) -> None:
+        if self.health != "OK":
+            _log.info("the disk works again")
+            self.health = "OK"
+
+    # -- the end
+
+    def flush(self, queue: Queue) -> None:
+        """Everything in memory to disk, in order, and the positions with it.
+
+        For when no loop runs any more. Raises OSError; what was not written is still in memory.
+        """
+        disk = queue.disk
+        with queue.lock:
+            self._broker.unrestore(queue.index)
+            while self._deferral.write_all(queue) or self._write_ahead(queue):
+                pass
+            while True:
+                batch = self._broker.spill_begin(queue.index, _BATCH_MESSAGES, _BATCH_BYTES, True)
+                if batch is not None:
+                    self.write(queue, batch)
+                elif not self._deferral.write_all(queue):  # a consumer has just put off some
+                    break
+            read, write = queue.positions
+            if queue.has_files:
+                disk.drop_before(read)
+                disk.sync(queue.view.read("disk_depth"), read, write)
+            disk.close()
+
+    def _write_ahead(self, queue: Queue) -> bool:
+        """What is in flight and in the requeue ring to right in front of what is on disk, for it
+        comes before that. Whether there may be more.
+
+        Where it does not fit (what was read of the file is shorter, and not as long as the youngest
+        of them) it is left for the end of the files, out of its turn.
+        """
+        read, write = queue.positions
+        if read == write or not (queue.waiting or queue.view.read("inflight_len")):
+            return False
+        # so that after a power loss nobody begins to read amid what is overwritten here
+        queue.disk.sync(queue.view.read("disk_depth"), read, write)
+        most = queue.view.read("held")
+        batch = self._broker.spill_begin(queue.index, most, 0, ahead=True)
+        if batch is None:
+            return False
+        try:
+            queue.disk.write_ahead(batch.encode(), batch.position, read)
+        except BaseException:
+            batch.end(0, False)
+            raise
+        batch.end(0, True)
+        return True
+
+
+def _holds(queue: Queue) -> bool:
+    """Whether there is anything in it to deliver, now or later."""
+    read, write = queue.positions
+    deferred = queue.view.ring_length("defer") + queue.view.read("deferred_len")
+    return read != write or queue.ready + queue.waiting + deferred + queue.sidecar.depth > 0
+
+
+def _low_water(capacity: Any, inflight_slots: Any) -> Any:
+    """Fewer messages than this in the requeue ring: read more. Enough to keep consumers busy until
+    the next round, also where little may be in memory."""
+    return np.maximum(capacity // 4, np.minimum(inflight_slots // 8, _KEEP_BUSY))
+
+
+def _oldest_quarter(queue: Queue) -> int:
+    """How many messages stay in memory at the first overflow: a quarter of those that are ready,
+    and no more than a quarter of the bytes, or nothing would be left to spill."""
+    oldest = queue.view.ready[: min(queue.ready, queue.capacity) // 4]
+    nbytes = np.cumsum(queue.view.slots["capacity"][oldest], dtype=np.int64)
+    return int(np.searchsorted(nbytes, queue.view.read("arena_max") // 4, "right"))
+
+
+def _bytes_that_fit(queue: Queue) -> int:
+    """How much to read: twice the low-water mark, but nothing that would not fit and be read again
+    later."""
+    view = queue.view
+    slots = view.read("inflight_slots")
+    wanted = 2 * int(_low_water(queue.capacity, slots))
+    room = view.read("arena_max") * 3 // 4 - view.read("held_bytes")
+    messages = min(wanted, slots - view.read("held"))
+    return max(4096, min(_BATCH_BYTES, room, messages * queue.record_bytes))

@@ -1,0 +1,247 @@
+"""How a supervisor comes into its instance: makes the directory, or adopts what another left.
+
+Two locks keep it the only one: nsqd's flock on the data path, and a flock on the directory segment
+itself, which ends with its holder, whatever ends that. What is there decides:
+
+    nothing                          make it, then topics and channels from nsqd.dat and the files
+    raw, or closed                   a death while making or unlinking: remove it, make it
+    ready, its supervisor dead       adopt: same segments, clients go on
+    ready, its supervisor alive      refuse
+    another layout or build          refuse, name both, leave everything where it is
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shmq import _native, layout, segments
+from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
+from shmq.layout import DirectoryView, EntryState, Ready
+from shmq.names import base_name
+from shmq.options import Options
+from shmq.storage import deferred, diskqueue, metadata
+from shmq.storage.metadata import ChannelMeta, TopicMeta
+from shmq.supervisor.creator import Creator
+from shmq.supervisor.roster import Queue, Roster
+
+_TRIES = 100  # other starts and stops may come between our looking and our locking
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Directory:
+    """The directory segment, locked for this process as long as `fd` is open."""
+
+    fd: int
+    fresh: bool
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self.fd)
+
+
+def enter(options: Options) -> Directory:
+    """Make or lock the directory segment; fresh: it is new and empty of topics.
+
+    Raises ShmqError if another supervisor has it, LayoutMismatch, Full if /dev/shm is.
+    """
+    name = segments.directory_name(options.instance)
+    mode, group = options.permissions()
+    for _ in range(_TRIES):
+        try:
+            fd, made = segments.create_segment(name, mode, group), True
+        except FileExistsError:
+            try:
+                fd, made = segments.open_segment(name), False
+            except FileNotFoundError:
+                continue
+        try:
+            directory = _locked(options, name, fd, made)
+        except BaseException:
+            os.close(fd)
+            raise
+        if directory is not None:
+            return directory
+        os.close(fd)
+    raise ShmqError(f"instance {options.instance!r}: others keep starting and stopping it")
+
+
+def _locked(options: Options, name: str, fd: int, made: bool) -> Directory | None:
+    """The directory behind `fd`; None: look again, it was not what the name stands for now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ShmqError(_running(options.instance, fd)) from None
+    try:
+        if os.stat(segments.path_of(name)).st_ino != os.fstat(fd).st_ino:
+            return None
+    except FileNotFoundError:
+        return None
+    if made:
+        # what a former instance of this name may have left; nobody can have it in use
+        for item in segments.list_objects(options.instance):
+            if item.kind != "directory":
+                item.unlink()
+        try:
+            _native.create_directory(fd, **options.limits())
+        except BaseException:
+            segments.unlink_segment(name)
+            raise
+        return Directory(fd, True)
+    if _leftover(fd):
+        _log.warning("%s: its making or its end was cut short; making it anew", name)
+        segments.unlink_segment(name)
+        return None
+    return Directory(fd, False)
+
+
+def _head(fd: int, size: int) -> bytes:
+    """The first bytes behind `fd`, zeros where it is shorter."""
+    return os.pread(fd, size, 0).ljust(size, b"\0")
+
+
+def _leftover(fd: int) -> bool:
+    """Whether no client can be using it: not made to the end, or closed."""
+    kind = layout.dtype("segment")
+    head = np.frombuffer(_head(fd, kind.itemsize), kind)[0]
+    if int(head["magic"]) not in (0, layout.MAGIC):
+        return False
+    if int(head["magic"]) == layout.MAGIC and int(head["layout_version"]) != layout.LAYOUT_VERSION:
+        return False
+    return int(head["ready"]) in (Ready.RAW, Ready.CLOSED)
+
+
+def _running(instance: str, fd: int) -> str:
+    kind = layout.dtype("directory")
+    pid = int(np.frombuffer(_head(fd, kind.itemsize), kind)[0]["supervisor_pid"])
+    who = f"pid {pid}" if pid else "just starting"
+    return (
+        f"instance {instance!r} is already running ({who}): stop that supervisor first, or use "
+        "another name (--instance)"
+    )
+
+
+# -- a new instance
+
+
+def recreate(creator: Creator, data_path: Path) -> None:
+    """Topics and channels as nsqd.dat and the files on disk have them."""
+    diskqueue.remove_temporary(data_path)
+    files = {
+        base: found.numbers
+        for base, found in diskqueue.existing(data_path).items()
+        if found.has_data
+    }
+    chunks = creator.chunks = deferred.existing(data_path)
+    for topic_meta in _wanted(metadata.load(data_path), [*{**files, **chunks}]):
+        topic = creator.create_topic(topic_meta.name)
+        for channel in topic_meta.channels:
+            numbers = files.get(base_name(topic.name, channel.name), [])
+            creator.make(topic, channel.name, channel.paused, numbers)
+        if topic.name in files or topic.name in chunks:
+            creator.make(topic, None, False, files.get(topic.name, []))
+        if topic_meta.paused:
+            creator.pause(topic)
+
+
+def _wanted(known: list[TopicMeta], bases: list[str]) -> list[TopicMeta]:
+    """nsqd.dat's topics, and those that only have files (it was written before they were made)."""
+    topics = {topic.name: topic for topic in known}
+    for base in sorted(bases):
+        name, colon, channel = base.partition(":")
+        topic = topics.setdefault(name, TopicMeta(name))
+        if colon and all(channel != other.name for other in topic.channels):
+            topics[name] = TopicMeta(name, topic.paused, (*topic.channels, ChannelMeta(channel)))
+    return list(topics.values())
+
+
+# -- one that was left
+
+
+def adopt(broker: Broker, roster: Roster, creator: Creator, options: Options) -> None:
+    """Take up what a dead supervisor left: its topics and queues, resolved and rebuilt.
+
+    Raises OSError if files cannot be opened; clients then go on with what is in memory.
+    """
+    directory = roster.directory
+    creator.chunks = deferred.existing(Path(options.data_path or "."))
+    topics = {}
+    for entry in directory.live_topics():
+        topics[entry.index] = roster.enter_topic(entry.index, entry.generation, entry.name)
+    for queue_entry in directory.live_queues():
+        topic = topics.get(queue_entry.topic)
+        if topic is None:
+            _log.error("queue %d belongs to no topic; left alone", queue_entry.serial)
+            continue
+        try:
+            broker.adopt(queue_entry.index)
+            base = base_name(topic.name, queue_entry.channel)
+            queue = roster.enter_queue(
+                queue_entry.index,
+                queue_entry.serial,
+                topic,
+                queue_entry.channel,
+                roster.disk_queue(base),
+                roster.sidecar(base),
+            )
+        except Gone as exc:  # its segment was removed by hand
+            _log.error("%s: %s; removed", base_name(topic.name, queue_entry.channel), exc)
+            with contextlib.suppress(ShmqError):
+                broker.remove_queue(queue_entry.index, queue_entry.serial)
+            continue
+        _adopt_files(broker, roster, queue, creator)
+    _finish_deletions(broker, directory, options)
+    _sweep(directory, options.instance)
+    _log.info("adopted %d topics, %d queues", len(roster.topics), len(roster.queues))
+
+
+def _adopt_files(broker: Broker, roster: Roster, queue: Queue, creator: Creator) -> None:
+    pending = bool(queue.view.read("base_pending"))
+    chunks = creator.chunks.pop(queue.disk.base, [])
+    if pending:
+        queue.disk = roster.disk_queue(queue.topic.name)
+        queue.sidecar = roster.sidecar(queue.topic.name)
+        chunks += creator.chunks.pop(queue.topic.name, [])
+    words = (queue.view.read(f"deferred_{name}") for name in ("write", "read", "gone"))
+    queue.sidecar.take_up(chunks, *words)
+    broker.chunk_depth(queue.index, queue.sidecar.depth)
+    if pending:
+        creator.rename(queue)
+    read, write = queue.positions
+    queue.disk.cut(write)
+    if read == write:
+        return
+    depth = queue.disk.recount(read, write, _native.scan_records)
+    if depth != queue.view.read("disk_depth"):
+        broker.disk_set(queue.index, read, read, depth)
+
+
+def _finish_deletions(broker: Broker, directory: DirectoryView, options: Options) -> None:
+    """Queues whose removal was cut short."""
+    table = directory.queues
+    for index in np.flatnonzero(table["state"] == EntryState.DELETING).tolist():
+        serial = int(table[index]["serial"])
+        try:
+            try:
+                broker.remove_queue(index, serial)
+            except (Gone, LayoutMismatch):  # its segment is closed or gone already
+                broker.remove_queue(index, serial, closed=True)
+        except ShmqError as exc:
+            _log.error("queue %d: cannot finish its removal: %s", serial, exc)
+        segments.unlink_queue(options.instance, serial)
+
+
+def _sweep(directory: DirectoryView, instance: str) -> None:
+    """Remove queue segments that no entry names: a death between making and entering them."""
+    entered = {entry.serial for entry in directory.live_queues()}
+    for item in segments.list_objects(instance):
+        if item.kind == "queue" and item.serial not in entered and item.unlink():
+            _log.info("%s: in no directory; removed", item.name)

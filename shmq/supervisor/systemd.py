@@ -1,0 +1,155 @@
+"""What systemd and a service say to each other, without libsystemd: sd_notify and passed sockets.
+
+Nothing here knows the broker. Whoever reads a variable of the protocol takes it out of the
+environment, so that no child believes it was meant.
+
+Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Self
+
+_FIRST_FD = 3  # SD_LISTEN_FDS_START
+_PATIENCE = 2.0  # seconds for a message; a manager that does not read must not stop a broker
+
+_log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Sends what the service manager is to know. Without a manager every method does nothing.
+
+    Never raises: a broker does not end because nobody listens to how it is.
+    """
+
+    def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
+        """address: NOTIFY_SOCKET's, empty for none. watchdog: seconds within which the manager
+        wants a sign of life, 0 for none."""
+        self._address = _address(address)
+        self.watchdog = watchdog if self._address is not None else 0.0
+        """Seconds within which `alive` must be called again; 0: nobody asks."""
+        self._socket: socket.socket | None = None
+        self._trouble = ""
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str] | None = None) -> Self:
+        """As the manager that started this process wants it; takes its variables away."""
+        environ = os.environ if environ is None else environ
+        address = environ.pop("NOTIFY_SOCKET", "")
+        usec = environ.pop("WATCHDOG_USEC", "")
+        pid = environ.pop("WATCHDOG_PID", "")
+        # without WATCHDOG_PID it is meant for whoever gets it
+        mine = not pid or pid == str(os.getpid())
+        return cls(address, int(usec) / 1e6 if mine and usec.isdecimal() else 0.0)
+
+    def __bool__(self) -> bool:
+        """Whether there is a manager to tell."""
+        return self._address is not None
+
+    def ready(self, status: str = "") -> None:
+        """The service is open to its clients."""
+        self._send(f"READY=1\nMAINPID={os.getpid()}", status)
+
+    def stopping(self, status: str = "") -> None:
+        """The service has begun to stop."""
+        self._send("STOPPING=1", status)
+
+    def status(self, status: str) -> None:
+        """One line for people."""
+        self._send("", status)
+
+    def alive(self) -> None:
+        """The watchdog's sign of life."""
+        self._send("WATCHDOG=1")
+
+    def extend(self, seconds: float, status: str = "") -> None:
+        """It takes longer: do not give up for so many seconds from now."""
+        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", status)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, message: str, status: str = "") -> None:
+        if self._address is None:
+            return
+        if status:
+            message += f"\nSTATUS={' '.join(status.split())}"
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.settimeout(_PATIENCE)
+            # not connected: a manager that was re-executed has another socket of the same name
+            data = message.strip().encode()
+            self._socket.sendmsg([data], [], socket.MSG_NOSIGNAL, self._address)
+            self._trouble = ""
+        except OSError as exc:
+            if str(exc) != self._trouble:
+                _log.warning("cannot tell the service manager (NOTIFY_SOCKET): %s", exc)
+            self._trouble = str(exc)
+
+
+def _address(text: str) -> str | None:
+    """As the socket module takes it: a path, or with a zero byte an abstract name."""
+    if not text:
+        return None
+    if text.startswith("@") and len(text) > 1:
+        return "\0" + text[1:]
+    if text.startswith("/"):
+        return text
+    _log.warning("NOTIFY_SOCKET=%s is neither a path nor an abstract name (@...); ignored", text)
+    return None
+
+
+@dataclass(frozen=True)
+class PassedSocket:
+    """A socket that was opened for this process before it began."""
+
+    fd: int
+    name: str
+    """FileDescriptorName= of the socket unit; `unknown` if it has none."""
+
+
+def listen_fds(environ: MutableMapping[str, str] | None = None) -> tuple[PassedSocket, ...]:
+    """The sockets that the manager passed to this process, close-on-exec from now on.
+
+    Takes the variables away, so it is for the one who keeps the sockets, once. Empty if none were
+    passed, or to another process. ValueError if the variables cannot be right.
+    """
+    environ = os.environ if environ is None else environ
+    pid, count, names = (
+        environ.pop(variable, "") for variable in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+    )
+    environ.pop("LISTEN_PIDFDID", None)
+    if not count or pid != str(os.getpid()):
+        return ()
+    if not count.isdecimal():
+        raise ValueError(f"LISTEN_FDS must be a number of descriptors, not {count!r}")
+    called = names.split(":") if names else []
+    passed = []
+    for index in range(int(count)):
+        fd = _FIRST_FD + index
+        try:
+            os.set_inheritable(fd, False)
+        except OSError as exc:
+            raise ValueError(
+                f"LISTEN_FDS={count}, but descriptor {fd} is not open: {exc.strerror}"
+            ) from exc
+        name = called[index] if index < len(called) else ""
+        passed.append(PassedSocket(fd, name or "unknown"))
+    return tuple(passed)
+
+
+def close_all(sockets: tuple[PassedSocket, ...]) -> None:
+    """Close sockets that were passed."""
+    for passed in sockets:
+        with contextlib.suppress(OSError):
+            os.close(passed.fd)

@@ -1,0 +1,135 @@
+"""Fixtures for tests with real processes. Nothing of a test outlives it: no object in /dev/shm, no
+process, no file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from processes import KILLPOINTS, ROOT, Child
+
+import shmq
+from shmq import segments
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment() -> Iterator[None]:
+    """Tests name their instances; what the caller has set must not reach them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SHMQ_INSTANCE", "SHMQ_NATIVE"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture
+def new_instance() -> Iterator[Callable[[], str]]:
+    """Makes unique instance names; at the end whatever serves them is killed and removed."""
+    made: list[str] = []
+
+    def name() -> str:
+        made.append(f"test-{os.getpid()}-{secrets.token_hex(4)}")
+        return made[-1]
+
+    yield name
+    for instance in made:
+        processes.remove_instance(instance)
+        assert not segments.list_objects(instance)
+
+
+@pytest.fixture
+def instance(new_instance: Callable[[], str]) -> str:
+    """A unique instance name."""
+    return new_instance()
+
+
+@pytest.fixture
+def data_path(tmp_path: Path) -> Path:
+    """An empty directory for a broker's files."""
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def keep() -> Iterator[Callable[[Any], Any]]:
+    """`keep(thing)` closes it at the end of the test, the last one first."""
+    kept: list[Any] = []
+
+    def remember(thing: Any) -> Any:
+        kept.append(thing)
+        return thing
+
+    yield remember
+    for thing in reversed(kept):
+        thing.close()
+
+
+@pytest.fixture
+def child(new_instance: object, keep: Callable[[Any], Any]) -> Callable[..., Child]:
+    """`child(function, *args)`: see processes.python_child. Killed and reaped at the end."""
+
+    def start(function: Callable[..., Any], *args: Any, **how: Any) -> Child:
+        return keep(processes.python_child(function, *args, **how))
+
+    return start
+
+
+@pytest.fixture
+def serve(instance: str, data_path: Path, keep: Callable[[Any], Any]) -> Callable[..., Child]:
+    """`serve(**options)`: `shmq serve` of `instance` on `data_path`; see processes.serve."""
+
+    def start(**options: Any) -> Child:
+        return keep(processes.serve(instance, data_path, **options))
+
+    return start
+
+
+@pytest.fixture
+def attach(instance: str, keep: Callable[[Any], Any]) -> Callable[[], shmq.Broker]:
+    """`attach()`: join `instance`."""
+    return lambda: keep(shmq.attach(instance, timeout=processes.WATCHDOG))
+
+
+@pytest.fixture
+def open_broker(
+    new_instance: Callable[[], str], tmp_path: Path
+) -> Iterator[Callable[..., shmq.Broker]]:
+    """`open_broker(**options)`: an embedded broker; closed at the end, and then nothing of it may
+    be left in shared memory."""
+    opened: list[shmq.Broker] = []
+
+    def start(**options: Any) -> shmq.Broker:
+        if "data_path" not in options:
+            options["data_path"] = tmp_path / f"data-{len(opened)}"
+            options["data_path"].mkdir()
+        broker = shmq.Broker(instance=options.pop("instance", None) or new_instance(), **options)
+        opened.append(broker)
+        return broker
+
+    yield start
+    for broker in opened:
+        broker.close()
+        assert not segments.list_objects(broker.instance)
+        assert not processes.supervisors(broker.instance)
+
+
+@pytest.fixture
+def broker(open_broker: Callable[..., shmq.Broker]) -> shmq.Broker:
+    """An embedded broker with default options."""
+    return open_broker()
+
+
+@pytest.fixture(scope="session")
+def killpoints() -> Path:
+    """The build of the extension that can kill itself, made anew if its sources are younger."""
+    sources = [*(ROOT / "native").rglob("*.[ch]"), ROOT / "native" / "CMakeLists.txt"]
+    newest = max(path.stat().st_mtime for path in sources)
+    if not KILLPOINTS.exists() or KILLPOINTS.stat().st_mtime < newest:
+        subprocess.run([ROOT / "tools" / "dev", "killpoints"], check=True)
+    return KILLPOINTS

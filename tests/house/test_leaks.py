@@ -1,0 +1,556 @@
+"""Every function and method of the extension, called many times, leaves nothing behind: no object,
+no memory, no descriptor, no mapping, no pin, no client, no slot."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import recount
+from world import World
+
+from shmq import ShmqError, _native
+from shmq.client import Batch, Consumer, Producer
+from shmq.layout import ClientState, State
+
+STUB = Path(__file__).parents[2] / "shmq" / "_native.pyi"
+SCENES: dict[str, Callable[[Scene], Any]] = {}
+ROUNDS, SLOW_ROUNDS = 1500, 150
+SLOW: set[str] = set()
+
+
+class Scene:
+    """A world with a topic, a channel, a producer and a consumer."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.supervisor = self.world.supervisor
+        self.topic, self.generation = self.world.create_topic("t")
+        self.queue, self.serial = self.world.create_channel("t", "c")
+        self.broker = self.world.attach_native()
+        self.producer = self.make_producer()
+        self.consumer = self.make_consumer()
+        self.number = 0
+
+    def make_producer(self) -> Producer:
+        return Producer(self.broker, self.topic, self.generation, "t", nothing, nothing)  # type: ignore[arg-type]
+
+    def make_consumer(self) -> Consumer:
+        return Consumer(
+            self.broker, self.queue, self.serial, "t", "c", 100, 0, Batch, nothing  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def message(self, size: int = 10) -> Any:
+        self.producer.publish(b"x" * size, timeout=0)
+        message = self.consumer.take(0)
+        assert message is not None
+        return message
+
+    def batch(self, count: int = 5) -> Any:
+        self.producer.publish_many([b"x" * 10] * count, timeout=0)
+        return self.consumer.take_many(count, 0)
+
+    def close(self) -> None:
+        self.broker.detach()
+        self.world.close()
+
+
+def nothing() -> None:
+    raise AssertionError("not here")
+
+
+def scene(*covers: str, slow: bool = False) -> Callable[[Callable[[Scene], Any]], Any]:
+    """What the function calls, as the stub names it."""
+
+    def register(function: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
+        name = " ".join(covers) or function.__name__
+        SCENES[name] = function
+        if slow:
+            SLOW.add(name)
+        return function
+
+    return register
+
+
+# ---- the module ----
+
+for _name in (
+    "now", "realtime", "fork_generation", "fingerprint", "directory_bytes",
+):  # fmt: skip
+    SCENES[_name] = lambda s, name=_name: getattr(_native, name)()  # type: ignore[misc]
+
+LIMITS = {"arena_size": 1 << 20, "mem_queue_size": 100, "inflight_slots": 100}
+
+
+@scene("name_valid", "queue_bytes", "scan_records")
+def pure(s: Scene) -> None:
+    _native.name_valid("topic")
+    _native.name_valid("not valid")
+    _native.queue_bytes(**LIMITS)
+    _native.scan_records(b"\0" * 100, 100)
+    for call in (
+        lambda: _native.name_valid(5),  # type: ignore[arg-type]
+        lambda: _native.queue_bytes(arena_size=1),  # type: ignore[call-arg]
+        lambda: _native.scan_records("text", 100),
+        lambda: _native.scan_records(b"", 1, 2, 3),  # type: ignore[call-arg]
+    ):
+        with contextlib.suppress(TypeError):
+            call()
+            raise AssertionError
+
+
+@scene("create_directory", slow=True)
+def create_directory(s: Scene) -> None:
+    fd = os.memfd_create("x")
+    try:
+        _native.create_directory(fd, **s.world.limits)
+        with pytest.raises(ShmqError):
+            _native.create_directory(fd, **s.world.limits | {"inflight_slots": 1})
+        with pytest.raises(TypeError):
+            _native.create_directory(fd, 5)  # type: ignore[call-arg, misc]
+    finally:
+        os.close(fd)
+
+
+# ---- Broker ----
+
+
+@scene("Broker.detach", slow=True)
+def attach(s: Scene) -> None:
+    broker = s.world.attach_native()
+    producer = Producer(broker, s.topic, s.generation, "t", nothing, nothing)  # type: ignore[arg-type]
+    consumer = Consumer(broker, s.queue, s.serial, "t", "c", 9, 0, Batch, nothing)  # type: ignore[arg-type]
+    producer.publish(b"x" * 5000, timeout=0)
+    message = consumer.take(0)
+    assert message is not None
+    message.view.release()
+    view, loan = message.view, producer.loan(10)
+    loan.__enter__()
+    broker.detach()
+    broker.detach()
+    view.release()
+    with pytest.raises(ShmqError):
+        loan.__exit__(None, None, None)
+    s.supervisor.empty(s.queue, s.serial)
+    s.world.attach_native()  # dropped without detach
+    with pytest.raises(ShmqError):
+        _native.Broker(s.world._segments[s.serial], nothing)  # type: ignore[arg-type]
+
+
+@scene(
+    "Broker.client", "Broker.forked", "Broker.closed", "Broker.supervisor_alive",
+    "Broker.find_topic", "Broker.find_queue", "Broker.view",
+)  # fmt: skip
+def look(s: Scene) -> None:
+    assert (s.broker.forked, s.broker.closed, s.broker.supervisor_alive()) == (False, False, True)
+    assert s.broker.client > 0
+    s.broker.find_topic("t")
+    s.broker.find_topic("nothing")
+    s.broker.find_queue(s.topic, "c")
+    s.broker.find_queue(s.topic, None)
+    np.frombuffer(s.broker.view(), np.uint8, 100)
+    s.broker.view(s.queue).release()
+    with pytest.raises(ShmqError):
+        s.broker.view(1000)
+
+
+@scene("Broker.request", "Broker.next_request", "Broker.answer")
+def request(s: Scene) -> None:
+    with pytest.raises(ShmqError, match="not answered"):
+        s.broker.request(1, "topic", None, 0)
+    s.supervisor.next_request()
+    with pytest.raises(ShmqError):
+        s.broker.request(1, "not valid", "c", 0)
+    with pytest.raises(ShmqError):
+        s.broker.request(2, "topic", "channel", 0)
+    assert s.supervisor.next_request() is None
+    s.supervisor.answer(5, 0)
+
+
+@scene("Broker.pause_topic", "Broker.pause_channel", "Broker.empty")
+def pause(s: Scene) -> None:
+    for paused in (True, False):
+        s.broker.pause_topic(s.topic, s.generation, paused)
+        s.broker.pause_channel(s.queue, s.serial, paused)
+    s.producer.publish(b"x", timeout=0)
+    s.broker.empty(s.queue, s.serial)
+    with pytest.raises(ShmqError):
+        s.broker.empty(900, 900)
+
+
+@scene("Broker.supervise", "Broker.supervisor_wait", "Broker.stopping")
+def supervise(s: Scene) -> None:
+    s.supervisor.stopping()
+    s.supervisor.supervise(**s.world.limits)
+    s.supervisor.supervisor_wait(0)
+    s.supervisor.supervisor_wait(0)
+
+
+@scene("Broker.close_directory", slow=True)
+def close_directory(s: Scene) -> None:
+    with World() as world:
+        world.supervisor.close_directory()
+
+
+@scene(
+    "Broker.create_topic", "Broker.reserve_queue", "Broker.create_queue", "Broker.enter_queue",
+    "Broker.take_over", "Broker.renamed", "Broker.remove_queue", "Broker.remove_topic", slow=True,
+)  # fmt: skip
+def queues(s: Scene) -> None:
+    topic, generation = s.supervisor.create_topic("other", 0)
+    assert s.supervisor.take_over(topic, "c") is None
+    backlog = s.world.create_queue("other", None)
+    Producer(s.broker, topic, generation, "other", nothing, nothing).publish(b"x")  # type: ignore[arg-type]
+    assert s.supervisor.take_over(topic, "c") == backlog
+    s.supervisor.renamed(backlog[0], "other:c")
+    with pytest.raises(ShmqError):
+        s.supervisor.create_topic("not valid", 0)
+    with pytest.raises(ShmqError):
+        s.supervisor.remove_topic(topic, generation)
+    s.world.remove_queue(*backlog)
+    s.supervisor.remove_topic(topic, generation)
+
+
+@scene("Broker.expire", "Broker.adopt", "Broker.rebuild")
+def supervisors_work(s: Scene) -> None:
+    s.message()
+    s.producer.publish(b"x", defer=5, timeout=0)
+    assert s.supervisor.expire(s.queue, 10, 1 << 62, 1 << 62) == (1, 1)
+    s.supervisor.rebuild(s.queue)
+    s.supervisor.adopt(s.queue)
+    s.consumer.take_many(10, 0).finish()
+    with pytest.raises(TypeError):
+        s.supervisor.expire(s.queue, 1, "x", 5)  # type: ignore[arg-type]
+
+
+@scene(
+    "Broker.spill_begin", "Broker.restore", "Broker.unrestore", "Broker.disk_set",
+    "Broker.advance", "Spill.count", "Spill.bytes", "Spill.lengths", "Spill.positions",
+    "Spill.encode", "Spill.end",
+)  # fmt: skip
+def spill(s: Scene) -> None:
+    s.producer.publish_many([b"x" * 20] * 8, timeout=0)
+    s.supervisor.advance(s.queue, 1)
+    view = s.world.queue_view(s.queue)
+    read = view.read("disk_write")
+    assert s.supervisor.disk_set(s.queue, read, read, 0)
+    s.supervisor.spill_begin(s.queue, 2, 1 << 20)  # dropped: given back
+    failed = s.supervisor.spill_begin(s.queue, 2, 1 << 20, True)
+    assert failed is not None
+    failed.end(0, False)
+    batch = s.supervisor.spill_begin(s.queue, 4, 1 << 20)
+    assert batch is not None
+    data = batch.encode()
+    assert (batch.count, batch.bytes) == (4, len(data) == sum(batch.lengths) and len(data))
+    for number in range(4):
+        batch.positions[number] = read + 50 * number
+    assert batch.end(read + len(data), True)
+    with pytest.raises(RuntimeError):
+        batch.encode()
+    assert s.supervisor.restore(s.queue, data, read, read + len(data)) == (4, len(data))
+    assert s.supervisor.unrestore(s.queue) == 4
+    assert s.supervisor.restore(s.queue, data, read, read + len(data)) == (4, len(data))
+    with pytest.raises(ShmqError):
+        s.supervisor.spill_begin(900, 2, 1)
+    assert len(s.consumer.take_many(10, 0)) == 8
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Broker.chunk_begin", "Broker.chunk_load", "Broker.chunk_depth", "Spill.position")
+def chunks(s: Scene) -> None:
+    s.producer.publish_many([b"x" * 20] * 4, defer=5, timeout=0)
+    s.number += 1
+    s.supervisor.chunk_begin(s.queue, s.number, 0, 2, 1 << 20)  # dropped: given back
+    batch = s.supervisor.chunk_begin(s.queue, s.number, 0, 10, 1 << 20)
+    assert batch is not None
+    assert (batch.count, batch.position) == (4, s.number)
+    data, dues = batch.encode(), bytes(batch.positions)
+    assert batch.end(s.number, True)
+    assert s.supervisor.chunk_load(s.queue, data, dues, s.number << 24) == 4
+    s.supervisor.chunk_depth(s.queue, 0)
+    with pytest.raises((TypeError, ValueError, ShmqError)):
+        s.supervisor.chunk_load(s.queue, "text", dues, 0)
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Waiter.wait", "Waiter.wake", "Waiter.pass_on", "Waiter.close")
+def wait(s: Scene) -> None:
+    waiter = _native.Waiter(s.broker)
+    other = s.make_consumer()
+    assert waiter.wait([s.consumer, other], 0) == []
+    waiter.wake()
+    assert waiter.wait([s.consumer], _native.now() + 10**9) == []
+    s.producer.publish(b"x", timeout=0)
+    assert waiter.wait([s.consumer, other], _native.now() + 10**9)
+    waiter.pass_on(s.consumer)
+    for wrong in (None, [5], "ab"):
+        with pytest.raises((TypeError, ShmqError)):
+            waiter.wait(wrong, 0)  # type: ignore[arg-type]
+    waiter.close()
+    with pytest.raises(ShmqError):
+        waiter.wait([s.consumer], 0)
+    _native.Waiter(s.broker)  # dropped
+    other.close()
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Broker.pump")
+def pump(s: Scene) -> None:
+    if s.supervisor.find_queue(s.topic, None) is None:
+        s.world.create_queue("t", None)
+    s.broker.pause_topic(s.topic, s.generation, True)
+    s.producer.publish_many([b"x"] * 5, timeout=0)
+    s.broker.pause_topic(s.topic, s.generation, False)
+    assert s.supervisor.pump(s.topic, s.generation, 10) == 5
+    s.consumer.take_many(10, 0).finish()
+
+
+@scene("Broker.reap_scan", "Broker.reap_spare", "Broker.reap", slow=True)
+def reap(s: Scene) -> None:
+    client = s.world.attach()
+    consumer = client.consumer("t", "c")
+    s.producer.publish(b"x", timeout=0)
+    message = consumer.take(0)
+    assert message is not None
+    client.die()
+    s.supervisor.reap_spare(900, 1)
+    assert s.world.reap() == {client.index: 1}
+    s.world._clients.remove(client)
+    again = s.consumer.take(0)
+    assert again is not None
+    again.finish()
+
+
+# ---- Producer, Loan ----
+
+
+@scene("Producer.publish", "Producer.topic", "Producer.closed", "Producer.close")
+def publish(s: Scene) -> None:
+    producer = s.make_producer()
+    for body in (b"bytes", bytearray(b"array"), memoryview(b"view"), np.zeros(5, np.uint8)):
+        producer.publish(body, timeout=0)
+    producer.publish(b"x" * 70_000, None, 0)
+    producer.publish(b"late", defer=5, timeout=0)
+    for wrong in ("text", None, b"", b"x" * 200_000):
+        with pytest.raises((TypeError, ShmqError)):
+            producer.publish(wrong, timeout=0)
+    with pytest.raises(ValueError, match="defer"):
+        producer.publish(b"x", defer=-1)
+    assert (producer.topic, producer.closed) == ("t", False)
+    producer.close()
+    with pytest.raises(ShmqError):
+        producer.publish(b"x")
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.publish_list", "Producer.publish_fixed", "Producer.publish_offsets")
+def publish_many(s: Scene) -> None:
+    for bodies in ([b"a", b"b"], (b"a", bytearray(b"b")), iter([b"a", b"b"]), [b"x" * 70_000]):
+        s.producer.publish_list(bodies, None, 0)  # type: ignore[arg-type]
+    s.producer.publish_list([b"x"] * 150, None, 0)
+    s.producer.publish_fixed(b"abcdef", 3, 2, None, 0)
+    offsets = np.array([0, 2, 3], np.int32)
+    s.producer.publish_offsets(b"abc", offsets, False, 0, 2, None, 0)
+    for call in (
+        lambda: s.producer.publish_list([b"a", "b"]),
+        lambda: s.producer.publish_list([bytearray(b"a"), None]),
+        lambda: s.producer.publish_list(b"abc"),
+        lambda: s.producer.publish_list([b"x" * 90_000] * 9, None, 0),
+        lambda: s.producer.publish_fixed(b"abc", 3, 2),
+        lambda: s.producer.publish_fixed("abc", 3, 2),
+        lambda: s.producer.publish_offsets(b"ab", offsets, False, 0, 2),
+        lambda: s.producer.publish_offsets(b"ab", None, False, 0, 2),
+    ):
+        with pytest.raises((TypeError, ValueError, ShmqError)):
+            call()
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.loan", "Loan.id")
+def loan(s: Scene) -> None:
+    for size in (5, 70_000):
+        lent = s.producer.loan(size, None, 0)
+        with lent as buffer:
+            buffer[:1] = b"x"
+        assert lent.id
+        with pytest.raises(ZeroDivisionError), s.producer.loan(size, None, 0):
+            raise ZeroDivisionError
+        with pytest.raises(BufferError), s.producer.loan(size, None, 0) as buffer:
+            kept = np.frombuffer(buffer, np.uint8)
+        del kept, buffer
+        s.producer.loan(size)  # never entered
+        s.producer.loan(size, None, 0).__enter__()  # never left
+        s.broker.empty(s.queue, s.serial)
+    with pytest.raises(ShmqError):
+        s.producer.loan(0).__enter__()
+
+
+# ---- Consumer, Message, Batch ----
+
+
+@scene(
+    "Consumer.topic", "Consumer.channel", "Consumer.closed", "Consumer.in_flight",
+    "Consumer.max_in_flight", "Consumer.take", "Consumer.close",
+)  # fmt: skip
+def take(s: Scene) -> None:
+    consumer = s.make_consumer()
+    assert consumer.take(0) is None
+    assert (consumer.topic, consumer.channel, consumer.closed) == ("t", "c", False)
+    s.producer.publish_many([b"x"] * 3, timeout=0)
+    kept = consumer.take(0)
+    first = next(iter(consumer))
+    first.finish()
+    assert (consumer.in_flight, consumer.max_in_flight) == (1, 100)
+    with pytest.raises(ValueError, match="timeout"):
+        consumer.take(-1)
+    consumer.close()
+    with pytest.raises(ShmqError):
+        consumer.take(0)
+    assert list(consumer) == []
+    del kept
+    s.make_consumer()  # dropped
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Consumer.take_many", "Batch.bodies", "Batch.column", "Batch.finish", "Batch.touch",
+       "Batch.requeue")  # fmt: skip
+def batches(s: Scene) -> None:
+    assert len(s.consumer.take_many(5, 0)) == 0
+    batch = s.batch()
+    batch.touch()
+    assert batch.bodies() == [b"x" * 10] * 5
+    for name in ("ids", "timestamps", "attempts", "offsets", "data"):
+        batch.column(name)
+    for wrong in ("nothing", 5):
+        with pytest.raises((ValueError, TypeError)):
+            batch.column(wrong)
+    table = batch.to_arrow()
+    batch.requeue()
+    batch = s.consumer.take_many(10, 0)
+    messages = list(batch)
+    messages[0].finish()
+    with pytest.raises(IndexError):
+        batch[9]
+    batch.finish()
+    with pytest.raises(ShmqError):
+        messages[1].finish()
+    with pytest.raises(ZeroDivisionError), s.batch():
+        raise ZeroDivisionError
+    with s.consumer.take_many(10, 0):
+        pass
+    large = s.batch(100)
+    large.requeue(5)
+    assert table.num_rows == 5
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene(
+    "Message.id", "Message.body", "Message.view", "Message.timestamp", "Message.attempts",
+    "Message.finish", "Message.requeue", "Message.touch",
+)  # fmt: skip
+def messages(s: Scene) -> None:
+    for size in (10, 5000):
+        message = s.message(size)
+        assert (len(message.id), message.attempts, len(message.body)) == (16, 1, size)
+        assert message.timestamp
+        assert repr(message)
+        views = [message.view for _ in range(3)]
+        array = np.frombuffer(message, np.uint8)
+        message.touch()
+        message.requeue()
+        message = s.consumer.take(0)
+        message.requeue(5)
+        with pytest.raises(ShmqError):
+            message.finish()
+        with pytest.raises(ValueError, match="delay"):
+            message.requeue(-1)
+        del views, array
+        message = s.message(size)
+        view = message.view
+        message.finish()
+        del message
+        view.release()
+        s.broker.empty(s.queue, s.serial)
+
+
+# ---- the tests ----
+
+
+@pytest.fixture
+def place() -> Iterator[Scene]:
+    found = Scene()
+    yield found
+    found.close()
+
+
+def public(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            names = [ast.unparse(item.target) for item in fields]
+            for name in (*public(node.body), *names):
+                if not name.startswith("_"):
+                    yield f"{node.name}.{name}"
+
+
+def test_every_function_and_method_has_a_scene() -> None:
+    declared = set(public(ast.parse(STUB.read_text()).body))
+    covered = {name for names in SCENES for name in names.split()}
+    assert declared - covered == {"killpoint"}
+    assert covered <= declared
+
+
+def rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def mappings() -> int:
+    """Of shared memory."""
+    with open("/proc/self/maps") as file:
+        return sum("/memfd:" in line for line in file)
+
+
+def counts(s: Scene) -> dict[str, int]:
+    gc.collect()
+    clients = s.world.directory.clients
+    view = s.world.queue_view(s.queue)
+    found = recount.count(s.world.directory, view)
+    assert not found.problems, found.problems
+    return {
+        "objects": sys.getallocatedblocks(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": mappings(),
+        "clients": int(np.count_nonzero(clients["state"] == ClientState.LIVE)),
+        "pins": int(np.count_nonzero(clients["pins"])),
+        "sessions": int(np.count_nonzero(view.sessions["client"])),
+        "requests": int(np.count_nonzero(s.world.directory.requests["state"])),
+        "slots in use": len(found.slots) - len(found.of[State.FREE]),
+    }
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_nothing_is_left_behind(place: Scene, name: str) -> None:
+    rounds = SLOW_ROUNDS if name in SLOW else ROUNDS
+    for _ in range(rounds // 5):
+        SCENES[name](place)
+    for attempt in range(3):  # caches may fill once more
+        before, memory = counts(place), rss()
+        for _ in range(rounds):
+            SCENES[name](place)
+        after, grown = counts(place), rss() - memory
+        objects = after.pop("objects") - before.pop("objects")
+        assert after == before
+        if objects < rounds // 10 and grown < rounds * 200:
+            break
+        assert attempt < 2, f"{objects} objects and {grown} bytes more after {rounds} rounds"

@@ -1,0 +1,211 @@
+/* Robust locks: a death is noticed by exactly one, a stopped holder is waited for. */
+#include "harness.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+static shmq_lock_desc *lock;
+
+static pid_t holder(bool stop)
+{
+	pid_t pid = fork();
+
+	if (!pid) {
+		EQUAL(lock_take(lock, soon()), 0);
+		raise(stop ? SIGSTOP : SIGKILL);
+		lock_drop(lock);
+		_exit(0);
+	}
+	return pid;
+}
+
+static void a_held_lock_is_refused_at_once_or_at_its_time(void)
+{
+	pid_t pid = holder(true);
+	int status;
+
+	EQUAL(waitpid(pid, &status, WUNTRACED), pid);
+	CHECK(WIFSTOPPED(status));
+	EQUAL(lock_take(lock, 0), SHMQ_AGAIN);
+	EQUAL(lock_take(lock, 1), SHMQ_AGAIN); /* a time long past */
+	EQUAL(lock_take(lock, shmq_now() + NS_PER_MS), SHMQ_AGAIN);
+	for (int i = 0; i < 50; i++)
+		EQUAL(lock_take(lock, shmq_now() + NS_PER_MS), SHMQ_AGAIN); /* never robbed */
+	EQUAL(kill(pid, SIGCONT), 0);
+	EQUAL(lock_take(lock, soon()), 0); /* given back in order: no death to repair */
+	lock_drop(lock);
+	EQUAL(waitpid(pid, &status, 0), pid);
+	CHECK(WIFEXITED(status) && !WEXITSTATUS(status));
+}
+
+static void a_death_is_told_to_the_next_until_it_is_repaired(void)
+{
+	int status;
+	pid_t pid = holder(false);
+
+	EQUAL(waitpid(pid, &status, 0), pid);
+	EQUAL(lock_take(lock, 0), SHMQ_LOCK_DIED);
+	EQUAL(lock_take(lock, 0), SHMQ_AGAIN); /* and it is held now */
+	lock_consistent(lock);
+	lock_drop(lock);
+	EQUAL(lock_take(lock, 0), 0);
+	lock_drop(lock);
+}
+
+static void the_repairer_may_die_as_well(void)
+{
+	int status;
+	pid_t pid = holder(false);
+
+	EQUAL(waitpid(pid, &status, 0), pid);
+	for (int i = 0; i < 5; i++) {
+		pid = fork();
+		if (!pid) {
+			EQUAL(lock_take(lock, soon()), SHMQ_LOCK_DIED);
+			if (i % 2)
+				lock_consistent(lock); /* noted, and dead before it was given back */
+			raise(SIGKILL);
+		}
+		EQUAL(waitpid(pid, &status, 0), pid);
+		CHECK(WIFSIGNALED(status));
+	}
+	EQUAL(lock_take(lock, 0), SHMQ_LOCK_DIED);
+	lock_consistent(lock);
+	lock_drop(lock);
+}
+
+static void a_waiter_learns_of_a_death_while_it_waits(void)
+{
+	int status;
+	pid_t pid = holder(true);
+
+	EQUAL(waitpid(pid, &status, WUNTRACED), pid);
+	for (int i = 0; i < 2; i++) { /* two waiters: one repairs, the other finds it repaired */
+		if (!fork()) {
+			int r = lock_take(lock, soon());
+
+			if (r == SHMQ_LOCK_DIED)
+				lock_consistent(lock);
+			lock_drop(lock);
+			_exit(r == SHMQ_LOCK_DIED ? 3 : r == 0 ? 4 : 5);
+		}
+	}
+	EQUAL(kill(pid, SIGKILL), 0);
+	for (int died = 0, fine = 0, i = 0; i < 3; i++) {
+		CHECK(wait(&status) > 0);
+		if (WIFSIGNALED(status))
+			continue;
+		died += WEXITSTATUS(status) == 3;
+		fine += WEXITSTATUS(status) == 4;
+		if (i == 2) {
+			EQUAL(died, 1);
+			EQUAL(fine, 1);
+		}
+	}
+}
+
+static void *take_and_end(void *unused)
+{
+	EQUAL(lock_take(lock, soon()), 0);
+	return unused;
+}
+
+static void a_thread_that_ends_is_a_death_too(void)
+{
+	pthread_t thread;
+
+	EQUAL(pthread_create(&thread, NULL, take_and_end, NULL), 0);
+	EQUAL(pthread_join(thread, NULL), 0);
+	EQUAL(lock_take(lock, 0), SHMQ_LOCK_DIED);
+	lock_consistent(lock);
+	lock_drop(lock);
+}
+
+static void garbage_is_a_status(void)
+{
+	static shmq_lock_desc garbage;
+
+	memset(&garbage, 0x5a, sizeof(garbage));
+	EQUAL(lock_take(&garbage, 0), SHMQ_CORRUPT);
+}
+
+/* A stopped holder of P, of D, of the registry: everybody waits, says so, and nothing is repaired. */
+static void a_stopped_client_is_waited_for(void)
+{
+	world *w = world_start(small_limits(300, 300));
+	uint32_t generation, topic = world_topic(w, "t", &generation), queue, found, expired, due;
+	uint64_t serial, id;
+	shmq_broker *b;
+	shmq_producer *p;
+	shmq_consumer *c;
+	shmq_body body = {"x", 1};
+	shmq_message m;
+	shmq_dead dead[4];
+	int status;
+	pid_t pid;
+
+	queue = world_queue(w, topic, "c", &serial);
+	b = world_attach(w, SHMQ_AS_CLIENT);
+	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
+	c = world_consumer(w, b, queue, serial, 10);
+	EQUAL(world_publish(w, b, p, "first"), 0);
+	pid = fork();
+	if (!pid) {
+		shmq_broker *mine = world_attach(w, SHMQ_AS_CLIENT);
+		shmq_consumer *taker = world_consumer(w, mine, queue, serial, 10);
+
+		EQUAL(shmq_take(taker, &m, 1, soon(), &found), 0);
+		EQUAL(lock_take(&mine->d->registry, soon()), 0);
+		EQUAL(lock_take(&mine->topics[topic].publish, soon()), 0);
+		EQUAL(lock_take(&ld(&mine->maps[queue])->q->deliver, soon()), 0);
+		raise(SIGSTOP);
+		lock_drop(&ld(&mine->maps[queue])->q->deliver);
+		lock_drop(&mine->topics[topic].publish);
+		lock_drop(&mine->d->registry);
+		EQUAL(shmq_finish(taker, &m, 1, NULL, soon()), 0); /* still its own */
+		EQUAL(shmq_broker_detach(mine, soon()), 0);
+		_exit(0);
+	}
+	EQUAL(waitpid(pid, &status, WUNTRACED), pid);
+	CHECK(WIFSTOPPED(status));
+	for (int i = 0; i < 3; i++) {
+		int64_t until = i ? shmq_now() + 5 * NS_PER_MS : 0;
+
+		EQUAL(shmq_publish(p, &body, 1, 0, until, &id), SHMQ_AGAIN);
+		EQUAL(shmq_take(c, &m, 1, until, &found), SHMQ_AGAIN);
+		EQUAL(shmq_expire(w->supervisor, queue, shmq_now(), 0, 10, until, &expired, &due),
+		      SHMQ_AGAIN);
+		EQUAL(shmq_rebuild(w->supervisor, queue, until), SHMQ_AGAIN);
+		EQUAL(shmq_queue_empty(b, queue, serial, until, &id), SHMQ_AGAIN);
+		EQUAL(shmq_reap_scan(w->supervisor, dead, 4, &found), 0);
+		EQUAL(found, 0);
+	}
+	EQUAL(kill(pid, SIGCONT), 0);
+	EQUAL(waitpid(pid, &status, 0), pid);
+	CHECK(WIFEXITED(status) && !WEXITSTATUS(status));
+	EQUAL(ld(&w->supervisor->d->rebuilt), 0);
+	EQUAL(shmq_take(c, &m, 1, soon(), &found), SHMQ_EMPTY);
+	SOUND(w);
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	shmq_consumer_free(c);
+	shmq_producer_close(p);
+	EQUAL(shmq_broker_detach(b, soon()), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
+
+int main(void)
+{
+	lock = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(lock != MAP_FAILED);
+	EQUAL(lock_init(lock), 0);
+	a_held_lock_is_refused_at_once_or_at_its_time();
+	a_death_is_told_to_the_next_until_it_is_repaired();
+	the_repairer_may_die_as_well();
+	a_waiter_learns_of_a_death_while_it_waits();
+	a_thread_that_ends_is_a_death_too();
+	garbage_is_a_status();
+	a_stopped_client_is_waited_for();
+	munmap(lock, 4096);
+	return 0;
+}

@@ -1,0 +1,333 @@
+/* Publish, take, finish, requeue, touch, expire, pause, empty in one process. */
+#include "harness.h"
+
+#include <signal.h>
+
+typedef struct bench {
+	world *w;
+	shmq_broker *b;
+	uint32_t topic, generation, queue;
+	uint64_t serial;
+	shmq_producer *p;
+	shmq_consumer *c;
+} bench;
+
+static bench setup(uint32_t mem, uint32_t inflight)
+{
+	bench x = {.w = world_start(small_limits(mem, inflight))};
+
+	x.topic = world_topic(x.w, "t", &x.generation);
+	x.queue = world_queue(x.w, x.topic, "c", &x.serial);
+	x.b = world_attach(x.w, SHMQ_AS_CLIENT);
+	EQUAL(shmq_producer_open(x.b, x.topic, x.generation, &x.p), 0);
+	x.c = world_consumer(x.w, x.b, x.queue, x.serial, 100000);
+	return x;
+}
+
+static void teardown(bench x)
+{
+	EQUAL(shmq_consumer_close(x.c, soon()), 0);
+	shmq_consumer_free(x.c);
+	shmq_producer_close(x.p);
+	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
+	shmq_broker_close(x.b);
+	world_stop(x.w);
+}
+
+static shmq_message take(bench *x)
+{
+	shmq_message m;
+	uint32_t got;
+
+	EQUAL(shmq_take(x->c, &m, 1, 0, &got), 0);
+	return m;
+}
+
+static void messages_come_in_order_and_finish_once(void)
+{
+	bench x = setup(1000, 1000);
+	shmq_message m;
+	uint32_t got;
+	char text[32];
+
+	for (int round = 0; round < 5; round++) {
+		for (int i = 0; i < 700; i++) {
+			snprintf(text, sizeof(text), "message %d", i);
+			EQUAL(world_publish(x.w, x.b, x.p, text), 0);
+		}
+		for (int i = 0; i < 700; i++) {
+			snprintf(text, sizeof(text), "message %d", i);
+			m = take(&x);
+			CHECK(body_is(&m, text));
+			EQUAL(m.attempts, 1);
+			EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+			EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+		}
+		EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
+	}
+	teardown(x);
+}
+
+static void a_full_queue_says_so_and_has_room_again(void)
+{
+	bench x = setup(300, 300);
+	shmq_message m;
+	int n = 0;
+
+	while (world_publish(x.w, x.b, x.p, "x") == 0)
+		n++;
+	EQUAL(n, 300);
+	EQUAL(world_publish(x.w, x.b, x.p, "x"), SHMQ_FULL);
+	m = take(&x);
+	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	teardown(x);
+}
+
+static void a_requeued_message_waits_its_turn(void)
+{
+	bench x = setup(300, 300);
+	shmq_message m;
+
+	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "b"), 0);
+	m = take(&x);
+	CHECK(body_is(&m, "a"));
+	EQUAL(shmq_requeue(x.c, &m, 1, 0, NULL, 0), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "c"), 0);
+	m = take(&x);
+	CHECK(body_is(&m, "b"));
+	m = take(&x);
+	CHECK(body_is(&m, "a"));
+	EQUAL(m.attempts, 2);
+	m = take(&x);
+	CHECK(body_is(&m, "c"));
+	teardown(x);
+}
+
+static void timed_out_messages_come_back_and_late_finish_fails(void)
+{
+	bench x = setup(300, 300);
+	shmq_message m, again;
+	uint32_t expired, due;
+
+	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
+	m = take(&x);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, shmq_now(), shmq_realtime(), 10, soon(), &expired,
+	                  &due),
+	      0);
+	EQUAL(expired, 0);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, shmq_now() + 61 * NS_PER_S, shmq_realtime(), 10,
+	                  soon(), &expired, &due),
+	      0);
+	EQUAL(expired, 1);
+	CHECK(!shmq_message_held(x.c, &m));
+	again = take(&x);
+	EQUAL(again.attempts, 2);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(shmq_finish(x.c, &again, 1, NULL, 0), 0);
+	teardown(x);
+}
+
+static void deferred_messages_wait_until_they_are_due(void)
+{
+	bench x = setup(300, 300);
+	shmq_body body = {"later", 5};
+	int64_t due_at = shmq_realtime() + 3600 * NS_PER_S;
+	uint32_t expired, due, got;
+	shmq_message m;
+	uint64_t id;
+
+	EQUAL(shmq_publish(x.p, &body, 1, due_at, 0, &id), 0);
+	EQUAL(ld(&x.b->next_due[x.queue]), due_at);
+	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, due_at, 10, soon(), &expired, &due), 0);
+	EQUAL(due, 1);
+	m = take(&x);
+	CHECK(body_is(&m, "later"));
+	EQUAL(shmq_requeue(x.c, &m, 1, 5 * NS_PER_S, NULL, 0), 0);
+	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, shmq_realtime() + 6 * NS_PER_S, 10, soon(),
+	                  &expired, &due),
+	      0);
+	EQUAL(due, 1);
+	m = take(&x);
+	EQUAL(m.attempts, 2);
+	teardown(x);
+}
+
+static void large_bodies_and_loans_come_whole(void)
+{
+	bench x = setup(300, 300);
+	size_t size = 300000;
+	char *data = malloc(size);
+	shmq_body body = {data, size};
+	shmq_message m;
+	shmq_loan *loan;
+	uint64_t id;
+
+	memset(data, 'L', size);
+	for (int i = 0; i < 60; i++) {
+		EQUAL(shmq_publish(x.p, &body, 1, 0, soon(), &id), 0);
+		m = take(&x);
+		EQUAL(m.length, size);
+		CHECK(!memcmp(m.body, data, size));
+		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+		EQUAL(shmq_loan_begin(x.p, 1000 + (uint64_t)i, 0, &loan), 0);
+		memset(shmq_loan_data(loan), 'l', 1000 + (size_t)i);
+		EQUAL(shmq_loan_commit(loan, 0, 0, &id), 0);
+		shmq_loan_free(loan);
+		m = take(&x);
+		EQUAL(m.length, 1000 + i);
+		EQUAL(m.id, id);
+		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+		EQUAL(shmq_loan_begin(x.p, 5000, 0, &loan), 0);
+		EQUAL(shmq_loan_cancel(loan, 0), 0);
+		shmq_loan_free(loan);
+	}
+	body.length = 2 << 20;
+	EQUAL(shmq_publish(x.p, &body, 1, 0, soon(), &id), SHMQ_TOO_BIG);
+	free(data);
+	teardown(x);
+}
+
+static void pinned_bodies_stay_though_finished(void)
+{
+	bench x = setup(300, 300);
+	shmq_message m;
+
+	EQUAL(world_publish(x.w, x.b, x.p, "pinned"), 0);
+	m = take(&x);
+	EQUAL(shmq_pin(x.c, &m, 0), 0);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	for (int i = 0; i < 2000; i++) {
+		shmq_message other;
+
+		EQUAL(world_publish(x.w, x.b, x.p, "another"), 0);
+		other = take(&x);
+		EQUAL(shmq_finish(x.c, &other, 1, NULL, 0), 0);
+	}
+	EQUAL(MAPPED(x.w, x.w->supervisor, shmq_rebuild(x.w->supervisor, x.queue, soon())), 0);
+	CHECK(body_is(&m, "pinned"));
+	EQUAL(shmq_unpin(x.c, &m, 0), 0);
+	EQUAL(MAPPED(x.w, x.w->supervisor, shmq_rebuild(x.w->supervisor, x.queue, soon())), 0);
+	teardown(x);
+}
+
+static void spilled_messages_come_back_in_order(void)
+{
+	bench x = setup(1000, 1000);
+	uint32_t slots[600], lengths[600], moved, taken;
+	uint64_t positions[600], at = 0, used;
+	shmq_spill s = {.slots = slots, .lengths = lengths, .positions = positions};
+	uint8_t *disk = malloc(1 << 20);
+	shmq_message m;
+	uint32_t got;
+	char text[32];
+
+	for (int i = 0; i < 1000; i++) {
+		snprintf(text, sizeof(text), "message %d", i);
+		EQUAL(world_publish(x.w, x.b, x.p, text), 0);
+	}
+	EQUAL(shmq_advance(x.w->supervisor, x.queue, 250, soon(), &moved), 0);
+	EQUAL(moved, 250);
+	EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 600, 1 << 20, soon(), &s), 0);
+	EQUAL(s.count, 600);
+	EQUAL(shmq_spill_encode(x.w->supervisor, &s, disk), 0);
+	for (uint32_t i = 0; i < s.count; at += lengths[i++])
+		positions[i] = at;
+	EQUAL(shmq_spill_end(x.w->supervisor, &s, at, true, soon()), 0);
+	for (int i = 0; i < 250; i++) {
+		snprintf(text, sizeof(text), "message %d", i);
+		m = take(&x);
+		CHECK(body_is(&m, text));
+		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	}
+	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY); /* the rest waits for the disk */
+	EQUAL(shmq_restore(x.w->supervisor, x.queue, disk, at, 0, at, soon(), &taken, &used), 0);
+	EQUAL(taken, 600);
+	EQUAL(used, at);
+	for (int i = 250; i < 1000; i++) {
+		snprintf(text, sizeof(text), "message %d", i);
+		m = take(&x);
+		CHECK(body_is(&m, text));
+		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	}
+	free(disk);
+	teardown(x);
+}
+
+static void empty_drops_all_but_what_is_viewed(void)
+{
+	bench x = setup(300, 300);
+	shmq_message m;
+	uint64_t dropped;
+
+	for (int i = 0; i < 10; i++)
+		EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+	m = take(&x);
+	EQUAL(shmq_queue_empty(x.b, x.queue, x.serial, soon(), &dropped), 0);
+	EQUAL(dropped, 10);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(world_publish(x.w, x.b, x.p, "y"), 0);
+	m = take(&x);
+	CHECK(body_is(&m, "y"));
+	teardown(x);
+}
+
+static void a_killed_consumers_messages_go_back_first(void)
+{
+	bench x = setup(300, 300);
+	shmq_dead dead[4];
+	uint32_t found, returned;
+	shmq_message m;
+	pid_t child;
+	int status;
+
+	for (int i = 0; i < 10; i++)
+		EQUAL(world_publish(x.w, x.b, x.p, i < 5 ? "first" : "second"), 0);
+	child = fork();
+	if (!child) {
+		shmq_broker *b = world_attach(x.w, SHMQ_AS_CLIENT);
+		shmq_consumer *c = world_consumer(x.w, b, x.queue, x.serial, 100);
+		shmq_message mine[5];
+		uint32_t got;
+
+		EQUAL(shmq_take(c, mine, 5, soon(), &got), 0);
+		EQUAL(got, 5);
+		EQUAL(lock_take(&b->topics[x.topic].publish, 0), 0); /* and dies with P and D held */
+		EQUAL(lock_take(&ld(&b->maps[x.queue])->q->deliver, 0), 0);
+		raise(SIGKILL);
+	}
+	EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFSIGNALED(status));
+	EQUAL(shmq_reap_scan(x.w->supervisor, dead, 4, &found), 0);
+	EQUAL(found, 1);
+	EQUAL(dead[0].pid, child);
+	EQUAL(MAPPED(x.w, x.w->supervisor,
+	             shmq_reap(x.w->supervisor, dead[0].client, dead[0].generation, soon(), &returned)),
+	      0);
+	EQUAL(returned, 5);
+	for (int i = 0; i < 10; i++) {
+		m = take(&x);
+		CHECK(body_is(&m, i < 5 ? "first" : "second"));
+		EQUAL(m.attempts, i < 5 ? 2 : 1);
+		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	}
+	teardown(x);
+}
+
+int main(void)
+{
+	messages_come_in_order_and_finish_once();
+	a_full_queue_says_so_and_has_room_again();
+	a_requeued_message_waits_its_turn();
+	timed_out_messages_come_back_and_late_finish_fails();
+	deferred_messages_wait_until_they_are_due();
+	large_bodies_and_loans_come_whole();
+	pinned_bodies_stay_though_finished();
+	spilled_messages_come_back_in_order();
+	empty_drops_all_but_what_is_viewed();
+	a_killed_consumers_messages_go_back_first();
+	return 0;
+}

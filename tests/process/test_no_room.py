@@ -1,0 +1,195 @@
+"""No room on disk, in /dev/shm, in the address space: typed errors or waiting, nothing lost.
+
+The file systems are tiny ones, mounted in a mount namespace of the child's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from processes import Child, say
+
+import shmq
+
+Spawn = Callable[..., Child]
+
+
+def mounted(path: Path | str, size: str) -> list[str]:
+    """Words before a command: run it with a tmpfs of this size at `path`."""
+    script = f'mount -t tmpfs -o size={size} tmpfs "{path}" && exec "$@"'
+    return ["unshare", "-Urm", "sh", "-c", script, "sh"]
+
+
+def fill_the_disk(instance, data_path):
+    with shmq.Broker(data_path=data_path, instance=instance, mem_queue_size=256) as broker:
+        broker.create_channel("t", "c")
+        producer = broker.producer("t")
+        returned = []
+        ballast = open(os.path.join(data_path, "ballast"), "wb")  # noqa: F821
+        ballast.write(bytes(300_000))
+        ballast.flush()
+        try:
+            for i in range(20_000):
+                producer.publish(b"%06d" % i + bytes(200), timeout=1.5)
+                returned.append(i)
+        except shmq.Full as exc:
+            say("full", len(returned), exc)
+        late = threading.Thread(  # noqa: F821
+            target=lambda: [producer.publish(b"%06d" % i + bytes(200)) for i in range(5000)]
+        )
+        late.start()
+        consumer = broker.consumer("t", "c", max_in_flight=1000)
+        first = consumer.take_many(100, 10)  # goes on
+        came = [int(body[:6]) for body in first.bodies()]
+        first.finish()
+        say("takes", len(came))
+        ballast.truncate(0)
+        ballast.close()
+        while len(came) < len(returned) + 5000:
+            batch = consumer.take_many(500, 30)
+            if not batch:
+                break
+            came += [int(body[:6]) for body in batch.bodies()]
+            batch.finish()
+        late.join()
+        say("same", came == [*returned, *range(5000)], len(came))
+        consumer.close()
+    say("left", *[name for name in os.listdir("/dev/shm") if instance in name])  # noqa: F821
+
+
+def test_with_a_full_disk_publishers_get_full_or_wait_and_go_on_when_there_is_room(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(fill_the_disk, instance, str(data_path), before=mounted(data_path, "2m"))
+    lines = runner.succeed(watchdog=100)
+    full = next(line for line in lines if line.startswith("full"))
+    assert int(full.split()[1]) > 2000
+    assert "same True" in " ".join(lines), lines
+    assert lines[-1] == "left"
+
+
+def stop_on_a_full_disk(instance, data_path):
+    import logging
+
+    logging.basicConfig(level="ERROR")
+    broker = shmq.Broker(data_path=data_path, instance=instance, mem_queue_size=5000)
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    for i in range(3000):
+        producer.publish(b"%06d" % i + bytes(400))
+    broker.close()
+    say("left", sum(instance in name for name in os.listdir("/dev/shm")))  # noqa: F821
+    os.system(f"mount -o remount,size=8m {data_path}")  # noqa: F821
+    with (
+        shmq.Broker(data_path=data_path, instance=instance) as broker,
+        broker.consumer("t", "c", max_in_flight=3000) as consumer,
+    ):
+        came = []
+        while len(came) < 3000 and (batch := consumer.take_many(500, 10)):
+            came += [int(body[:6]) for body in batch.bodies()]
+            batch.finish()
+        say("same", came == list(range(3000)), len(came))
+
+
+def test_what_a_full_disk_did_not_take_at_the_stop_is_there_for_the_next_start(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(stop_on_a_full_disk, instance, str(data_path), before=mounted(data_path, "300k"))
+    lines = runner.succeed(watchdog=60)
+    assert lines[0] != "left 0"
+    assert lines[1] == "same True 3000"
+
+
+def fill_shared_memory(instance, data_path):
+    errors = []
+    producers = []
+    with shmq.Broker(data_path=data_path, instance=instance, mem_queue_size=2000) as broker:
+        for i in range(100):
+            try:
+                broker.create_channel(f"t{i}", "c")
+                producers.append(broker.producer(f"t{i}"))
+            except shmq.Full as exc:
+                errors.append(exc)
+                break
+        say("create", len(producers), errors[-1])
+        published = {}
+        for i, producer in enumerate(producers):
+            try:
+                for k in range(1000):
+                    producer.publish(b"%d" % k + bytes(3000), timeout=0.2 if i < 2 else 0)
+                    published[i] = k + 1
+            except shmq.Full as exc:
+                errors.append(exc)
+        say("publish", sum(published.values()), errors[-1])
+        for i, count in published.items():
+            consumer = broker.consumer(f"t{i}", "c", max_in_flight=2000)
+            came = 0
+            while came < count and (batch := consumer.take_many(500, 10)):
+                came += len(batch)
+                batch.finish()
+            assert came == count, (i, came, count)
+            consumer.close()
+        say("all came")
+        broker.delete_topic("t0")
+        producers[1].publish(b"again", timeout=5)
+        say("again")
+
+
+def test_with_a_full_dev_shm_there_are_errors_and_no_sigbus(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(fill_shared_memory, instance, str(data_path), before=mounted("/dev/shm", "4m"))
+    lines = runner.succeed(watchdog=100)
+    assert [line.split()[0] for line in lines] == ["create", "publish", "all", "again"]
+    assert int(lines[0].split()[1]) >= 1
+    assert "full" in lines[0]
+
+
+def start_without_room(instance, data_path):
+    try:
+        shmq.Broker(data_path=data_path, instance=instance)
+    except shmq.ShmqError as exc:
+        say(type(exc).__name__, " ".join(str(exc).split()))
+    say("left", *os.listdir("/dev/shm"))  # noqa: F821
+
+
+def test_a_dev_shm_too_small_for_the_directory_is_an_error_that_says_so(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(start_without_room, instance, str(data_path), before=mounted("/dev/shm", "64k"))
+    lines = runner.succeed()
+    assert "full" in lines[0]
+    assert lines[1] == "left"
+
+
+def limit_address_space(instance, mebibytes, then):
+    def size():
+        return int(open("/proc/self/statm").read().split()[0]) * 4096
+
+    broker = None
+    if then != "attach":
+        broker = shmq.attach(instance)
+    limit = size() + (mebibytes << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))  # noqa: F821
+    try:
+        if then == "attach":
+            shmq.attach(instance)
+        else:
+            broker.producer("t").publish(b"x")
+    except shmq.ShmqError as exc:
+        say(type(exc).__name__, exc)
+
+
+def test_an_address_space_that_is_too_small_is_named(broker: shmq.Broker, child: Spawn) -> None:
+    broker.create_channel("t", "c")
+    for then, mebibytes in (("attach", 1), ("publish", 20)):
+        runner = child(limit_address_space, broker.instance, mebibytes, then)
+        lines = runner.succeed()
+        assert len(lines) == 1, then
+        assert "RLIMIT_AS" in lines[0]
+    broker.producer("t").publish(b"y")
+    with broker.consumer("t", "c") as consumer:
+        message = consumer.take(timeout=10)
+        assert message is not None
+        assert message.body == b"y"

@@ -1,0 +1,693 @@
+"""What is wrong is refused: a typed error, a sentence that helps, and nothing lost by it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from processes import WATCHDOG
+from world import SECOND, World
+
+import shmq
+from shmq import (
+    BadName,
+    Consumer,
+    Full,
+    Gone,
+    LayoutMismatch,
+    MessageTooBig,
+    NotInFlight,
+    NotRunning,
+    Producer,
+    ShmqError,
+    TooManyClients,
+    layout,
+    segments,
+)
+from shmq._native import LAYOUT_VERSION
+
+MOST = 100_000  # max_msg_size
+READY = 300  # mem_queue_size
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shmq.Broker]:
+    options = {"max_msg_size": MOST, "arena_size": 1 << 20, "mem_queue_size": READY}
+    path = tmp_path_factory.mktemp("data")
+    instance = f"test-bad-input-{time.time_ns():x}"
+    with shmq.Broker(data_path=path, instance=instance, **options) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(module_broker: shmq.Broker) -> shmq.Broker:
+    return module_broker
+
+
+@pytest.fixture
+def producer(broker: shmq.Broker, request: pytest.FixtureRequest) -> Iterator[Producer]:
+    """Of a topic of its own."""
+    topic = f"topic-{abs(hash(request.node.name))}"
+    yield broker.producer(topic)
+    with contextlib.suppress(Gone):
+        broker.delete_topic(topic)
+
+
+@pytest.fixture
+def consumer(broker: shmq.Broker, producer: Producer) -> Iterator[Consumer]:
+    with broker.consumer(producer.topic, "channel", max_in_flight=1000) as consumer:
+        yield consumer
+
+
+def take(consumer: Consumer) -> Any:
+    message = consumer.take(timeout=WATCHDOG)
+    assert message is not None
+    return message
+
+
+# ---- bodies ----
+
+WRONG_BODIES: dict[str, tuple[Any, type[Exception], str]] = {
+    "empty": (b"", ShmqError, r"message 0 is empty.* 1 byte or more"),
+    "too large": (b"x" * (MOST + 1), MessageTooBig, rf"{MOST + 1} bytes; max_msg_size is {MOST}"),
+    "text": ("text", TypeError, r"bytes-like, not str; encode it first"),
+    "number": (3, TypeError, "bytes-like, not int"),
+    "none": (None, TypeError, "bytes-like, not NoneType"),
+    "list": ([b"x"], TypeError, "bytes-like, not list"),
+    "strided": (np.zeros((4, 4), "u1")[:, 1], ValueError, "contiguous"),
+    "strided view": (memoryview(b"abcdef")[::2], ValueError, "contiguous"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BODIES)
+def test_a_body_that_cannot_be_published(producer: Producer, consumer: Consumer, name: str) -> None:
+    body, error, words = WRONG_BODIES[name]
+    with pytest.raises(error, match=words) as caught:
+        producer.publish(body)
+    assert producer.topic in str(caught.value)
+    with pytest.raises(error, match=words.replace("message 0", "message 2")):
+        producer.publish_many([b"a", b"b", body, b"d"])
+    if name in ("text", "number", "none", "list", "strided", "strided view"):
+        with pytest.raises(error, match="body 2 "):
+            producer.publish_many([b"a", b"b", body, b"d"])
+    assert consumer.take(0) is None, "part of a refused batch was published"
+    producer.publish(b"good")
+    assert take(consumer).body == b"good"
+
+
+NOT_MANY: dict[str, tuple[Any, type[Exception], str]] = {
+    "bytes": (b"abc", TypeError, "many bodies; use publish for one"),
+    "bytearray": (bytearray(b"abc"), TypeError, "use publish for one"),
+    "text": ("abc", TypeError, "use publish for one"),
+    "number": (5, TypeError, "iterable of bodies, not int"),
+    "numpy of one dimension": (np.zeros(5, "u1"), TypeError, r"two dimensions .*reshape"),
+    "numpy of floats": (np.zeros((5, 2)), TypeError, r"uint8 .* not of float64"),
+    "numpy of no width": (np.zeros((5, 0), "u1"), ShmqError, "message 0 is empty"),
+    "arrow with nulls": (
+        pa.array([b"a", None]),
+        ValueError,
+        r"1 of the bodies are null.*drop_null",
+    ),
+    "arrow of numbers": (pa.array([1, 2]), TypeError, "not int64: cast"),
+    "arrow of views": (pa.array([b"a"], pa.binary_view()), TypeError, "not binary_view: cast"),
+    "arrow with an empty one": (pa.array([b"a", b""]), ShmqError, "message 1 is empty"),
+    "arrow chunks with nulls": (pa.chunked_array([[b"a"], [None]]), ValueError, "null"),
+    "a raising generator": ((1 // 0 for _ in "a"), ZeroDivisionError, "division"),
+    "too many": ([b"x"] * (READY + 1), MessageTooBig, rf"{READY + 1} messages.*mem_queue_size"),
+    "too many bytes": ([b"x" * 90_000] * 10, MessageTooBig, "10 messages of .* arena_size"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_MANY)
+def test_what_is_not_many_bodies_is_refused_at_once(
+    producer: Producer, consumer: Consumer, name: str
+) -> None:
+    bodies, error, words = NOT_MANY[name]
+    with pytest.raises(error, match=words):
+        producer.publish_many(bodies)
+    assert consumer.take(0) is None
+    producer.publish_many([b"good"])
+    assert take(consumer).body == b"good"
+
+
+def test_a_batch_of_deferred_messages_that_never_fits(producer: Producer) -> None:
+    with pytest.raises(MessageTooBig, match="20000 messages"):
+        producer.publish_many([b"x"] * 20_000, defer=5)
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "words"),
+    [
+        (0, ShmqError, "empty"),
+        (MOST + 1, MessageTooBig, "max_msg_size"),
+        (-1, OverflowError, "negative"),
+        (2**70, OverflowError, "too"),
+        ("x", TypeError, "int"),
+    ],
+)
+def test_a_loan_of_impossible_size(
+    producer: Producer, consumer: Consumer, size: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words), producer.loan(size):
+        pass
+    assert consumer.take(0) is None
+
+
+# ---- numbers ----
+
+SECONDS = [-1, -0.001, math.nan, -math.inf]
+
+
+@pytest.mark.parametrize("value", [*SECONDS, "1"])
+@pytest.mark.parametrize("name", ["defer", "timeout"])
+def test_impossible_times_to_publish(producer: Producer, name: str, value: Any) -> None:
+    error = TypeError if isinstance(value, str) else ValueError
+    for call in (
+        lambda **how: producer.publish(b"x", **how),
+        lambda **how: producer.publish_many([b"x"], **how),
+        lambda **how: producer.publish_many(np.zeros((1, 1), "u1"), **how),
+        lambda **how: producer.publish_many(pa.array([b"x"]), **how),
+        lambda **how: producer.loan(1, **how),
+    ):
+        with pytest.raises(error, match=rf"{name} must be .*number of seconds.*{value}"):
+            call(**{name: value})
+
+
+def test_nothing_is_deferred_for_ever_or_for_longer_than_max_req_timeout(
+    producer: Producer, consumer: Consumer
+) -> None:
+    with pytest.raises(ValueError, match="defer must be"):
+        producer.publish(b"x", defer=math.inf)
+    for call in (
+        lambda: producer.publish(b"x", defer=3601),
+        lambda: producer.publish_many([b"x"], defer=1e12),
+    ):
+        with pytest.raises(ShmqError, match=r"max_req_timeout \(3600000 ms\)"):
+            call()
+    producer.publish(b"x", defer=3600)
+    assert consumer.take(0) is None
+
+
+def test_a_loan_deferred_too_long_is_dropped(producer: Producer, broker: shmq.Broker) -> None:
+    broker.create_channel(producer.topic, "channel")
+    with pytest.raises(ShmqError, match="max_req_timeout"), producer.loan(1, defer=3601):
+        pass
+    assert broker.peek(producer.topic, "channel", "deferred") == []
+
+
+@pytest.mark.parametrize("value", [*SECONDS, "1"])
+def test_impossible_times_to_wait(consumer: Consumer, value: Any) -> None:
+    error = TypeError if isinstance(value, str) else ValueError
+    with pytest.raises(error, match="timeout must be"):
+        consumer.take(value)
+    with pytest.raises(error, match="timeout must be"):
+        consumer.take_many(5, timeout=value)
+
+
+@pytest.mark.parametrize("value", [*SECONDS, math.inf, "1"])
+def test_impossible_delays(producer: Producer, consumer: Consumer, value: Any) -> None:
+    error = TypeError if isinstance(value, str) else ValueError
+    producer.publish(b"x")
+    batch = consumer.take_many(1, timeout=WATCHDOG)
+    for call in (batch.requeue, batch[0].requeue):
+        with pytest.raises(error, match="delay must be"):
+            call(delay=value)
+    batch.finish()
+
+
+@pytest.mark.parametrize("value", [0, -1, "a", 1.5, 2**80])
+def test_impossible_numbers_to_take(consumer: Consumer, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        consumer.take_many(value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**32, 2**40, "a", 1.5, None])
+def test_impossible_max_in_flight(broker: shmq.Broker, producer: Producer, value: Any) -> None:
+    error = ValueError if isinstance(value, int) else TypeError
+    with pytest.raises(error, match=r"max_in_flight must be from 1|cannot be interpreted"):
+        broker.consumer(producer.topic, "channel", max_in_flight=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e-4, math.nan, math.inf, 901, "soon"])
+def test_impossible_message_timeouts(broker: shmq.Broker, producer: Producer, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"msg_timeout must be .*not"):
+        broker.consumer(producer.topic, "channel", msg_timeout=value)
+
+
+def test_unknown_arguments_are_named(producer: Producer, consumer: Consumer) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'delay'"):
+        producer.publish(b"x", delay=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'n'"):
+        consumer.take(n=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="misses the argument 'body'"):
+        producer.publish()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="multiple values"):
+        producer.publish(b"x", body=b"y")  # type: ignore[misc]
+    with pytest.raises(TypeError, match="at most 3"):
+        producer.publish(b"x", None, None, None)  # type: ignore[call-arg]
+
+
+# ---- names ----
+
+WRONG_NAMES = [
+    "", "a" * 65, "a b", "é", "#ephemeral", "a#eph", "a#", "a/b", "a:b", "a\0b", "a\n",
+    "b" * 55 + "#ephemeral", "\N{SNOWMAN}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_wrong_names_of_topics_and_channels(broker: shmq.Broker, name: str) -> None:
+    for call in (
+        lambda: broker.producer(name), lambda: broker.consumer(name, "channel"),
+        lambda: broker.create_topic(name), lambda: broker.delete_topic(name),
+        lambda: broker.pause_topic(name), lambda: broker.peek(name, "channel"),
+    ):  # fmt: skip
+        with pytest.raises(BadName, match=r"topic name .* 1 to 64"):
+            call()
+    broker.create_topic("names")
+    for call in (
+        lambda: broker.consumer("names", name), lambda: broker.create_channel("names", name),
+        lambda: broker.empty_channel("names", name), lambda: broker.peek("names", name),
+    ):  # fmt: skip
+        with pytest.raises(BadName, match=r"channel name .* 1 to 64"):
+            call()
+
+
+def test_names_must_be_text(broker: shmq.Broker) -> None:
+    for name in (None, 5, b"topic"):
+        with pytest.raises(TypeError, match="must be str"):
+            broker.producer(name)  # type: ignore[arg-type]
+
+
+def test_names_at_the_limit_are_right(broker: shmq.Broker) -> None:
+    longest = "a" * 54 + "#ephemeral"
+    consumer = broker.consumer("b" * 64, longest)
+    producer = broker.producer("b" * 64)
+    producer.publish(b"x")
+    message = take(consumer)
+    message.finish()
+    consumer.close()
+    broker.delete_topic("b" * 64)
+
+
+@pytest.mark.parametrize("name", ["a/b", "x" * 65, "x.5", "a b", "é", "a#ephemeral"])
+def test_wrong_names_of_instances(name: str) -> None:
+    with pytest.raises(BadName, match="instance name"):
+        shmq.attach(name)
+    with pytest.raises(BadName, match="instance name"):
+        shmq.Broker(instance=name)
+
+
+def test_what_is_not_there_is_gone(broker: shmq.Broker, producer: Producer) -> None:
+    broker.create_channel(producer.topic, "channel")
+    nothing = "there is no topic 'nothing'"
+    for call in (
+        broker.delete_topic, broker.pause_topic, broker.unpause_topic, broker.empty_topic,
+    ):  # fmt: skip
+        with pytest.raises(Gone, match=nothing):
+            call("nothing")
+    for do in (
+        broker.delete_channel, broker.pause_channel, broker.unpause_channel, broker.empty_channel,
+        broker.peek,
+    ):  # fmt: skip
+        with pytest.raises(Gone, match=nothing):
+            do("nothing", "channel")
+        with pytest.raises(Gone, match=f"there is no channel {producer.topic}/nothing"):
+            do(producer.topic, "nothing")
+    with pytest.raises(ValueError, match="one of ready, in_flight, deferred"):
+        broker.peek(producer.topic, "channel", state="nothing")
+
+
+# ---- settle ----
+
+
+def test_finishing_twice(producer: Producer, consumer: Consumer) -> None:
+    producer.publish(b"x")
+    message = take(consumer)
+    message.finish()
+    for call in (message.finish, message.requeue, message.touch):
+        with pytest.raises(NotInFlight, match=rf"{message.id} of '{producer.topic}/channel'"):
+            call()
+
+
+def test_a_message_that_another_consumer_has_now(
+    broker: shmq.Broker, producer: Producer, consumer: Consumer
+) -> None:
+    producer.publish(b"x")
+    message = take(consumer)
+    message.requeue()
+    with broker.consumer(producer.topic, "channel") as other:
+        again = take(other)
+        assert again.id == message.id
+        for call in (message.finish, message.requeue, message.touch):
+            with pytest.raises(NotInFlight, match="not in flight to this consumer"):
+                call()
+        again.finish()
+
+
+def test_a_batch_of_which_some_are_lost(producer: Producer, consumer: Consumer) -> None:
+    producer.publish_many([b"%d" % number for number in range(5)])
+    batch = consumer.take_many(5, timeout=WATCHDOG)
+    again = list(batch)
+    again[1].requeue()
+    lost = take(consumer)
+    assert lost.id == again[1].id
+    other = [batch[0], batch[2]]
+    other[0].finish()
+    batch.touch()  # what was settled singly is not asked for again
+    batch.finish()
+    with pytest.raises(NotInFlight):
+        other[1].finish()
+    lost.finish()
+    assert consumer.take(0) is None
+
+
+def test_a_batch_says_how_many_were_lost_and_finishes_the_others() -> None:
+    with World() as world:
+        client = world.attach()
+        producer, consumer = client.producer("t"), client.consumer("t", "c")
+        producer.publish_many([b"%d" % number for number in range(5)])
+        batch = consumer.take_many(5, 0)
+        assert world.supervisor.expire(0, 2, 1 << 62, 0) == (2, 0)
+        with pytest.raises(NotInFlight, match=r"5 messages .* of which 2 failed \(the first: "):
+            batch.finish()
+        batch.finish()  # the others were finished, the lost are not asked for again
+        assert consumer.take_many(5, 0).attempts.tolist() == [2, 2]
+
+
+def test_a_large_body_that_was_not_read_in_time() -> None:
+    with World() as world:
+        client = world.attach()
+        producer, consumer = client.producer("t"), client.consumer("t", "c")
+        producer.publish(b"x" * 5000)
+        message = consumer.take(0)
+        world.supervisor.expire(0, 1, 1 << 62, 0)
+        for read in (lambda: message.body, lambda: message.view):
+            with pytest.raises(NotInFlight, match=r"read msg\.body or hold msg\.view"):
+                read()
+
+
+# ---- after the end ----
+
+
+def test_use_after_close(broker: shmq.Broker, producer: Producer) -> None:
+    consumer = broker.consumer(producer.topic, "channel")
+    producer.publish_many([b"x" * 5000, b"y"])
+    message, other = take(consumer), take(consumer)
+    loan = producer.loan(5)
+    loan.__enter__()
+    consumer.close()
+    for call in (lambda: consumer.take(0), lambda: consumer.take_many(5, 0)):
+        with pytest.raises(Gone, match="the handle was closed; make a new one"):
+            call()
+    assert list(consumer) == []
+    for settle in (message.finish, message.requeue, message.touch):
+        with pytest.raises(NotInFlight, match="closed, which gave it back to the channel"):
+            settle()
+    assert other.body == b"y"
+    assert consumer.in_flight == 0
+    producer.close()
+    for publish in (
+        lambda: producer.publish(b"x"), lambda: producer.publish_many([b"x"]),
+        lambda: producer.loan(5).__enter__(), lambda: loan.__exit__(None, None, None),
+    ):  # fmt: skip
+        with pytest.raises(Gone, match="the handle was closed; make a new one"):
+            publish()
+    with broker.consumer(producer.topic, "channel") as again:
+        assert again.take_many(5, timeout=WATCHDOG).bodies() == [b"x" * 5000, b"y"]
+
+
+def test_use_after_the_broker_is_closed(broker: shmq.Broker, producer: Producer) -> None:
+    joined = shmq.attach(broker.instance)
+    mine, consumer = joined.producer(producer.topic), joined.consumer(producer.topic, "channel")
+    mine.publish(b"x")
+    message = take(consumer)
+    joined.close()
+    joined.close()
+    assert joined.closed
+    for call in (
+        lambda: mine.publish(b"x"), lambda: consumer.take(0), joined.stats,
+        lambda: joined.producer("t"), lambda: joined.consumer("t", "c"),
+        lambda: joined.create_topic("t"), lambda: joined.peek("t", "c"), joined.supervisor_alive,
+        lambda: joined.supervisor_pid, lambda: joined.delete_topic("t"),
+    ):  # fmt: skip
+        with pytest.raises(Gone, match="closed"):
+            call()
+    with pytest.raises(NotInFlight, match="closed"):
+        message.finish()
+    consumer.close()
+    mine.close()
+    with broker.consumer(producer.topic, "channel") as other:
+        assert take(other).attempts == 2
+
+
+def test_use_after_the_topic_is_deleted(
+    broker: shmq.Broker, producer: Producer, consumer: Consumer
+) -> None:
+    producer.publish(b"x")
+    message = take(consumer)
+    broker.delete_topic(producer.topic)
+    deleted = "deleted; create it again"
+    for call in (
+        lambda: producer.publish(b"x"), lambda: producer.publish_many([b"x"]),
+        lambda: producer.loan(5).__enter__(), lambda: consumer.take(0), message.finish,
+        message.requeue, message.touch, lambda: next(iter(consumer)),
+    ):  # fmt: skip
+        with pytest.raises(Gone, match=deleted):
+            call()
+    again = broker.producer(producer.topic)  # of the same name, but another topic
+    with pytest.raises(Gone, match=deleted):
+        producer.publish(b"x")
+    again.publish(b"y")
+    with broker.consumer(producer.topic, "channel") as other:
+        assert take(other).body == b"y"
+
+
+# ---- options ----
+
+
+def test_an_unknown_option_is_named_with_what_may_be_meant() -> None:
+    with pytest.raises(TypeError, match="no option 'mem_queue_sise': did you mean mem_queue_size"):
+        shmq.Broker(mem_queue_sise=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"inflight_slots": 3}, "inflight_slots must be from 16 to"),
+        ({"mem_queue_size": -1}, "mem_queue_size must be from 0"),
+        ({"mem_queue_size": 1 << 40}, "mem_queue_size must be"),
+        ({"mem_queue_size": 1.5}, "mem_queue_size must be a whole number"),
+        ({"msg_timeout": "abc"}, "'abc' is not a duration"),
+        ({"msg_timeout": math.nan}, "msg_timeout must be seconds, not nan"),
+        ({"node_id": 1024}, "node_id must be from 0 to 1023"),
+        ({"on_stop": "burn"}, "on_stop must be one of flush, keep"),
+        ({"max_msg_size": 1 << 20, "arena_size": 1 << 20}, "raise arena_size to 2097152"),
+    ],
+)
+def test_options_out_of_bounds(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shmq.Broker(**options)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "/etc/passwd"])
+def test_a_data_path_that_is_none(instance: str, path: str) -> None:
+    with pytest.raises(ShmqError, match=path):
+        shmq.Broker(path, instance=instance)
+    assert not segments.list_objects(instance)
+
+
+# ---- instances ----
+
+
+def test_an_instance_that_does_not_run(instance: str) -> None:
+    with pytest.raises(NotRunning, match=rf"no shmq instance '{instance}'.*shmq serve --instance"):
+        shmq.attach(instance)
+    with pytest.raises(NotRunning):
+        shmq.attach(instance, timeout=0.05)
+    for timeout in (-1, math.nan):
+        with pytest.raises(ValueError, match="timeout must be"):
+            shmq.attach(instance, timeout=timeout)
+
+
+@pytest.fixture
+def named(instance: str) -> Iterator[Callable[[bytes], None]]:
+    """Makes a file where the instance's directory would be."""
+    path = Path(segments.path_of(segments.directory_name(instance)))
+
+    def make(content: bytes) -> None:
+        path.write_bytes(content)
+
+    yield make
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"x" * 100_000, b"\xff" * 5000])
+def test_a_foreign_file_of_the_same_name(
+    instance: str, named: Callable[[bytes], None], tmp_path: Path, content: bytes
+) -> None:
+    named(content)
+    with pytest.raises(LayoutMismatch, match=r"not made by shmq|not finished"):
+        shmq.attach(instance)
+    with pytest.raises(ShmqError, match="not made by shmq"):
+        shmq.Broker(tmp_path, instance=instance)
+    path = Path(segments.path_of(segments.directory_name(instance)))
+    assert path.read_bytes() == content, "a foreign file was touched"
+
+
+def test_an_empty_file_of_the_same_name_is_a_directory_half_made(
+    instance: str, named: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    named(b"")
+    with pytest.raises(LayoutMismatch, match="not finished; try again"):
+        shmq.attach(instance)
+    with shmq.Broker(tmp_path, instance=instance) as broker:
+        broker.create_topic("t")
+
+
+def patched(world: World, offset: int, data: bytes) -> None:
+    os.pwrite(world._directory_fd, data, offset)
+
+
+def field(name: str) -> int:
+    return layout.dtype("segment").fields[name][1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("layout_version", 99, rf"layout version 99, this shmq has {LAYOUT_VERSION}"),
+        ("fingerprint", 99, "another build made it"),
+        ("magic", 99, "magic number is missing"),
+        ("kind", 2, "wrong kind of segment"),
+        ("boot_id", 99, "before the last boot"),
+        ("size", 99, "truncated"),
+        ("ready", 0, "not ready: its creator is at work or died"),
+    ],
+)
+def test_a_segment_of_another_kind_is_named(name: str, value: int, words: str) -> None:
+    width = layout.dtype("segment").fields[name][0].itemsize  # type: ignore[index]
+    width = min(width, 8)
+    with World() as world:
+        before = os.pread(world._directory_fd, width, field(name))
+        patched(world, field(name), value.to_bytes(width, "little"))
+        with pytest.raises(LayoutMismatch, match=words):
+            world.attach_native()
+        patched(world, field(name), before)
+        world.attach_native().detach()
+
+
+def test_a_closed_directory_is_gone() -> None:
+    with World() as world:
+        world.supervisor.close_directory()
+        with pytest.raises(Gone):
+            world.attach_native()
+
+
+def test_a_running_instance_of_another_layout_is_refused(
+    broker: shmq.Broker, instance: str
+) -> None:
+    """The directory of a running instance, copied under another name with another version."""
+    name = segments.directory_name(instance)
+    original = segments.open_directory(broker.instance)
+    permits = segments.Permits.create(instance, 10, 0o600)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, original)
+        stack.callback(segments.unlink_instance, instance)
+        stack.callback(permits.close)
+        fd = segments.create_segment(name, 0o600)
+        stack.callback(os.close, fd)
+        size = os.fstat(original).st_size
+        os.ftruncate(fd, size)
+        os.pwrite(fd, os.pread(original, 4096, 0), 0)
+        os.pwrite(fd, (7).to_bytes(4, "little"), field("layout_version"))
+        words = rf"layout version 7, this shmq has {LAYOUT_VERSION}: .*--drain"
+        with pytest.raises(LayoutMismatch, match=words):
+            shmq.attach(instance)
+        assert permits.free == 10
+        with pytest.raises(LayoutMismatch, match=rf"layout version 7.* {LAYOUT_VERSION}"):
+            layout.open_readonly(instance)
+
+
+def test_garbage_in_segments_crashes_nobody() -> None:
+    """Every word of both headers, noise, and segments cut short; see tests/garbage.py."""
+    done = subprocess.run(
+        [sys.executable, TESTS / "garbage.py"], env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    *crashes, last = done.stdout.splitlines() or [""]
+    assert not crashes, "\n".join(crashes)
+    assert last.endswith(" cases"), done.stderr
+
+
+# ---- a full table ----
+
+
+def test_a_full_table_of_clients_is_an_error_and_frees_when_they_leave() -> None:
+    with World() as world:
+        clients = [world.attach_native() for _ in range(layout.constant("CLIENTS") - 1)]
+        with pytest.raises(TooManyClients, match="every client entry is taken; close brokers"):
+            world.attach_native()
+        clients.pop(500).detach()
+        clients.append(world.attach_native())
+        with pytest.raises(TooManyClients):
+            world.attach_native()
+        for client in clients:
+            client.detach()
+        assert world.directory.free_clients == layout.constant("CLIENTS") - 1
+
+
+def test_without_a_permit_nobody_attaches(broker: shmq.Broker) -> None:
+    permits = segments.Permits(broker.instance)
+    free = permits.free
+    for _ in range(free):
+        permits.take()
+    try:
+        with pytest.raises(TooManyClients, match="all 1024 client entries are taken"):
+            shmq.attach(broker.instance)
+    finally:
+        for _ in range(free):
+            permits.give()
+    shmq.attach(broker.instance).close()
+    assert permits.free == free
+    permits.close()
+
+
+def test_a_full_table_of_consumers_is_an_error_and_frees_when_they_close() -> None:
+    with World() as world:
+        client = world.attach()
+        consumers = [client.consumer("t", "c") for _ in range(layout.constant("SESSIONS"))]
+        with pytest.raises(ShmqError, match="the channel has 1024 consumers already"):
+            client.consumer("t", "c")
+        consumers.pop().close()
+        client.consumer("t", "c").close()
+
+
+# ---- full queues ----
+
+
+def test_a_full_queue_without_a_supervisor_says_so() -> None:
+    with World() as world:
+        client = world.attach()
+        producer = client.producer("t")
+        client.consumer("t", "c")
+        producer.publish_many([b"x"] * 256)
+        before = time.monotonic_ns()
+        with pytest.raises(Full, match="no room in memory"):
+            producer.publish(b"x", timeout=0.05)
+        assert time.monotonic_ns() - before >= 0.05 * SECOND
+        with pytest.raises(Full, match="raise mem_queue_size"):
+            producer.publish_many([b"x", b"y"], timeout=0)
+        with pytest.raises(Full), producer.loan(5, timeout=0):
+            pass

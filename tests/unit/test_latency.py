@@ -1,0 +1,55 @@
+"""The histograms of the time from publish to finish, and percentiles of them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import shmq
+from shmq import layout
+from shmq.stats import Latency
+
+
+def counted(samples: np.ndarray) -> Latency:
+    bounds = Latency.bounds()
+    buckets = np.bincount(np.searchsorted(bounds, samples, side="right"), minlength=len(bounds))
+    return Latency(len(samples), len(samples), int(samples.sum()), buckets.astype(np.uint64))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
+def test_a_percentile_is_within_a_bucket_of_the_exact_one(share: float) -> None:
+    samples = np.random.default_rng(7).lognormal(13, 2, 20_000)
+    exact = float(np.quantile(samples, share)) / 1e9
+    found = counted(samples).percentile(share)
+    assert found is not None
+    assert exact * 0.99 <= found <= exact * 1.14
+
+
+def test_without_messages_there_is_no_percentile() -> None:
+    empty = Latency(0, 0, 0, np.zeros(layout.constant("LATENCY_BUCKETS"), np.uint64))
+    assert empty.percentile(0.5) is None
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        empty.percentile(99)
+
+
+def test_finished_messages_are_counted_with_their_age() -> None:
+    with shmq.Broker() as broker:
+        producer, consumer = broker.producer("t"), broker.consumer("t", "c")
+        producer.publish_many([b"x"] * 100)
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            pass
+        consumer.take_many(100).finish()
+        producer.publish(b"left")
+        consumer.take().requeue()
+        latency = broker.stats().topics[0].channels[0].latency
+        assert latency.count == latency.total_count == 100
+        median = latency.percentile(0.5)
+        assert median is not None
+        assert 0.05 <= median <= 60
+        assert latency.total_sum >= 100 * 50_000_000
+        document = broker.stats().to_json()["topics"][0]["channels"][0]
+        assert document["shmq"]["latency_count"] == 100
+        assert document["shmq"]["latency_ms"]["p50"] >= 50

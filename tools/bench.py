@@ -1,0 +1,389 @@
+"""Throughput and latency of shmq beside other ways from one process to another.
+
+All contestants take turns: every round runs each of them once, in rotated order, in two processes
+of its own; the table shows medians and quartiles over the rounds. shmq acknowledges every message,
+no other contestant has that. Nothing here judges: a goal that is missed is a line, not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+from bench_peers import (
+    APART,
+    LINES,
+    LOOPED,
+    MADE,
+    NUMPY,
+    ONE,
+    ROUND_TRIPS,
+    TOGETHER,
+    Contestant,
+    Core,
+    FasterFifo,
+    FasterFifoRaw,
+    Lacking,
+    MultiprocessingPipe,
+    MultiprocessingQueue,
+    OurArrow,
+    OurBroker,
+    OurNumpy,
+    Outcome,
+    Plan,
+    Zmq,
+)
+
+TOP = Path(__file__).resolve().parent.parent
+#: (line, ours, theirs, goal): rates ours/theirs at least, times at most
+GOALS = (
+    (ONE, "shmq", "pyzmq ipc", 3.0),
+    (ONE, "shmq", "mp.Queue", 12.0),
+    (MADE, "shmq", "faster-fifo", 25.0),
+    (MADE, "shmq", "faster-fifo raw", None),
+    (LOOPED, "shmq", "faster-fifo", 12.0),
+    (LOOPED, "shmq", "faster-fifo raw", None),
+    (NUMPY, "shmq numpy", "C core", 0.7),
+    (NUMPY, "shmq Arrow", "C core", 0.7),
+    (APART, "shmq", "mp.Pipe", 0.6),
+    (TOGETHER, "shmq", "mp.Pipe", 0.6),
+)
+
+
+@dataclass
+class Results:
+    """All runs of one contestant on one line."""
+
+    line: str
+    contestant: str
+    note: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def quartiles(self, what: str = "rate") -> tuple[float, float, float]:
+        values = [getattr(outcome, what) for outcome in self.outcomes]
+        if len(values) == 1:
+            return values[0], values[0], values[0]
+        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+        return low, middle, high
+
+    @property
+    def value(self) -> float:
+        """What goals compare: messages a second, or the median round trip in microseconds."""
+        return self.quartiles("p50_us" if self.line in ROUND_TRIPS else "rate")[1]
+
+    def remarks(self) -> str:
+        fills = [outcome.fill for outcome in self.outcomes if outcome.fill is not None]
+        found = []
+        if fills:
+            fill = statistics.median(fills)
+            word = "full" if fill > 0.8 else "empty" if fill < 0.2 else "in between"
+            if self.contestant == "C core":
+                found.append(f"{fill:.0%} of its waits were the producer's")
+            else:
+                found.append(f"ran {word} ({fill:.0%})")
+        pauses = sum(outcome.paused for outcome in self.outcomes)
+        if pauses:
+            found.append(f"producer paused {pauses}x")
+        spilled = sum(outcome.spilled for outcome in self.outcomes)
+        if spilled:
+            found.append(f"SPILLED {spilled:,} TO DISK")
+        if self.failures:
+            found.append(f"{len(self.failures)} FAILED: {self.failures[0]}")
+        return "; ".join([*found, self.note] if self.note else found)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "quartiles": self.quartiles() if self.outcomes else None}
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _first_line_of("/proc/cpuinfo", "model name"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),
+        "load": os.getloadavg()[0],
+        "git": _output("git", "-C", str(TOP), "describe", "--always", "--dirty", "--abbrev=12"),
+    }
+
+
+def _first_line_of(path: str, key: str) -> str:
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(key):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def core_executable(scratch: Path) -> Path | None:
+    """A built bench_core that is newer than its sources and has no sanitizer; else one compiled
+    here, as the extension is."""
+    sources = [*(TOP / "native/core").glob("*.c"), TOP / "native/bench/bench_core.c"]
+    headers = [*(TOP / "native/core").glob("*.h"), TOP / "native/include/shmq.h"]
+    newest = max(path.stat().st_mtime for path in sources + headers)
+    for path in TOP.glob("build/**/bench_core"):
+        slow = {"asan", "tsan", "debug", "killpoints"} & set(path.parts)
+        if path.is_file() and path.stat().st_mtime > newest and not slow:
+            return path
+    executable = scratch / "bench_core"
+    command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O3", "-DNDEBUG", "-flto", "-pthread"]
+    command += ["-D_GNU_SOURCE", "-Inative/include", "-Inative/core", "-o", str(executable)]
+    try:
+        subprocess.run([*command, *map(str, sources)], cwd=TOP, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return executable
+
+
+# ---- the runs ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def contestants(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
+    """All that can run here, in the order of the table; a line on stderr for each that cannot."""
+    found: list[Contestant] = []
+    others: list[Contestant] = [
+        Core(core_executable(scratch)),
+        MultiprocessingQueue(),
+        MultiprocessingPipe(),
+        FasterFifo(),
+        FasterFifoRaw(),
+        Zmq(scratch),
+    ]
+    with our_broker(scratch, memory) as ours:
+        for contestant in [*ours, *others]:
+            try:
+                contestant.version()
+            except (ImportError, Lacking) as error:
+                click.echo(f"without {contestant.name}: {error}", err=True)
+            else:
+                found.append(contestant)
+        yield found
+
+
+@contextmanager
+def our_broker(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
+    try:
+        import shmq
+    except ImportError as error:
+        click.echo(f"without shmq: {error}", err=True)
+        yield []
+        return
+    instance = f"bench-{os.getpid()}"
+    path = scratch / "broker"
+    path.mkdir()
+    with shmq.Broker(data_path=path, instance=instance, mem_queue_size=memory) as broker:
+        yield [kind(broker, instance) for kind in (OurBroker, OurNumpy, OurArrow)]
+
+
+def play(found: list[Contestant], plans: list[Plan], rounds: int) -> list[Results]:
+    results = {
+        (plan.line, contestant.name): Results(plan.line, contestant.name, _note(contestant, plan))
+        for plan in plans
+        for contestant in found
+        if plan.line in contestant.lines
+    }
+    runs = len(results) * rounds
+    with click.progressbar(
+        length=runs, label="runs", file=sys.stderr, show_pos=True, hidden=not sys.stderr.isatty()
+    ) as bar:
+        for number in range(rounds):
+            if not sys.stderr.isatty():
+                click.echo(f"round {number + 1} of {rounds}", err=True)
+            turn = number % len(found)
+            for plan in plans:
+                for contestant in found[turn:] + found[:turn]:
+                    if plan.line not in contestant.lines:
+                        continue
+                    result = results[plan.line, contestant.name]
+                    try:
+                        result.outcomes.append(contestant.run(plan))
+                    except Exception as error:
+                        result.failures.append(f"{type(error).__name__}: {error}")
+                    bar.update(1)
+    return list(results.values())
+
+
+def _note(contestant: Contestant, plan: Plan) -> str:
+    return (
+        contestant.list_note or contestant.note if plan.line in (MADE, LOOPED) else contestant.note
+    )
+
+
+# ---- the tables ----------------------------------------------------------------------------------
+
+
+def show(results: list[Results]) -> None:
+    for line, title in LINES.items():
+        of_line = [result for result in results if result.line == line]
+        if not of_line:
+            continue
+        click.echo()
+        if line in ROUND_TRIPS:
+            click.secho(f"{title + ', us':28} {'p50':>9} {'quartiles':>17} {'p99':>9}", bold=True)
+        else:
+            click.secho(f"{title + ', M/s':28} {'median':>9} {'quartiles':>17}", bold=True)
+        for result in sorted(of_line, key=_rank):
+            click.echo(f"  {result.contestant:26} {_numbers(result)}  {result.remarks()}".rstrip())
+
+
+def _rank(result: Results) -> float:
+    if not result.outcomes:
+        return float("inf")
+    return result.value if result.line in ROUND_TRIPS else -result.value
+
+
+def _numbers(result: Results) -> str:
+    if not result.outcomes:
+        return f"{'-':>9} {'':17}"
+    if result.line in ROUND_TRIPS:
+        low, middle, high = result.quartiles("p50_us")
+        p99 = result.quartiles("p99_us")[1]
+        return f"{middle:9.1f} {f'{low:.1f} to {high:.1f}':>17} {p99:9.1f}"
+    low, middle, high = (value / 1e6 for value in result.quartiles())
+    return f"{middle:9.3f} {f'{low:.3f} to {high:.3f}':>17}"
+
+
+def ratios(results: list[Results]) -> list[dict[str, Any]]:
+    values = {(r.line, r.contestant): r.value for r in results if r.outcomes}
+    found = []
+    for line, ours, theirs, goal in GOALS:
+        if (line, ours) in values and (line, theirs) in values:
+            ratio = values[line, ours] / values[line, theirs]
+            met = goal is None or (ratio <= goal if line in ROUND_TRIPS else ratio >= goal)
+            found.append(
+                {
+                    "line": line,
+                    "contestant": ours,
+                    "beside": theirs,
+                    "ratio": ratio,
+                    "goal": goal,
+                    "met": met,
+                }
+            )
+    return found
+
+
+def show_ratios(found: list[dict[str, Any]]) -> None:
+    if found:
+        click.echo()
+    for item in found:
+        sign = "<=" if item["line"] in ROUND_TRIPS else ">="
+        goal = "" if item["goal"] is None else f"  (goal {sign} {item['goal']:g})"
+        title = f"{LINES[item['line']]}: {item['contestant']} / {item['beside']}"
+        click.secho(f"{title:58} {item['ratio']:7.2f}x{goal}", fg=None if item["met"] else "yellow")
+
+
+def on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--rounds", type=click.IntRange(min=1), default=5, help="Turns of everybody.")
+@click.option("--seconds", type=click.FloatRange(min=0.05), default=1.0, help="Of each run.")
+@click.option("--size", type=click.IntRange(min=8), default=100, help="Bytes of a body.")
+@click.option("--count", type=click.IntRange(min=2), default=200, help="Bodies in a list.")
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1000),
+    default=10000,
+    help="Messages that may wait, for peers that can be told.",
+)
+@click.option(
+    "--memory", type=click.IntRange(min=1000), default=100_000, help="shmq's mem_queue_size."
+)
+@click.option(
+    "--window",
+    type=click.IntRange(min=0),
+    default=None,
+    help="shmq's producer pauses when this many are under way, so that nothing goes to disk; 0: "
+    "it never does.  [default: half the memory]",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help=f"A line ({', '.join(LINES)}) or a contestant (shmq, C core, mp.Pipe...); repeatable.",
+)
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all runs there.")
+def main(
+    rounds: int,
+    seconds: float,
+    size: int,
+    count: int,
+    capacity: int,
+    memory: int,
+    window: int | None,
+    only: tuple[str, ...],
+    json_path: Path | None,
+) -> None:
+    """Measure shmq and its peers: one producer, one consumer, two processes."""
+    signal.signal(signal.SIGTERM, on_sigterm)
+    window = memory // 2 if window is None else window
+    lines = [line for line in LINES if line in only] or list(LINES)
+    plans = [Plan(line, seconds, size, count, capacity, memory, window) for line in lines]
+    scratch = Path(tempfile.mkdtemp(prefix="shmq-bench-"))
+    try:
+        with contestants(scratch, memory) as found:
+            names = [name for name in only if name not in LINES]
+            if unknown := set(names) - {contestant.name for contestant in found}:
+                raise click.BadParameter(f"not here: {', '.join(sorted(unknown))}")
+            found = [item for item in found if not names or item.name in names]
+            machine = facts() | {"versions": {item.name: item.version() for item in found}}
+            click.echo(" · ".join(f"{key} {machine[key]}" for key in machine if key != "versions"))
+            click.echo(" · ".join(f"{k} {v}" for k, v in machine["versions"].items() if v))
+            click.echo(
+                f"{size}-byte bodies, lists of {count}, at most {capacity} waiting (shmq: "
+                f"mem_queue_size={memory}, producer pauses at {window or 'none'}), "
+                f"{rounds} rounds of {seconds:g} s each"
+            )
+            if machine["load"] > machine["cores"] / 4:
+                click.secho("others use this machine now: take no figure seriously", fg="yellow")
+            results = play(found, plans, rounds)
+        show(results)
+        compared = ratios(results)
+        show_ratios(compared)
+        if json_path:
+            document = {
+                "machine": machine,
+                "plan": asdict(plans[0]) | {"line": None, "rounds": rounds},
+                "results": [result.to_json() for result in results],
+                "ratios": compared,
+            }
+            json_path.write_text(json.dumps(document, indent=1) + "\n")
+    except KeyboardInterrupt:
+        click.echo("\nbench: interrupted", err=True)
+        sys.exit(130)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
