@@ -172,10 +172,17 @@ class Broker:
 
     def advance(self, queue: int, n: int) -> int: ...
     def spill_begin(
-        self, queue: int, n: int, max_bytes: int, everything: bool = False, ahead: bool = False
+        self,
+        queue: int,
+        n: int,
+        max_bytes: int,
+        everything: bool = False,
+        ahead: bool = False,
+        returned: bool = False,
     ) -> Spill | None:
         """None: nothing to spill. everything: flush (also BACK and INFLIGHT). ahead: those two, to
-        right in front of what is on disk; None: nothing is, or they do not fit there."""
+        right in front of what is on disk; None: nothing is, or they do not fit there. returned: the
+        youngest BACK that wait for others."""
 
     def chunk_begin(
         self, queue: int, chunk: int, from_due: int, n: int, max_bytes: int

@@ -290,7 +290,7 @@ PyObject *broker_advance(broker_object *self, PyObject *const *args, Py_ssize_t 
 PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames)
 {
-	bool everything = false, ahead = false;
+	bool everything = false, ahead = false, returned = false;
 	uint64_t max_bytes;
 	shmq_spill spill = {0};
 	uint32_t n;
@@ -299,7 +299,8 @@ PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssiz
 	if (ARGUMENTS("spill_begin", 3, {"queue", ARGUMENT_U32, &spill.queue}, {"n", ARGUMENT_U32, &n},
 	              {"max_bytes", ARGUMENT_U64, &max_bytes},
 	              {"everything", ARGUMENT_BOOL, &everything},
-	              {"ahead", ARGUMENT_BOOL, &ahead}) < 0)
+	              {"ahead", ARGUMENT_BOOL, &ahead},
+	              {"returned", ARGUMENT_BOOL, &returned}) < 0)
 		return NULL;
 	spill.slots = PyMem_Calloc(n + !n, sizeof(*spill.slots));
 	spill.lengths = PyMem_Calloc(n + !n, sizeof(*spill.lengths));
@@ -309,6 +310,7 @@ PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssiz
 		            shmq_spill_begin(self->handle, spill.queue,
 		                             ahead        ? SHMQ_SPILL_AHEAD
 		                             : everything ? SHMQ_SPILL_ALL
+		                             : returned   ? SHMQ_SPILL_RETURNED
 		                                          : SHMQ_SPILL_READY,
 		                             n, max_bytes, until, &spill));
 	else

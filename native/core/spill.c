@@ -2,7 +2,7 @@
  * Overflow: memory to disk and back, empty. The files themselves are the supervisor's; here are the
  * slots and the two commit words (disk_write, disk_read; file << 40 | offset).
  *
- *   spill    READY -> SPILLING(pos not known: none), written outside the locks, then under D the
+ *   spill    READY (RETURNED: BACK) -> SPILLING(pos not known: none), written outside the locks, then under D the
  *            positions, then disk_write, then FREE. Below disk_write: on disk. Above: in memory.
  *   ahead    INFLIGHT, BACK -> RESTORED(pos in front of disk_read) under D, written outside the locks
  *            where all has been read, then disk_read, then FREE. Below disk_read: in memory.
@@ -118,6 +118,37 @@ static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n
 	spill_ready(map, out, n, max_bytes);
 }
 
+/* The youngest of the requeue ring that have to wait for others; the rest of it closes up. */
+static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), mask = ld(&q->ring_mask);
+	uint32_t first = tail, chosen = 0, to;
+	uint64_t bytes = 0;
+
+	for (uint32_t at = tail; at != head && chosen < n; at--) {
+		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
+		uint32_t length = s->length + RECORD_HEAD;
+
+		if (!s->after)
+			continue;
+		if (chosen && bytes + length > max_bytes)
+			break;
+		bytes += length;
+		chosen++;
+		first = at - 1;
+	}
+	for (uint32_t at = to = first; at != tail; at++) {
+		uint32_t slot = map->requeue[at & mask];
+
+		if (map->slots[slot].after && spill_add(map, out, chosen, UINT64_MAX, slot, SHMQ_BACK))
+			held_remove(map, slot);
+		else
+			map->requeue[to++ & mask] = slot;
+	}
+	st_release(&q->requeue_tail, to);
+}
+
 /* ---- ahead ---- */
 
 static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uint64_t pos)
@@ -212,6 +243,8 @@ int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, 
 		SHMQ_KILLPOINT("spill.flag");
 		if (from == SHMQ_SPILL_ALL)
 			spill_all(b, map, out, n, max_bytes);
+		else if (from == SHMQ_SPILL_RETURNED)
+			spill_returned(map, out, n, max_bytes);
 		else
 			spill_ready(map, out, n, max_bytes);
 		if (!out->count) {

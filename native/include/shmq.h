@@ -356,19 +356,24 @@ int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint
  * or the youngest part if that fills this file up to its start and there is a file before;
  * SHMQ_FULL if neither fits, SHMQ_EMPTY if nothing is on disk. max_bytes is not looked at.
  * death: records at or behind the stored read position are on disk, the others still in memory.
+ *
+ * RETURNED: the youngest of what came back to the requeue ring and waits for others anyway (timed out,
+ * due, requeued), to make room for what is deferred; written as READY is. What must not come after it
+ * is spilled before.
  */
 enum shmq_spill_from {
 	SHMQ_SPILL_READY = 0,
 	SHMQ_SPILL_ALL = 1,
 	SHMQ_SPILL_AHEAD = 2,
-	SHMQ_SPILL_CHUNK = 3 /* shmq_chunk_begin */
+	SHMQ_SPILL_CHUNK = 3, /* shmq_chunk_begin */
+	SHMQ_SPILL_RETURNED = 4
 };
 typedef struct shmq_spill {
 	uint32_t queue, count;
 	uint64_t bytes;      /* of all records */
 	uint32_t *slots;     /* caller's arrays, n entries each */
 	uint32_t *lengths;   /* record lengths */
-	uint64_t *positions; /* READY, ALL: filled by the caller before end; CHUNK: by begin, due times */
+	uint64_t *positions; /* READY, ALL, RETURNED: filled by the caller before end; CHUNK: by begin, due times */
 	enum shmq_spill_from from;
 	uint64_t position;   /* AHEAD: of the first record; CHUNK: its number */
 } shmq_spill;

@@ -82,13 +82,13 @@ class Deferral:
         view, moved = queue.view, False
         for _ in range(_BITES):
             slots, dues = view.read("inflight_slots"), _dues(queue)
-            lacking = _lacking(queue)
+            needed = lacking(queue)
             surplus = len(dues) - slots // 4 if len(dues) > slots // 2 or moved else 0
             if view.read("held_bytes") > view.read("arena_max") * 5 // 8:
                 surplus = max(surplus, len(dues) // 2)
-            if lacking > 0:
-                surplus = max(surplus, lacking + slots // 8, len(dues) - slots // 4)
-            earliest = _FIRST if lacking > 0 else _native.realtime() + LEAD + _APART
+            if needed > 0:
+                surplus = max(surplus, needed + slots // 8, len(dues) - slots // 4)
+            earliest = _FIRST if needed > 0 else _native.realtime() + LEAD + _APART
             if not self._write_latest(queue, dues, surplus, earliest):
                 break
             moved = True
@@ -134,7 +134,7 @@ class Deferral:
         sidecar.settle()
         sidecar.drop(queue.view.read("deferred_gone"))
         moved = late = False
-        steps = _STEPS[:1] if _lacking(queue) > 0 else _STEPS
+        steps = _STEPS[:1] if lacking(queue) > 0 else _STEPS
         for step in (*steps, 1 << 62) if everything else steps:
             while (due := sidecar.due) is not None and due <= now + step:
                 late |= due <= now
@@ -170,6 +170,20 @@ class Deferral:
         return taken == len(piece.dues)
 
 
+def lacking(queue: Queue) -> int:
+    """How many messages less a queue must hold for the deferred ones that a publisher waits with,
+    or 0."""
+    view = queue.view
+    slots, nbytes = view.read("need_slots"), view.read("need_bytes")
+    if not slots:
+        return 0
+    needed = _held(queue) + slots - view.read("inflight_slots")
+    over = view.read("held_bytes") + nbytes - view.read("arena_max") * 3 // 4
+    if over > 0:
+        needed = max(needed, _held(queue) * over // max(view.read("held_bytes"), 1) + 1)
+    return max(needed, 0)
+
+
 def _store(queue: Queue, batch: Spill) -> bool:
     """Put a chunk on disk and end it. False: the queue was emptied meanwhile."""
     sidecar = queue.sidecar
@@ -196,19 +210,6 @@ def _dues(queue: Queue) -> NDArray[np.int64]:
 
 def _held(queue: Queue) -> int:
     return queue.view.read("held") + queue.view.ring_length("defer")
-
-
-def _lacking(queue: Queue) -> int:
-    """How many messages less a queue must hold for the publisher that waits, or 0."""
-    view = queue.view
-    slots, nbytes = view.read("need_slots"), view.read("need_bytes")
-    if not slots:
-        return 0
-    lacking = _held(queue) + slots - view.read("inflight_slots")
-    over = view.read("held_bytes") + nbytes - view.read("arena_max") * 3 // 4
-    if over > 0:
-        lacking = max(lacking, _held(queue) * over // max(view.read("held_bytes"), 1) + 1)
-    return max(lacking, 0)
 
 
 def _room(queue: Queue) -> tuple[int, int]:

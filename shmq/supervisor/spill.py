@@ -8,6 +8,8 @@ gives every queue that needs something a bounded bite, so that none starves anot
   on from memory. A queue that is being emptied fast anyway is left alone: one message on disk
   sends all that follow through the disk too.
 * in: a queue with something on disk and little left in its requeue ring, ahead of need.
+* what came back (timed out, due, requeued) and nobody takes: the youngest, when it leaves a
+  publisher of deferred messages no room.
 * deferred messages: beyond half of what may be held, and back in time (`deferral`).
 * backlogs: of unpaused topics that have channels.
 
@@ -31,7 +33,7 @@ from shmq._native import Broker, Busy, Gone, ShmqError, Spill
 from shmq.options import Options
 from shmq.storage.diskqueue import DamagedFile, pack, unpack
 from shmq.supervisor.arbiter import Bell
-from shmq.supervisor.deferral import Deferral
+from shmq.supervisor.deferral import Deferral, lacking
 from shmq.supervisor.roster import Look, Queue, Roster
 
 _BATCH_BYTES = 4 << 20  # of records written or read at once
@@ -99,6 +101,10 @@ class Spiller:
         for queue in self._deferral.to_write(look, self._pressed):
             if queue.retry_at <= now:
                 busy |= self._guarded(queue, self._deferral.write)
+        for row in np.flatnonzero(self._crowded(look)).tolist():
+            queue = look.queues[row]
+            if queue.retry_at <= now:
+                busy |= self._guarded(queue, self._relieve)
         self._pressed.clear()
         for queue in self._deferral.to_read(look):
             if queue.retry_at <= now:
@@ -153,6 +159,15 @@ class Spiller:
         chosen: NDArray[np.bool_] = on_disk & low & room & (hot["base_pending"] == 0)
         return chosen
 
+    def _crowded(self, look: Look) -> NDArray[np.bool_]:
+        """Where what came back may keep a publisher of deferred messages from its room."""
+        hot = look.hot
+        held = hot["held"] + look.deferring + hot["need_slots"]
+        full = (held > look.inflight_slots) | (hot["need_bytes"] > 0)
+        usable = (look.waiting > 0) & ~look.ephemeral & (hot["base_pending"] == 0)
+        chosen: NDArray[np.bool_] = look.wanted & full & usable
+        return chosen
+
     # -- out
 
     def _spill(self, queue: Queue) -> bool:
@@ -176,6 +191,24 @@ class Spiller:
             queue.spilled_at = now
             moved = True
         return moved
+
+    def _relieve(self, queue: Queue) -> bool:
+        """Make room among what is held, if writing deferred messages did not: the youngest of what
+        came back and nobody takes, behind what is ready."""
+        needed = lacking(queue)
+        if not needed:
+            return False
+        moved = False
+        while ready := queue.ready:
+            batch = self._broker.spill_begin(queue.index, ready, queue.batch_bytes)
+            if batch is None or not self._write_some(queue, batch):
+                return moved
+            moved = True
+            if queue.ready >= ready:
+                return True
+        count = needed + queue.view.read("inflight_slots") // 8
+        batch = self._broker.spill_begin(queue.index, count, queue.batch_bytes, returned=True)
+        return moved if batch is None else self._write_some(queue, batch) or moved
 
     def _write_some(self, queue: Queue, batch: Spill) -> bool:
         """`write`, but a disk that is nearly full is filled to the end, with smaller batches."""
@@ -383,7 +416,8 @@ def _holds(queue: Queue) -> bool:
 def _low_water(capacity: Any, inflight_slots: Any) -> Any:
     """Fewer messages than this in the requeue ring: read more. Enough to keep consumers busy until
     the next round, also where little may be in memory."""
-    return np.maximum(capacity // 4, np.minimum(inflight_slots // 8, _KEEP_BUSY))
+    low = np.maximum(capacity // 4, np.minimum(inflight_slots // 8, _KEEP_BUSY))
+    return np.minimum(low, inflight_slots // 2)
 
 
 def _oldest_quarter(queue: Queue) -> int:
@@ -401,5 +435,5 @@ def _bytes_that_fit(queue: Queue) -> int:
     slots = view.read("inflight_slots")
     wanted = 2 * int(_low_water(queue.capacity, slots))
     room = view.read("arena_max") * 3 // 4 - view.read("held_bytes")
-    messages = min(wanted, slots - view.read("held"))
+    messages = min(wanted, slots - slots // 8 - view.read("held"))
     return max(4096, min(_BATCH_BYTES, room, messages * queue.record_bytes))

@@ -6,7 +6,9 @@ this process have the ordinary one. Messages say where they belong: `single:17`,
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +74,17 @@ def publish_until_killed(instance, topic, point, count):
         say("ok", f"deferred:{i}")
 
 
+def publish_to_sleepers_until_killed(instance, topic, point, count):
+    from shmq import _native
+
+    producer = shmq.attach(instance).producer(topic)
+    _native.killpoint(point, count)
+    for i in itertools.count(1):
+        producer.publish(b"single:%d" % i)
+        say("ok", f"single:{i}")
+        time.sleep(0.02)  # a consumer that is awake need not be woken
+
+
 def name_of(body: bytes) -> str:
     """What a child says it published when this body is (part of) it."""
     kind, number = body.split(b":")[:2]
@@ -132,7 +145,9 @@ def test_a_waker_that_dies_before_its_post_leaves_no_consumer_asleep(
 ) -> None:
     drain = Drain(joined, topic, "c")
     try:
-        publisher = child(publish_until_killed, running[0], topic, "wake.post", 1, killpoints=True)
+        publisher = child(
+            publish_to_sleepers_until_killed, running[0], topic, "wake.post", 1, killpoints=True
+        )
         publisher.die()
         said = [line[3:] for line in publisher.lines]
         eventually(lambda: {name_of(body) for body in drain.delivered.bodies} >= set(said))

@@ -814,6 +814,13 @@ static void flush(killing *k)
 	spill_finish(k, k->mine);
 }
 
+static void spill_what_came_back(killing *k)
+{
+	spill_start(k, k->mine, SHMQ_SPILL_RETURNED, 2);
+	EQUAL(spill.count, 2);
+	spill_finish(k, k->mine);
+}
+
 static void come_and_spill(killing *k)
 {
 	come_to_supervise(k);
@@ -1320,6 +1327,8 @@ static const operation operations[] = {
 	{"advance", 1, twelve_more, come_to_supervise, advance_four, NULL, 1, 0},
 	{"spill", 1, twelve_more, come_to_supervise, spill_six, NULL, 1, 0},
 	{"spill in vain", 1, twelve_more, come_to_supervise, spill_in_vain, NULL, 1, 0},
+	{"spill what came back", 1, some_were_requeued, come_to_supervise, spill_what_came_back, NULL, 1,
+	 1},
 	{"flush", 1, a_bit_of_everything, come_to_supervise, flush, NULL, 1, 1},
 	{"restore", 1, twelve_more, come_and_spill, restore_six, NULL, 1, 0},
 	{"unrestore", 1, twelve_more, come_spill_and_restore, unrestore_six, NULL, 1, 0},

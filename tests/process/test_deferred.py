@@ -217,13 +217,15 @@ def test_a_deferred_publisher_does_not_wait_for_a_consumer_of_what_is_due(
     broker = open_broker(inflight_slots=256)
     broker.create_channel("t", "c")
     producer = broker.producer("t")
-    for first in range(0, 1000, 20):
-        producer.publish_many(numbered(20, first), defer=3.0, timeout=20)
-    eventually(lambda: broker.stats().topics[0].channels[0].depth >= 200)
+    producer.publish_many(numbered(10, 5000))
+    for first in range(0, 256, 16):
+        producer.publish_many(numbered(16, first), defer=0.001, timeout=20)
+        eventually(lambda due=first + 16: broker.stats().topics[0].channels[0].depth >= 10 + due)
     for first in range(1000, 2000, 20):
         producer.publish_many(numbered(20, first), defer=3600.0, timeout=20)
-    came = come(broker, 1000)
-    assert sorted(body for _, body in came) == numbered(1000)
+    came = come(broker, 266)
+    assert sorted(body for _, body in came) == numbered(256) + numbered(10, 5000)
+    assert broker.stats().topics[0].channels[0].deferred == 1000
 
 
 def test_empty_and_delete_take_what_is_on_disk_too(open_broker: Open, tmp_path: Path) -> None:
