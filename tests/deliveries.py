@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from crash.recount import is_empty
 from processes import WATCHDOG
+from recount import is_empty
 
 import shmq
 

@@ -1,11 +1,14 @@
 """An independent recount of a queue: every slot, ring, heap and body, by numpy over the segment.
 
 Nothing that the library counted is believed: all of it is counted from the slots' state words and
-compared with what is derived from them. The queue must be at rest.
+compared with what is derived from them. The queue must be at rest: `count` looks once, for who
+knows that it is; `recount` looks at a running instance's queue again for a while, so that work
+under way does no harm, and raises the last differences if they stay.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmq import layout
-from shmq.layout import ClientState, DirectoryView, QueueView, State
+from shmq.layout import ClientState, DirectoryView, QueueView, ReadOnlySource, State
 
 UNIT, HEAD = 64, 16  # of the arena: block granularity, bytes before a body
 IN_USE = 1
@@ -86,6 +89,55 @@ def count(directory: DirectoryView, view: QueueView) -> Recount:
     twice = [name for name, number in names.items() if number > 1]
     check("one message in two slots", not twice, twice)
     return result
+
+
+def recount(
+    instance: str,
+    topic: str,
+    channel: str | None,
+    patience: float = 10.0,
+    undecided: bool = False,
+) -> Recount:
+    """Count one queue of a running instance; AssertionError with every difference that stays.
+
+    undecided: its supervisor is dead and may have left a spill, restore or D to be repaired; then
+    only the messages are looked at.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        with layout.open_readonly(instance) as source:
+            result = count(source.directory, _view(source, topic, channel))
+        if undecided or not result.problems:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{topic}/{channel}: " + "; ".join(result.problems))
+        time.sleep(0.01)
+
+
+def recount_all(instance: str) -> dict[tuple[str, str | None], Recount]:
+    """Every queue of the instance by topic and channel."""
+    with layout.open_readonly(instance) as source:
+        topics = {topic.index: topic.name for topic in source.directory.live_topics()}
+        names = [(topics[queue.topic], queue.channel) for queue in source.directory.live_queues()]
+    return {name: recount(instance, *name) for name in names}
+
+
+def is_empty(instance: str, topic: str, channel: str | None) -> bool:
+    """Nothing to deliver in memory or on disk, nothing on the way, nothing in flight."""
+    with layout.open_readonly(instance) as source:
+        view = _view(source, topic, channel)
+        if view.read("disk_read") != view.read("disk_write") or view.read("deferred_depth"):
+            return False
+        states = layout.state(view.slots["word"]).astype(int)
+        return bool(np.isin(states, (State.FREE, State.DONE, State.LOANED)).all())
+
+
+def _view(source: ReadOnlySource, topic: str, channel: str | None) -> QueueView:
+    entry = source.directory.find_topic(topic)
+    assert entry is not None, f"no topic {topic}"
+    queue = source.directory.find_queue(entry.index, channel)
+    assert queue is not None, f"no queue {topic}/{channel}"
+    return source.queue(queue)
 
 
 def _check_rings(result: Recount) -> None:

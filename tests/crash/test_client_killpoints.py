@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from crash.points import CLIENT, PUBLISHED, RECOVERED
-from crash.recount import recount
 from deliveries import Delivered, Drain, take_all
 from processes import Child, arm, eventually, remove_instance, say, serve
+from recount import recount
 
 import shmq
 from shmq import segments

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from crash import points
-from crash.recount import recount
 from deliveries import Background, Drain, take_all
 from processes import Child, arm_server, eventually
+from recount import recount
 
 import shmq
 from shmq.storage import deferred

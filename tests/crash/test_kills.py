@@ -14,9 +14,9 @@ from typing import Any
 
 import processes
 import pytest
-from crash.recount import recount, recount_all
 from deliveries import Background, Delivered, Drain, take_all
 from processes import Child, eventually, say, supervisor_pid, vanish, wait_ended
+from recount import recount, recount_all
 
 import shmq
 from shmq.errors import NotInFlight

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from crash import points
-from crash.recount import recount, recount_all
 from deliveries import Background, Delivered, take_all
 from processes import Child, arm_server, eventually, say
+from recount import recount, recount_all
 
 import shmq
 from shmq import layout, segments

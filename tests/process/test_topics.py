@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from crash.recount import recount_all
 from deliveries import Background, take_all
 from processes import Child, eventually, say
+from recount import recount_all
 
 import shmq
 from shmq.errors import Gone
