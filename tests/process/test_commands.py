@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from processes import Child, eventually, wait_ended
+from prometheus_client.parser import text_string_to_metric_families
 
 import shmq
 from shmq import cli, layout, segments
@@ -249,11 +250,10 @@ def test_stat_sorts(broker: shmq.Broker) -> None:
 
 
 def test_stat_for_prometheus_can_be_parsed(broker: shmq.Broker) -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
     broker.create_channel("t", "c")
     broker.producer("t").publish_many([b"x"] * 3)
     page = shown("stat", "--prometheus", f"--instance={broker.instance}")
-    families = {family.name: family for family in parser.text_string_to_metric_families(page)}
+    families = {family.name: family for family in text_string_to_metric_families(page)}
     (sample,) = families["shmq_ready_messages"].samples
     assert sample.value == 3
     assert sample.labels == {"broker": broker.instance, "topic": "t", "channel": "c"}

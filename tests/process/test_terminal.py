@@ -1,6 +1,6 @@
 """The command line in a real terminal: what people see, Ctrl-C, a closed pipe.
 
-Terminals are ptys that the tests hold; once also tmux, where it is installed.
+Terminals are ptys that the tests hold; once also tmux.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peers import peer
 from processes import WATCHDOG, Child, eventually
 
 import shmq
@@ -234,9 +234,7 @@ def test_a_closed_pipe_ends_without_a_word(
 @pytest.fixture
 def tmux(instance: str) -> Iterator[Callable[..., str]]:
     """`tmux(words...)`: a command to a tmux server of this test's own; what it prints."""
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
-    base = ["tmux", "-L", instance, "-f", "/dev/null"]
+    base = [peer("tmux"), "-L", instance, "-f", "/dev/null"]
 
     def call(*words: str) -> str:
         return subprocess.run(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from peers import missing, peer
 
 TOP = Path(__file__).resolve().parents[2]
 FILES = 60
@@ -20,12 +20,10 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def spark() -> None:
-    missing = [name for name in ("pyspark", "pyarrow") if not importlib.util.find_spec(name)]
-    if shutil.which("java") is None:
-        missing.append("java")
-    if missing and not os.environ.get("SHMQ_REQUIRE_PEERS"):
-        pytest.skip(f"{', '.join(missing)} not installed: tools/dev demo installs it")
-    assert not missing
+    peer("java")
+    for module in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(module) is None:
+            missing(module, "tools/dev test installs it")
 
 
 def demo(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:

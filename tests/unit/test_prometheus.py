@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import pytest
 from fabricated import FakeDirectory, FakeQueue, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from shmq import prometheus, stats
 from shmq.layout import ClientState, Kind, State
 from shmq.prometheus import METRICS, exposition
-
-parser = pytest.importorskip("prometheus_client.parser")
 
 
 def busy_source() -> FakeSource:
@@ -36,7 +34,7 @@ def busy_source() -> FakeSource:
 
 
 def families(page: str) -> dict[str, object]:
-    return {family.name: family for family in parser.text_string_to_metric_families(page)}
+    return {family.name: family for family in text_string_to_metric_families(page)}
 
 
 def test_every_family_is_there_with_help_and_type() -> None:

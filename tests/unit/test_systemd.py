@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from peers import peer
 from processes import ROOT, eventually
 
 from shmq.options import OPTIONS
@@ -279,10 +280,7 @@ def test_a_loop_that_does_not_move_or_has_ended_is_ill(arbiter: Arbiter) -> None
 @pytest.fixture
 def analyze(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`systemd-analyze WORDS` where the units are, as instance `x`."""
-    if shutil.which("systemd-analyze") is None:
-        if os.environ.get("SHMQ_REQUIRE_PEERS") == "1":
-            pytest.fail("systemd-analyze is missing: install the package systemd")
-        pytest.skip("systemd-analyze is not installed")
+    program = peer("systemd-analyze")
     for unit in UNITS.glob("*@.*"):
         # its ExecStart has to exist
         text = unit.read_text().replace("/usr/bin/shmq ", f"{os.path.realpath('/bin/true')} ")
@@ -291,7 +289,7 @@ def analyze(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["systemd-analyze", *words],
+            [program, *words],
             cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
             env={**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "LC_ALL": "C"},
         )  # fmt: skip
@@ -351,7 +349,6 @@ def test_the_sockets_have_the_names_the_gateway_looks_for() -> None:
     assert http["Service"] == ["shmq@%i.service"]
 
 
-@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="no systemd-sysusers")
 def test_user_and_directories_can_be_made(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make users, also in a directory")
@@ -360,7 +357,8 @@ def test_user_and_directories_can_be_made(tmp_path: Path) -> None:
         conf = tmp_path / f"{name}.conf"
         shutil.copy(UNITS / name, conf)
         words = ["--create"] if program == "tmpfiles" else []
-        subprocess.run([f"systemd-{program}", f"--root={tmp_path}", *words, str(conf)], check=True)
+        argv = [peer(f"systemd-{program}"), f"--root={tmp_path}", *words, str(conf)]
+        subprocess.run(argv, check=True)
     fields = (tmp_path / "etc" / "passwd").read_text().strip().split(":")
     assert fields[0] == "shmq"
     assert 0 < int(fields[2]) < 1000, "a system user: logind's RemoveIPC spares it"
