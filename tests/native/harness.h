@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifndef CHECK /* test_schedule has its own */
 #define CHECK(condition)                                                                           \
 	do {                                                                                           \
 		if (!(condition)) {                                                                        \
@@ -27,6 +28,7 @@
 			abort();                                                                               \
 		}                                                                                          \
 	} while (0)
+#endif
 
 #ifdef __SANITIZE_THREAD__
 /* gcc 12's ThreadSanitizer does not know this function and takes what it locked for unlocked. */
