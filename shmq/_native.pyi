@@ -65,6 +65,12 @@ def queue_bytes(*, arena_size: int, mem_queue_size: int, inflight_slots: int) ->
 def scan_records(data: Any, max_msg_size: int) -> tuple[int, int, bool]:
     """(whole records, bytes they take, the next one is damaged)."""
 
+def scan_bodies(
+    data: Any, start: int, end: int, count: int, max_msg_size: int
+) -> tuple[int, int, int | None]:
+    """Of `count` bodies (int32 BE size, then as many bytes) in data[start:end]: (where the whole
+    ones end, how many they are, the size of the next one if it is not from 1 to max_msg_size)."""
+
 def killpoint(name: str | None, count: int = 1) -> None:
     """Only in a killpoints build: SIGKILL this process at the count-th passing of `name`."""
 
@@ -276,6 +282,17 @@ class Producer:
     ) -> int:
         """Arrow's layout: body i is data[offsets[start+i]:offsets[start+i+1]]; wide: int64."""
 
+    def publish_framed(
+        self,
+        data: Any,
+        start: int,
+        count: int,
+        defer: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """nsqd's layout: `count` times int32 BE size and a body, from data[start] on. Where they
+        end. ValueError if they are not all there."""
+
     def loan(
         self, nbytes: int, defer: float | None = None, timeout: float | None = None
     ) -> Loan: ...
@@ -320,16 +337,48 @@ class Consumer:
     @property
     def in_flight(self) -> int: ...
     @property
+    def session(self) -> tuple[int, int, int] | None:
+        """(queue, serial, index) of its session in the queue; None when it is closed."""
+
+    @property
     def max_in_flight(self) -> int: ...
     def take(self, timeout: float | None = None) -> Message | None: ...
     def take_many(self, n: int, timeout: float | None = None) -> Any:
         """A batch_type with 1 to n messages, or an empty one after the timeout."""
+
+    def limit(self, max_in_flight: int) -> None:
+        """At most so many in flight from now on; 0: none. A Waiter looks again when woken."""
 
     def __iter__(self) -> Iterator[Message]: ...
     def __next__(self) -> Message: ...
     @property
     def _broker(self) -> Broker: ...
     def close(self) -> None: ...
+
+@final
+class Window:
+    """The deliveries of one connection of nsqd's TCP protocol. One thread uses it.
+
+    Ids are the 16 bytes that clients send; whoever settles is told whether the message was in
+    flight to this connection."""
+
+    def __init__(self, consumer: Consumer) -> None: ...
+    def take(
+        self, n: int, max_bytes: int, sample_rate: int = 0
+    ) -> tuple[builtins.bytes, int] | None:
+        """(message frames, how many), no more once their bodies have max_bytes; None: there is
+        nothing to take. sample_rate: nsqd's, others are finished unseen; so the frames may be
+        empty. Gone when the channel is deleted."""
+
+    def finish_run(
+        self, data: Any, start: int, end: int
+    ) -> tuple[int, int, list[builtins.bytes] | None]:
+        """Finish what the FIN lines at the start of data[start:end] name. (where those lines end,
+        how many were finished, ids that were not in flight to this connection, in order)."""
+
+    def finish(self, id: builtins.bytes, /) -> bool: ...
+    def requeue(self, id: builtins.bytes, delay_ns: int) -> bool: ...
+    def touch(self, id: builtins.bytes, /) -> bool: ...
 
 @final
 class Waiter:

@@ -23,7 +23,7 @@ from typing import IO, Any, Final, Literal, Self
 from shmq import _native, layout, segments, stats
 from shmq.client import Batch, Consumer, Producer
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
-from shmq.layout import NativeSource, Peeked, QueueEntry
+from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
 from shmq.names import check_instance, check_name
 from shmq.options import Options, to_ns
 from shmq.stats import BrokerStats
@@ -65,6 +65,8 @@ class Broker:
         instance = instance or os.environ.get("SHMQ_INSTANCE") or _unique_instance()
         check_instance(instance)
         options.setdefault("log_level", "warn")
+        for address in ("tcp_address", "http_address", "https_address"):
+            options.setdefault(address, "")  # of the gateway: only for who wants it
         temporary = data_path is None
         path = _temporary_path(instance) if data_path is None else Path(data_path).absolute()
         try:
@@ -76,19 +78,19 @@ class Broker:
             raise
 
     @classmethod
-    def _attached(cls, instance: str) -> Self:
+    def _attached(cls, instance: str, kind: Kind = Kind.CLIENT) -> Self:
         self = object.__new__(cls)
-        self._join(check_instance(instance), None)
+        self._join(check_instance(instance), None, kind)
         return self
 
-    def _join(self, instance: str, server: _Server | None) -> None:
+    def _join(self, instance: str, server: _Server | None, kind: Kind = Kind.CLIENT) -> None:
         self.instance = instance
         """Name of the broker on this host."""
         self._server = server
         if server is not None:
             server.start()
         try:
-            self._attachment = _Attachment(instance)
+            self._attachment = _Attachment(instance, kind)
         except BaseException:
             if server is not None:
                 server.stop()
@@ -335,11 +337,20 @@ def attach(instance: str | None = None, timeout: float = 0) -> Broker:
     """
     if not timeout >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
-    name = check_instance(instance or segments.default_instance())
+    return _attach_within(timeout, check_instance(instance or segments.default_instance()))
+
+
+def attach_gateway(instance: str, timeout: float) -> Broker:
+    """`attach` for a gateway process, which is none of the clients that an embedded broker's
+    supervisor lives on for."""
+    return _attach_within(timeout, instance, Kind.GATEWAY)
+
+
+def _attach_within(timeout: float, name: str, kind: Kind = Kind.CLIENT) -> Broker:
     deadline = time.monotonic() + timeout
     for pause in _pauses():
         try:
-            return Broker._attached(name)
+            return Broker._attached(name, kind)
         except ShmqError as exc:
             left = deadline - time.monotonic()
             coming = (
@@ -362,8 +373,9 @@ def _pauses() -> Iterator[float]:
 class _Attachment:
     """This process's client entry in an instance; in a forked child it is taken anew when used."""
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, kind: Kind = Kind.CLIENT) -> None:
         self._instance = instance
+        self._kind = kind
         self._locks: dict[int, threading.Lock] = {}
         self._attached: _native.Broker | None = None
         self._permits: segments.Permits | None = None
@@ -380,7 +392,7 @@ class _Attachment:
             if self.closed:
                 raise Gone(f"the broker {self._instance!r} was closed in this process")
             if self._attached is None or self._attached.forked:
-                self._attached, self._permits = _attach(self._instance)
+                self._attached, self._permits = _attach(self._instance, self._kind)
             return self._attached
 
     def source(self) -> NativeSource:
@@ -424,7 +436,7 @@ class _Attachment:
         return self._locks.setdefault(_native.fork_generation(), threading.Lock())
 
 
-def _attach(instance: str) -> tuple[_native.Broker, segments.Permits]:
+def _attach(instance: str, kind: Kind) -> tuple[_native.Broker, segments.Permits]:
     fd = segments.open_directory(instance)
     try:
         try:
@@ -435,7 +447,7 @@ def _attach(instance: str) -> tuple[_native.Broker, segments.Permits]:
         permits.take()
         try:
             opener = functools.partial(segments.open_queue, instance)
-            return _native.Broker(fd, opener, instance=instance), permits
+            return _native.Broker(fd, opener, int(kind), instance), permits
         except BaseException:
             permits.give()
             permits.close()

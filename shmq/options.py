@@ -20,7 +20,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,14 @@ class Kind(enum.Enum):
     BYTES = "bytes"
     DURATION = "duration"
     MODE = "mode"
+    SWITCH = "bool"
+    TEXTS = "strings"
+    SHARES = "floats"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the flag may be given several times; the value is a tuple."""
+        return self in (Kind.TEXTS, Kind.SHARES)
 
 
 class OptionError(ValueError):
@@ -71,7 +79,7 @@ class Option:
     kind: Kind
     help: str
     group: str
-    """Heading in the manual: "broker", "memory", "delivery", "disk", "scan", "log"."""
+    """Heading in the manual: "broker", "memory", "delivery", "disk", "scan", "log", "gateway"."""
     low: float | None
     high: float | None
     choices: tuple[str, ...]
@@ -90,6 +98,12 @@ class Option:
             return self.check(_parse_duration(self.flag, text))
         return self.check(self._convert(self.flag, text))
 
+    def parse_all(self, texts: Sequence[str]) -> Any:
+        """The value that the texts of a flag mean, as often as it was given. OptionError."""
+        if not self.kind.repeats:
+            return self.parse(texts[-1])
+        return self.check([item for text in texts for item in self._convert(self.flag, text)])
+
     def from_config(self, value: Any) -> Any:
         """The value that a TOML file's value means: strings as on the command line, a bare number
         of a duration in milliseconds. OptionError."""
@@ -97,8 +111,9 @@ class Option:
             return self.parse(value)
         if self.kind is Kind.DURATION and _is_number(value):
             return self.check(value / 1000)
-        if self.kind is Kind.TEXT and isinstance(value, int) and not isinstance(value, bool):
-            return self.check(str(value))  # group = 990
+        if self.kind in (Kind.TEXT, Kind.WORD) and isinstance(value, int):
+            # group = 990, tls_required = true
+            return self.check(str(value).lower() if isinstance(value, bool) else str(value))
         return self.check(value)
 
     def check(self, value: Any) -> Any:
@@ -108,6 +123,12 @@ class Option:
             return self._check_text(value)
         if isinstance(value, str):
             return self.parse(value)
+        if self.kind is Kind.SWITCH:
+            if not isinstance(value, bool):
+                raise OptionError(f"{self.name} must be true or false, not {value!r}")
+            return value
+        if self.kind.repeats:
+            return self._check_many(value)
         if self.kind is Kind.DURATION:
             if not _is_number(value):
                 raise OptionError(f"{self.name} must be seconds, not {value!r}")
@@ -131,7 +152,21 @@ class Option:
             return format_duration(value)
         if self.kind is Kind.MODE:
             return f"{value:04o}"
+        if self.kind is Kind.SWITCH:
+            return str(value).lower()
+        if self.kind.repeats:
+            return ",".join(f"{item:g}" if isinstance(item, float) else item for item in value)
         return str(value)
+
+    def _check_many(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise OptionError(f"{self.name} must be a list, not {value!r}")
+        if self.kind is Kind.TEXTS:
+            return tuple(self._check_text(item) for item in value)
+        for item in value:
+            if not _is_number(item) or not 0 < item <= 1:
+                raise OptionError(f"{self.name} must be numbers above 0 and up to 1, not {item!r}")
+        return tuple(float(item) for item in value)
 
     def _check_text(self, value: Any) -> str:
         try:
@@ -149,6 +184,19 @@ class Option:
     def _convert(self, what: str, text: str) -> Any:
         if self.kind in (Kind.TEXT, Kind.WORD):
             return text
+        if self.kind is Kind.SWITCH:
+            if text not in _SWITCH:
+                raise OptionError(f"{what} must be true or false, not {text!r}")
+            return _SWITCH[text]
+        if self.kind is Kind.TEXTS:
+            return [text] if text else []
+        if self.kind is Kind.SHARES:
+            if not text:
+                return []
+            try:
+                return sorted((float(part) for part in text.split(",")), reverse=True)
+            except ValueError:
+                raise OptionError(f"{what} must be numbers, not {text!r}") from None
         base = 8 if self.kind is Kind.MODE else 10
         if not re.fullmatch(r"[+-]?[0-9]+", text):
             raise OptionError(f"{what} must be a whole number, not {text!r}")
@@ -156,6 +204,11 @@ class Option:
             return int(text, base)
         except ValueError:
             raise OptionError(f"{what} must be an octal number, not {text!r}") from None
+
+
+#: Go's strconv.ParseBool
+_SWITCH = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True)
+_SWITCH |= dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False)
 
 
 def _is_number(value: Any) -> bool:
@@ -225,6 +278,11 @@ def default_node_id() -> int:
     """nsqd's: CRC-32 of the 16 bytes of MD5(host name), modulo 1024."""
     digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
     return zlib.crc32(digest) % 1024
+
+
+def default_gateway_workers() -> int:
+    """One per 2 cores that this process may use, at least 1."""
+    return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
 def _option(
@@ -468,6 +526,264 @@ class Options:
         group="log",
     )
 
+    gateway_workers: int = _option(
+        default_gateway_workers,
+        Kind.COUNT,
+        "processes that serve clients on TCP and HTTP; one per 2 cores unless said otherwise",
+        group="gateway",
+        low=1,
+        high=64,
+        nsqd=False,
+    )
+    tcp_address: str = _option(
+        "0.0.0.0:4150",
+        Kind.TEXT,
+        "<addr>:<port> or path of a Unix socket for TCP clients (empty: none)",
+        group="gateway",
+    )
+    http_address: str = _option(
+        "0.0.0.0:4151",
+        Kind.TEXT,
+        "<addr>:<port> or path of a Unix socket for HTTP clients (empty: none)",
+        group="gateway",
+    )
+    https_address: str = _option(
+        "0.0.0.0:4152",
+        Kind.TEXT,
+        "<addr>:<port> for HTTPS clients; used only with a certificate (empty: none)",
+        group="gateway",
+    )
+    broadcast_address: str = _option(
+        socket.gethostname,
+        Kind.TEXT,
+        "address that is told to nsqlookupd; by default the host name",
+        group="gateway",
+    )
+    broadcast_tcp_port: int = _option(
+        0,
+        Kind.COUNT,
+        "TCP port that is told to nsqlookupd (0: the one listened on)",
+        group="gateway",
+        low=0,
+        high=65535,
+    )
+    broadcast_http_port: int = _option(
+        0,
+        Kind.COUNT,
+        "HTTP port that is told to nsqlookupd (0: the one listened on)",
+        group="gateway",
+        low=0,
+        high=65535,
+    )
+    lookupd_tcp_address: tuple[str, ...] = _option(
+        (),
+        Kind.TEXTS,
+        "an nsqlookupd's TCP address (may be given several times)",
+        group="gateway",
+        key="nsqlookupd_tcp_addresses",
+    )
+    auth_http_address: tuple[str, ...] = _option(
+        (),
+        Kind.TEXTS,
+        "an authorisation server's <addr>:<port> or URL (may be given several times)",
+        group="gateway",
+        key="auth_http_addresses",
+    )
+    auth_http_request_method: str = _option(
+        "get",
+        Kind.WORD,
+        "HTTP method for authorisation servers",
+        group="gateway",
+        choices=("get", "post"),
+    )
+    http_client_connect_timeout: float = _option(
+        2.0,
+        Kind.DURATION,
+        "longest time to connect to an authorisation server or nsqlookupd's HTTP",
+        group="gateway",
+        low=0.001,
+        high=_MAX_DURATION,
+    )
+    http_client_request_timeout: float = _option(
+        5.0,
+        Kind.DURATION,
+        "longest time for a request to them",
+        group="gateway",
+        low=0.001,
+        high=_MAX_DURATION,
+    )
+    topology_region: str = _option(
+        "",
+        Kind.TEXT,
+        "region that is told to nsqlookupd and clients",
+        group="gateway",
+    )
+    topology_zone: str = _option(
+        "",
+        Kind.TEXT,
+        "zone that is told to nsqlookupd and clients",
+        group="gateway",
+    )
+    max_heartbeat_interval: float = _option(
+        60.0,
+        Kind.DURATION,
+        "longest heartbeat interval a client may ask for",
+        group="gateway",
+        low=0.001,
+        high=_MAX_DURATION,
+    )
+    max_rdy_count: int = _option(
+        2500,
+        Kind.COUNT,
+        "highest RDY count of a client",
+        group="gateway",
+        low=0,
+        high=_MAX_INT32,
+    )
+    max_output_buffer_size: int = _option(
+        64 << 10,
+        Kind.BYTES,
+        "largest output buffer a client may ask for",
+        group="gateway",
+        low=64,
+        high=_MAX_INT32,
+    )
+    max_output_buffer_timeout: float = _option(
+        30.0,
+        Kind.DURATION,
+        "longest time between two flushes to a client that it may ask for",
+        group="gateway",
+        low=0.0,
+        high=_MAX_DURATION,
+    )
+    min_output_buffer_timeout: float = _option(
+        0.025,
+        Kind.DURATION,
+        "shortest time between two flushes to a client that it may ask for",
+        group="gateway",
+        low=0.0,
+        high=_MAX_DURATION,
+    )
+    output_buffer_timeout: float = _option(
+        0.25,
+        Kind.DURATION,
+        "time between two flushes to a client that did not ask",
+        group="gateway",
+        low=0.001,
+        high=_MAX_DURATION,
+    )
+    max_channel_consumers: int = _option(
+        0,
+        Kind.COUNT,
+        "most consumers of a channel (0: any number)",
+        group="gateway",
+        low=0,
+        high=_MAX_INT32,
+    )
+    statsd_address: str = _option(
+        "",
+        Kind.TEXT,
+        "UDP <addr>:<port> of a statsd server (empty: none)",
+        group="gateway",
+    )
+    statsd_interval: float = _option(
+        60.0,
+        Kind.DURATION,
+        "time between two pushes to statsd",
+        group="gateway",
+        low=1.001,
+        high=_MAX_DURATION,
+    )
+    statsd_mem_stats: bool = _option(
+        True,
+        Kind.SWITCH,
+        "send memory statistics to statsd",
+        group="gateway",
+    )
+    statsd_prefix: str = _option(
+        "nsq.%s",
+        Kind.TEXT,
+        "what statsd names begin with; %s: the broadcast address and HTTP port",
+        group="gateway",
+    )
+    statsd_udp_packet_size: int = _option(
+        508,
+        Kind.BYTES,
+        "largest datagram to statsd",
+        group="gateway",
+        low=64,
+        high=65507,
+    )
+    statsd_exclude_ephemeral: bool = _option(
+        False,
+        Kind.SWITCH,
+        "leave ephemeral topics and channels out of what statsd gets",
+        group="gateway",
+    )
+    e2e_processing_latency_percentile: tuple[float, ...] = _option(
+        (),
+        Kind.SHARES,
+        "shares of messages whose time from publish to finish is shown, as 0.99 or 1.0,0.95",
+        group="gateway",
+        key="e2e_processing_latency_percentiles",
+    )
+    e2e_processing_latency_window_time: float = _option(
+        600.0,
+        Kind.DURATION,
+        "accepted as nsqd's; the time looked at is always 5 to 10 minutes",
+        group="gateway",
+        low=0.001,
+        high=_MAX_DURATION,
+    )
+    tls_cert: str = _option("", Kind.TEXT, "certificate file (PEM)", group="gateway")
+    tls_key: str = _option("", Kind.TEXT, "private key file (PEM)", group="gateway")
+    tls_client_auth_policy: str = _option(
+        "",
+        Kind.TEXT,
+        "what client certificates must be: `require` (any) or `require-verify`",
+        group="gateway",
+    )
+    tls_root_ca_file: str = _option(
+        "",
+        Kind.TEXT,
+        "certificates (PEM) that clients' are verified with, and authorisation servers'",
+        group="gateway",
+    )
+    tls_required: str = _option(
+        "false",
+        Kind.WORD,
+        "whether clients must use TLS; tcp-https: but not on HTTP",
+        group="gateway",
+        choices=("false", "true", "tcp-https"),
+    )
+    tls_min_version: str = _option(
+        "tls1.0",
+        Kind.WORD,
+        "lowest TLS version",
+        group="gateway",
+        choices=("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+    )
+    deflate: bool = _option(True, Kind.SWITCH, "allow clients to ask for deflate", group="gateway")
+    max_deflate_level: int = _option(
+        6,
+        Kind.COUNT,
+        "highest deflate level a client may ask for",
+        group="gateway",
+        low=1,
+        high=9,
+    )
+    snappy: bool = _option(True, Kind.SWITCH, "allow clients to ask for snappy", group="gateway")
+    enable_experiment: tuple[str, ...] = _option(
+        (),
+        Kind.TEXTS,
+        "accepted as nsqd's; there are no experiments",
+        group="gateway",
+    )
+    verbose: bool = _option(False, Kind.SWITCH, "accepted as nsqd's; no effect", group="log")
+    worker_id: bool = _option(
+        False, Kind.SWITCH, "accepted as nsqd's; no effect (use --node-id)", group="log"
+    )
+
     def __post_init__(self) -> None:
         for option in OPTIONS.values():
             object.__setattr__(self, option.name, option.check(getattr(self, option.name)))
@@ -502,18 +818,21 @@ class Options:
     @classmethod
     def load(
         cls,
-        flags: Mapping[str, str | None],
+        flags: Mapping[str, str | Sequence[str] | None],
         config: Mapping[str, Any] | None = None,
     ) -> Options:
         """Options as `shmq serve` takes them: flag, else configuration file, else default.
 
-        flags: texts by field name, None where not given. config: a TOML document; keys that are no
-        option are ignored, as nsqd does. OptionError.
+        flags: texts by field name, None where not given, several of what repeats. config: a
+        TOML document; keys that are no option are ignored, as nsqd does. OptionError.
         """
         values: dict[str, Any] = {}
         for option in OPTIONS.values():
             text = flags.get(option.name)
-            if text is not None:
+            if text:
+                texts = [text] if isinstance(text, str) else text
+                values[option.name] = option.parse_all(texts)
+            elif text == "":
                 values[option.name] = option.parse(text)
             elif config is not None and option.key in config:
                 values[option.name] = option.from_config(config[option.key])
@@ -539,7 +858,9 @@ class Options:
         argv = []
         for option in OPTIONS.values():
             value = getattr(self, option.name)
-            if option.name == "instance" or value != getattr(default, option.name):
+            if option.kind is Kind.TEXTS:
+                argv += [f"{option.flag}={item}" for item in value]
+            elif option.name == "instance" or value != getattr(default, option.name):
                 argv.append(f"{option.flag}={option.show(value)}")
         return argv
 

@@ -28,6 +28,8 @@ from shmq.errors import Gone, LayoutMismatch, ShmqError
 
 ROOT = Path(__file__).parents[1]
 KILLPOINTS = ROOT / "build" / "killpoints" / "_native.abi3.so"
+#: Words for `shmq serve` where no gateway is wanted: tests must not share nsqd's ports.
+NO_GATEWAY = ("--tcp-address=", "--http-address=")
 WATCHDOG = float(
     os.environ.get("SHMQ_TEST_WATCHDOG", "30")
 )  # seconds after which a condition that should come true counts as failed
@@ -232,6 +234,7 @@ def serve(
 ) -> Child:
     """`shmq serve` as a process; returns when it answers. killpoint: its name and which passing of
     it ends the process; armed when it is already running if `wait`, before its start if not."""
+    options = {"tcp_address": "", "http_address": "", **options}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     words += [f"--instance={instance}", f"--data-path={data_path}"]
     env = {"SHMQ_NATIVE": str(KILLPOINTS)} if killpoint or killpoints else {}

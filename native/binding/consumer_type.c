@@ -37,7 +37,7 @@ void unpin_pending(consumer_object *self)
 
 /* ---- try again ------------------------------------------------------------------------------ */
 
-static bool consumer_usable(consumer_object *self)
+bool consumer_usable(consumer_object *self)
 {
 	if (LIKELY(self->handle && !self->closed && !self->broker->closed)) {
 		if (UNLIKELY(self->pending != NULL))
@@ -398,11 +398,36 @@ static PyObject *consumer_max_in_flight(consumer_object *self, void *unused)
 	return PyLong_FromUnsignedLong(self->max_in_flight);
 }
 
+static PyObject *consumer_session(consumer_object *self, void *unused)
+{
+	shmq_consumer_info info;
+
+	(void)unused;
+	if (!self->handle || self->closed || self->broker->closed)
+		Py_RETURN_NONE;
+	shmq_consumer_get_info(self->handle, &info);
+	return Py_BuildValue("(IKI)", info.queue, (unsigned long long)info.serial, info.session);
+}
+
+static PyObject *consumer_limit(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames)
+{
+	uint32_t most;
+
+	if (ARGUMENTS("limit", 1, {"max_in_flight", ARGUMENT_U32, &most}) < 0 || !consumer_usable(self))
+		return NULL;
+	self->max_in_flight = most;
+	shmq_consumer_limit(self->handle, most);
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef consumer_methods[] = {
 	METHOD("take", consumer_take, FAST,
 	       "take($self, timeout=None)\n--\n\nA Message, or None after the timeout."),
 	METHOD("take_many", consumer_take_many, FAST,
 	       "take_many($self, n, timeout=None)\n--\n\nA batch of up to n messages."),
+	METHOD("limit", consumer_limit, FAST,
+	       "limit($self, max_in_flight)\n--\n\nAt most so many in flight from now on."),
 	METHOD("close", consumer_close, METH_NOARGS,
 	       "close($self)\n--\n\nGives back what is not finished; wakes who waits."),
 	{NULL, NULL, 0, NULL},
@@ -415,6 +440,7 @@ static PyGetSetDef consumer_properties[] = {
 	{"_broker", object_get, NULL, "What it is open on now; a forked child's is another.",
 	 (void *)offsetof(consumer_object, broker)},
 	{"in_flight", (getter)consumer_in_flight, NULL, "Taken and not settled.", NULL},
+	{"session", (getter)consumer_session, NULL, "(queue, serial, index) of its session.", NULL},
 	{"max_in_flight", (getter)consumer_max_in_flight, NULL, "The most of them.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

@@ -108,6 +108,34 @@ static PyObject *native_scan_records(PyObject *module, PyObject *const *args, Py
 	return Py_BuildValue("(IKO)", records, (unsigned long long)used, damaged ? Py_True : Py_False);
 }
 
+static PyObject *native_scan_bodies(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+	PyObject *data;
+	uint64_t start, end, max_msg_size, used = 0;
+	uint32_t count, whole = 0;
+	int64_t bad = 0;
+	Py_buffer view;
+	int status = SHMQ_OK;
+
+	(void)module;
+	if (ARGUMENTS("scan_bodies", 5, {"data", ARGUMENT_OBJECT, &data},
+	              {"start", ARGUMENT_U64, &start}, {"end", ARGUMENT_U64, &end},
+	              {"count", ARGUMENT_U32, &count}, {"max_msg_size", ARGUMENT_U64, &max_msg_size}) < 0 ||
+	    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	if (start <= end && end <= (uint64_t)view.len)
+		status = shmq_wire_bodies((const char *)view.buf + start, end - start, max_msg_size, count,
+		                          NULL, &whole, &used, &bad);
+	PyBuffer_Release(&view);
+	if (start > end || end > (uint64_t)view.len)
+		return PyErr_Format(PyExc_ValueError,
+		                    "scan_bodies() needs 0 <= start <= end <= len(data)");
+	if (status != SHMQ_OK)
+		return Py_BuildValue("(KIL)", (unsigned long long)(start + used), whole, (long long)bad);
+	return Py_BuildValue("(KIO)", (unsigned long long)(start + used), whole, Py_None);
+}
+
 #ifdef SHMQ_KILLPOINTS
 static PyObject *native_killpoint(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
@@ -140,6 +168,9 @@ static PyMethodDef functions[] = {
 	METHOD("queue_bytes", native_queue_bytes, FAST,
 	       "queue_bytes(*, arena_size, mem_queue_size, inflight_slots)\n--\n\n"
 	       "Size of a queue segment."),
+	METHOD("scan_bodies", native_scan_bodies, FAST,
+	       "scan_bodies(data, start, end, count, max_msg_size)\n--\n\n"
+	       "(end, whole, size that cannot be or None)."),
 	METHOD("scan_records", native_scan_records, FAST,
 	       "scan_records(data, max_msg_size)\n--\n\n"
 	       "(whole records, bytes they take, the next one is damaged)."),
@@ -328,7 +359,8 @@ static int module_exec(PyObject *module)
 	    add_type(module, &consumer_spec, true, &state->consumer) < 0 ||
 	    add_type(module, &message_spec, true, &state->message) < 0 ||
 	    add_type(module, &batch_spec, true, &state->batch) < 0 ||
-	    add_type(module, &waiter_spec, true, &state->waiter) < 0)
+	    add_type(module, &waiter_spec, true, &state->waiter) < 0 ||
+	    add_type(module, &window_spec, true, &state->window) < 0)
 		return -1;
 	return 0;
 }
@@ -342,7 +374,8 @@ static int module_exec(PyObject *module)
 	DO((state)->consumer);                                                                         \
 	DO((state)->message);                                                                          \
 	DO((state)->batch);                                                                            \
-	DO((state)->waiter)
+	DO((state)->waiter);                                                                           \
+	DO((state)->window)
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg)
 {

@@ -46,7 +46,7 @@ enum {
 
 typedef struct module_state {
 	PyTypeObject *broker, *segment, *spill, *producer, *loan, *consumer, *message, *batch,
-			*waiter;
+			*waiter, *window;
 	PyObject *error;                /* ShmqError */
 	PyObject *exceptions[STATUSES]; /* by -status */
 } module_state;
@@ -118,6 +118,13 @@ typedef struct waiter_object {
 	bool waiting;               /* a thread is in shmq_waiter_wait */
 	bool closed;
 } waiter_object;
+
+typedef struct window_object {
+	OBJECT_HEAD
+	consumer_object *consumer;
+	shmq_window *handle;
+	uint64_t random; /* state of the sampling */
+} window_object;
 
 typedef struct batch_object {
 	PyObject_HEAD
@@ -362,6 +369,7 @@ PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, in
 void loans_pending(producer_object *producer, bool last);
 
 /* consumer_type.c */
+bool consumer_usable(consumer_object *self);
 enum settle { SETTLE_FINISH, SETTLE_REQUEUE, SETTLE_TOUCH };
 /* shmq_finish, _requeue or _touch of messages taken in `epoch`. */
 int consumer_settle(consumer_object *self, uint32_t epoch, enum settle what, const shmq_message *m,
@@ -386,7 +394,7 @@ void batch_settled(batch_object *batch, uint32_t index);
 void waiters_wake(broker_object *broker);
 
 extern PyType_Spec broker_spec, segment_spec, spill_spec, producer_spec, loan_spec, consumer_spec,
-		message_spec, batch_spec, waiter_spec;
+		message_spec, batch_spec, waiter_spec, window_spec;
 
 #define METHOD(name, function, flags, doc)                                                         \
 	{name, (PyCFunction)(void (*)(void))(function), flags, doc}

@@ -379,6 +379,41 @@ static PyObject *producer_publish_fixed(producer_object *self, PyObject *const *
 	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(first_id);
 }
 
+/* nsqd's layout: int32 BE size, then as many bytes. The caller has looked at all of it before. */
+static PyObject *producer_publish_framed(producer_object *self, PyObject *const *args,
+                                         Py_ssize_t nargs, PyObject *kwnames)
+{
+	PyObject *data, *defer = NULL, *timeout = NULL;
+	shmq_body stack[STACK_BODIES], *bodies = NULL;
+	int64_t due = 0, timeout_ns = FOR_EVER, bad;
+	uint64_t first_id = 0, start, used = 0;
+	uint32_t count, whole = 0;
+	Py_buffer view;
+	int r = -1;
+
+	if (ARGUMENTS("publish_framed", 3, {"data", ARGUMENT_OBJECT, &data},
+	              {"start", ARGUMENT_U64, &start}, {"count", ARGUMENT_U32, &count},
+	              {"defer", ARGUMENT_OBJECT, &defer}, {"timeout", ARGUMENT_OBJECT, &timeout}) < 0 ||
+	    options_parse(defer, timeout, &due, &timeout_ns) < 0 ||
+	    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	bodies = bodies_new(stack, count);
+	if (bodies && start <= (uint64_t)view.len)
+		shmq_wire_bodies((const char *)view.buf + start, (uint64_t)view.len - start, INT32_MAX,
+		                 count, bodies, &whole, &used, &bad);
+	if (bodies && whole < count)
+		PyErr_Format(PyExc_ValueError, "publish to '%U': there are %u whole bodies, not %u",
+		             self->topic, whole, count);
+	else if (bodies)
+		r = count ? publish(self, bodies, count, has_large(bodies, count), due, timeout_ns,
+		                    &first_id)
+		          : 0;
+	if (bodies != stack)
+		PyMem_Free(bodies);
+	PyBuffer_Release(&view);
+	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(start + used);
+}
+
 /* Arrow's layout as bodies; false if an offset points outside. */
 static bool bodies_of_offsets(const Py_buffer *data, const Py_buffer *offsets, bool wide,
                               uint64_t start, uint32_t count, shmq_body *bodies)
@@ -532,6 +567,9 @@ static PyMethodDef producer_methods[] = {
 	METHOD("publish_offsets", producer_publish_offsets, FAST,
 	       "publish_offsets($self, data, offsets, wide, start, count, defer=None, timeout=None)\n"
 	       "--\n\nBodies out of one buffer, as Arrow lays them out."),
+	METHOD("publish_framed", producer_publish_framed, FAST,
+	       "publish_framed($self, data, start, count, defer=None, timeout=None)\n--\n\n"
+	       "Bodies out of one buffer, as nsqd's MPUB has them; where they end."),
 	METHOD("loan", producer_loan, FAST,
 	       "loan($self, nbytes, defer=None, timeout=None)\n--\n\nWrite a body in place."),
 	METHOD("close", producer_close, METH_NOARGS, "close($self)\n--\n\nNo publish from now on."),

@@ -61,7 +61,8 @@ struct shmq_consumer {
 	shmq_broker *b;
 	shmq_map *map;
 	int64_t msg_timeout;   /* ns, INT64_MAX: never */
-	uint32_t session, max_in_flight;
+	uint32_t session;
+	_Atomic uint32_t max_in_flight; /* 0: takes nothing */
 	_Atomic bool closed;
 	_Atomic uint32_t waiting[CONSUMER_BELLS]; /* of this process's threads that wait on it, + 1 */
 };

@@ -256,7 +256,7 @@ int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t
 	broker_hold(b);
 	c->b = b;
 	c->map = map;
-	c->max_in_flight = max_in_flight;
+	st(&c->max_in_flight, max_in_flight);
 	c->msg_timeout = msg_timeout_ns < 0    ? INT64_MAX
 	                 : msg_timeout_ns == 0 ? b->d->limits.msg_timeout
 	                                       : msg_timeout_ns;
@@ -344,14 +344,15 @@ static enum source next_source(shmq_map *map)
 	return have_ready && may_hold_more(q) ? FROM_READY : FROM_NONE;
 }
 
-int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, uint32_t *got)
+int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
+                    int64_t until, uint32_t *got)
 {
 	shmq_map *map = c->map;
 	shmq_queue_desc *q = map->q;
 	shmq_session_desc *session;
 	uint32_t taken = 0, mask, left;
 	int64_t now, deadline;
-	uint64_t order;
+	uint64_t order, bytes = 0;
 	bool more;
 	int r = consumer_status(c);
 
@@ -365,7 +366,7 @@ int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, ui
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
 		defer_drain(c->b, map);
 	left = ld(&session->in_flight);
-	left = left < c->max_in_flight ? c->max_in_flight - left : 0;
+	left = left < ld(&c->max_in_flight) ? ld(&c->max_in_flight) - left : 0;
 	if (n > left)
 		n = left;
 	if (ld(&q->paused))
@@ -377,7 +378,7 @@ int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, ui
 	now = now_coarse_ns();
 	deadline = later(now, c->msg_timeout);
 	order = ld(&q->order);
-	while (taken < n) {
+	while (taken < n && bytes < max_bytes) {
 		enum source source = next_source(map);
 		_Atomic uint32_t *head = source == FROM_READY ? &q->ready_head : &q->requeue_head;
 		uint32_t slot;
@@ -410,6 +411,7 @@ int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, ui
 		                              .length = s->length,
 		                              .slot = slot,
 		                              .attempts = s->attempts};
+		bytes += s->length;
 	}
 	more = taken && next_source(map) != FROM_NONE;
 	if (taken) {
@@ -429,6 +431,18 @@ int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, ui
 	return 0;
 }
 
+int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, uint32_t *got)
+{
+	return shmq_take_bytes(c, out, n, UINT64_MAX, until, got);
+}
+
+void shmq_consumer_limit(shmq_consumer *c, uint32_t max_in_flight)
+{
+	st(&c->max_in_flight, max_in_flight);
+	if (!consumer_status(c))
+		c->map->sessions[c->session].max_in_flight = max_in_flight; /* for who looks */
+}
+
 bool shmq_message_held(shmq_consumer *c, const shmq_message *m)
 {
 	fence_acquire();
@@ -441,7 +455,7 @@ bool may_take(shmq_consumer *c)
 
 	if (ld(&c->closed) || ld(&q->segment.ready) != SHMQ_READY_STATE || ld(&q->dirty))
 		return true;
-	if (ld(&q->paused) || ld(&c->map->sessions[c->session].in_flight) >= c->max_in_flight)
+	if (ld(&q->paused) || ld(&c->map->sessions[c->session].in_flight) >= ld(&c->max_in_flight))
 		return false;
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail))
 		return true;
@@ -603,7 +617,7 @@ int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok
 	session->finished += done;
 	bump(&q->finished, done);
 	/* Somebody may wait not for messages but for this: his own limit, or the queue's. */
-	limited = ld(&session->in_flight) + done >= c->max_in_flight ||
+	limited = ld(&session->in_flight) + done >= ld(&c->max_in_flight) ||
 	          ld(&q->held) + done >= q->inflight_slots ||
 	          ld(&q->held_bytes) > bytes_budget(q) / 2;
 	queue_unlock(c->map);
@@ -760,7 +774,7 @@ void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out)
 	*out = (shmq_consumer_info){.queue = c->map->index,
 	                            .session = c->session,
 	                            .in_flight = ld(&s->in_flight),
-	                            .max_in_flight = c->max_in_flight,
+	                            .max_in_flight = ld(&c->max_in_flight),
 	                            .serial = c->map->serial,
 	                            .delivered = s->delivered,
 	                            .finished = s->finished,

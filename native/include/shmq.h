@@ -235,6 +235,12 @@ void shmq_consumer_free(shmq_consumer *c);
  * death: a message is INFLIGHT of this client (the reaper returns it) or was not taken.
  */
 int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, uint32_t *got);
+/* The same, but no more once their bodies have max_bytes: at least one, whatever its size. */
+int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
+                    int64_t until, uint32_t *got);
+/* From now on at most so many in flight to it; 0: takes nothing. Who waits looks again only when
+ * woken (shmq_consumer_wake, shmq_waiter_wake). */
+void shmq_consumer_limit(shmq_consumer *c, uint32_t max_in_flight);
 /* Is the message still in flight to us, so that what was copied before is its body? */
 bool shmq_message_held(shmq_consumer *c, const shmq_message *m);
 /* Sleep until there may be something to take, at most to `deadline` and 1 s. As
@@ -288,6 +294,36 @@ typedef struct shmq_consumer_info {
 	uint64_t serial, delivered, finished, requeued, timed_out;
 } shmq_consumer_info;
 void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out);
+
+/* ---- the gateway's wire, many at a time (nsqd's TCP protocol) --------------------------------- */
+
+#define SHMQ_WIRE_ID 16u    /* hex digits of an id */
+#define SHMQ_WIRE_FIN 21u   /* a FIN line */
+#define SHMQ_WIRE_FRAME 34u /* a message frame without its body */
+
+/* How many of n bodies (int32 BE size, then as many bytes) are whole, and how many bytes they take.
+ * bodies: room for n of them, or NULL. SHMQ_INVALID: the next one's size is `bad`, which is not
+ * from 1 to max_msg_size; those before it are counted. */
+int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t n,
+                     shmq_body *bodies, uint32_t *whole, uint64_t *used, int64_t *bad);
+/* An id as 16 lower-case hex digits; false: it is none. */
+bool shmq_wire_id(const void *text, uint64_t *id);
+/* The ids of up to n FIN lines at the start of `data`, and how many bytes those take. */
+uint32_t shmq_wire_finishes(const void *data, uint64_t length, uint64_t *ids, uint32_t n,
+                            uint64_t *used);
+/* Write the frame of a delivery: SHMQ_WIRE_FRAME + length bytes. */
+uint64_t shmq_wire_frame(const shmq_message *m, void *to);
+
+/* The deliveries of one consumer by id, in private memory. One thread at a time. */
+typedef struct shmq_window shmq_window;
+int shmq_window_open(shmq_window **out);
+void shmq_window_free(shmq_window *w);
+/* Room for n more; forgets what is no longer in flight to `c`, so it grows with what is. */
+int shmq_window_reserve(shmq_window *w, const shmq_consumer *c, uint32_t n);
+void shmq_window_add(shmq_window *w, const shmq_message *m);
+/* id, word and slot of the delivery; it may have timed out since. */
+bool shmq_window_find(const shmq_window *w, uint64_t id, shmq_message *out);
+bool shmq_window_remove(shmq_window *w, uint64_t id, shmq_message *out);
 
 /* ---- supervisor ----------------------------------------------------------------------------- */
 

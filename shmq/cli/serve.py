@@ -3,97 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import dataclasses
 import faulthandler
-import json
+import importlib.util
 import logging
-import os
 import sys
+import tempfile
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
+from shmq.gateway import listen
+from shmq.logs import set_up_logging
 from shmq.options import OPTIONS, Kind, Option, Options
 from shmq.supervisor import systemd
+from shmq.supervisor.children import Children
 from shmq.supervisor.supervisor import Supervisor
-
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,
-}
 
 _OWN_FLAGS = ("config", "drain", "starter-pid")
 
 
-class _NsqdFormatter(logging.Formatter):
-    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__("%(message)s")
-        self._prefix = prefix
-
-    def format(self, record: logging.LogRecord) -> str:
-        when = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
-        micros = int(record.created % 1 * 1e6)
-        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {super().format(record)}"
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; a traceback is in `exception`, so no record has two lines."""
-
-    def __init__(self, instance: str) -> None:
-        super().__init__("%(message)s")
-        self._instance = instance
-
-    def format(self, record: logging.LogRecord) -> str:
-        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        document = {
-            "time": when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-            "level": _level(record).lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            "instance": self._instance,
-            "pid": os.getpid(),
-        }
-        if record.exc_info:
-            document["exception"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False)
-
-
-def _level(record: logging.LogRecord) -> str:
-    """As nsqd spells it."""
-    if record.levelno >= logging.CRITICAL:
-        return "FATAL"
-    return record.levelname
-
-
-def set_up_logging(options: Options) -> None:
-    """Send the log of this process to stderr, as nsqd does or as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    if options.log_format == "json":
-        handler.setFormatter(_JsonFormatter(options.instance))
-    else:
-        handler.setFormatter(_NsqdFormatter(options.log_prefix))
-    logging.raiseExceptions = False  # a closed stderr must not end a broker
-    logging.basicConfig(level=_LEVELS[options.log_level], handlers=[handler], force=True)
-
-
 def two_dashes(words: list[str]) -> list[str]:
-    """nsqd's one-dash flags (`-mem-queue-size=5`) as click wants them."""
+    """nsqd's one-dash flags (`-mem-queue-size=5`) and switches without a value, as click wants
+    them."""
     known = {option.flag.lstrip("-") for option in OPTIONS.values()} | set(_OWN_FLAGS)
-    return [
-        f"-{word}"
-        if word.startswith("-") and not word.startswith("--") and word[1:].split("=")[0] in known
-        else word
-        for word in words
-    ]
+    switches = {option.flag for option in OPTIONS.values() if option.kind is Kind.SWITCH}
+    switches.add("--tls-required")  # a word, but also a switch
+    done = []
+    for word in words:
+        if word[:1] == "-" and word[:2] != "--" and word[1:].partition("=")[0] in known:
+            word = f"-{word}"
+        done.append(f"{word}=true" if word in switches else word)
+    return done
 
 
 def _add_options(command: Any) -> Any:
@@ -103,6 +49,7 @@ def _add_options(command: Any) -> Any:
             option.flag,
             option.name,
             metavar=_metavar(option),
+            multiple=option.kind.repeats,
             default=None,
             envvar=option.env,
             help=f"{option.help[0].upper()}{option.help[1:]} [{_show_default(option)}].",
@@ -154,13 +101,69 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
     set_up_logging(options)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
         faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
-    supervisor = Supervisor(options, starter_pid, notifier, sockets)
+    supervisor = Supervisor(options, starter_pid, notifier, Gateway(options, sockets))
     try:
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError) as exc:
         logging.critical("%s", _sentence(exc))
         notifier.status(_sentence(exc))
         return ERROR
+
+
+class Gateway:
+    """The gateway's processes, as the supervisor keeps them."""
+
+    def __init__(self, options: Options, sockets: tuple[systemd.PassedSocket, ...]) -> None:
+        self._options = options
+        self._passed = sockets
+        self._listeners: listen.Listeners | None = None
+        self._control = ""
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open the sockets, close them at the end. OSError."""
+        passed = [(item.fd, item.name) for item in self._passed]
+        self._listeners = listeners = listen.open_listeners(self._options, passed)
+        try:
+            if listeners:
+                _check_installed()
+                for kind, addresses in listeners.addresses.items():
+                    for address in addresses:
+                        logging.info("%s: listening on %s", kind.upper(), address)
+            with tempfile.TemporaryDirectory(prefix="shmq-gateway-") as self._control:
+                yield
+        finally:
+            listeners.close()
+
+    def children(self, news: Callable[[], dict[str, str]]) -> Children | None:
+        """The processes; None without a socket."""
+        listeners = self._listeners
+        if not listeners:
+            return None
+        documents = [
+            {
+                "options": dataclasses.asdict(self._options),
+                "sockets": sockets,
+                "index": index,
+                "workers": len(listeners.workers),
+                "ports": listeners.ports,
+                "control": self._control,
+                "start_time": int(time.time()),
+                "argv": sys.argv,
+            }
+            for index, sockets in enumerate(listeners.workers)
+        ]
+        argv = [sys.executable, "-m", "shmq.gateway.worker"]
+        return Children(argv, documents, listeners.fds, news)
+
+
+def _check_installed() -> None:
+    for name in ("aiohttp", "cramjam", "prometheus_client"):
+        if importlib.util.find_spec(name) is None:
+            raise OSError(
+                f"the gateway needs {name}: pip install 'shmq[gateway]', or serve shared memory "
+                "only: --tcp-address= --http-address="
+            )
 
 
 def _read_config(path: str | None) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shmq import layout
 from shmq._native import Broker
-from shmq.layout import Array, DirectoryView, QueueView
+from shmq.layout import Array, DirectoryView, Kind, QueueView
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
 from shmq.storage.deferred import Sidecar
@@ -291,9 +291,11 @@ class Roster:
         return [int(index) for index in indices[live]]
 
     def other_clients(self, mine: int) -> int:
-        """How many clients are attached beside the entry `mine`."""
-        states = self.directory.clients["state"]
-        return int(np.count_nonzero(states)) - int(states[mine] != 0)
+        """How many clients are attached beside the entry `mine` and gateway processes, which are
+        the supervisor's own."""
+        clients = self.directory.clients
+        others = (clients["state"] != 0) & (clients["kind"] != Kind.GATEWAY)
+        return int(np.count_nonzero(others)) - int(others[mine])
 
     def highest_clock(self) -> int:
         """The highest id clock of all topics (64 ns units)."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from shmq import _native, segments
 from shmq._native import Broker, ShmqError
@@ -25,6 +26,7 @@ from shmq.storage import metadata
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import flush, start
 from shmq.supervisor.arbiter import Arbiter
+from shmq.supervisor.children import Children
 from shmq.supervisor.creator import Creator
 from shmq.supervisor.ledger import Ledger
 from shmq.supervisor.process import Process, is_alive
@@ -33,7 +35,7 @@ from shmq.supervisor.roster import Roster
 from shmq.supervisor.scan import Scanner
 from shmq.supervisor.service import Service
 from shmq.supervisor.spill import Spiller
-from shmq.supervisor.systemd import Notifier, PassedSocket
+from shmq.supervisor.systemd import Notifier
 
 _REQUEST, _OVERFLOW, _LEFT = 1, 2, 4  # bits of supervisor_wait
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
@@ -41,6 +43,17 @@ _BREATH = 0.001  # after an overflow was rung: publishers ring again with every 
 _STARTER_EVERY = 0.250  # seconds between two looks at the starter
 
 _log = logging.getLogger(__name__)
+
+
+class Companions(Protocol):
+    """Processes beside the supervisor: what they need is opened before the instance begins, so
+    that nothing has to be undone when it cannot be."""
+
+    def opened(self) -> contextlib.AbstractContextManager[object]:
+        """Around the supervisor's life. Raises OSError with a sentence."""
+
+    def children(self, news: Callable[[], dict[str, str]]) -> Children | None:
+        """The processes; None: there are none to run. news: what to tell them when it changes."""
 
 
 class Supervisor:
@@ -52,13 +65,13 @@ class Supervisor:
         options: Options,
         starter_pid: int | None = None,
         notifier: Notifier | None = None,
-        sockets: tuple[PassedSocket, ...] = (),
+        companions: Companions | None = None,
     ) -> None:
         """starter_pid: stop when this process is dead and no client is attached. notifier: the
-        service manager. sockets: what it passed, for the gateway."""
+        service manager. companions: processes to keep beside this one."""
         self._options = options
         self._notifier = notifier or Notifier()
-        self.sockets = sockets
+        self._companions = companions
         self._data_path = Path(options.data_path or ".")
         self._starter = None if starter_pid is None else _Starter(starter_pid)
         self._signal = 0
@@ -71,7 +84,7 @@ class Supervisor:
 
         Raises ShmqError or OSError, with a sentence, if it cannot start.
         """
-        with self._signals(), DirLock(self._data_path):
+        with self._signals(), DirLock(self._data_path), self._open_companions():
             directory = start.enter(self._options)
             try:
                 return self._live(directory)
@@ -103,6 +116,14 @@ class Supervisor:
         """nsqd's: `OK`, or `NOK - ` and what the disk said."""
         return self._spiller.health
 
+    # -- companions
+
+    def _open_companions(self) -> contextlib.AbstractContextManager[object]:
+        return self._companions.opened() if self._companions else contextlib.nullcontext()
+
+    def _news(self) -> dict[str, str]:
+        return {"health": self.health}
+
     # -- life
 
     def _live(self, directory: start.Directory) -> int:
@@ -119,6 +140,10 @@ class Supervisor:
             lambda: self._spiller.health, self._has_lost,
         )  # fmt: skip
         arbiter.add("service", service.run)
+        if self._companions is not None:
+            children = self._companions.children(self._news)
+            if children is not None:
+                arbiter.add("gateway", children.run)
         arbiter.start()
         _log.info("instance %s: running, pid %d", options.instance, os.getpid())
         service.ready()

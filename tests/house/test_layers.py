@@ -84,6 +84,7 @@ RANKS = {
     "names": 2,
     "segments": 3,
     "options": 4,
+    "logs": 5,
     "layout": 4,
     "stats": 5,
     "prometheus": 6,

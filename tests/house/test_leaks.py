@@ -107,6 +107,59 @@ def pure(s: Scene) -> None:
             raise AssertionError
 
 
+@scene("scan_bodies", "Producer.publish_framed")
+def framed(s: Scene) -> None:
+    data = bytearray(b"\0\0\0\1a\0\0\0\2bc\0\0\0\0")
+    assert _native.scan_bodies(data, 0, 15, 3, 100) == (11, 2, 0)
+    assert _native.scan_bodies(data, 0, 11, 3, 1) == (5, 1, 2)
+    assert _native.scan_bodies(data, 0, 8, 2, 9) == (5, 1, None)
+    assert s.producer.publish_framed(data, 0, 2, None, 0) == 11
+    for call in (
+        lambda: _native.scan_bodies(data, 5, 4, 1, 9),
+        lambda: s.producer.publish_framed(data, 5, 2, None, 0),
+        lambda: s.producer.publish_framed(data, 500, 1),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    s.consumer.take_many(2, 0).finish()
+
+
+@scene(
+    "Window.take", "Window.finish_run", "Window.finish", "Window.requeue", "Window.touch",
+    "Consumer.limit", "Consumer.session",
+)  # fmt: skip
+def window(s: Scene) -> None:
+    consumer = s.make_consumer()
+    window = _native.Window(consumer)
+    assert consumer.session is not None
+    assert window.take(1, 100) is None
+    s.producer.publish_many([b"x" * 10] * 12, timeout=0)
+    consumer.limit(11)
+    taken = window.take(100, 10_000)
+    assert taken is not None
+    frames, count = taken
+    assert (len(frames), count) == (44 * 11, 11)
+    ids = [frames[18 + 44 * i : 34 + 44 * i] for i in range(count)]
+    assert window.touch(ids[0])
+    assert window.requeue(ids[0], 0)
+    assert not window.requeue(ids[0], 0)
+    assert window.finish(ids[1])
+    assert not window.finish(b"nonsense")
+    lines = bytearray(b"".join(b"FIN %b\n" % item for item in ids[1:]) + b"FIN half")
+    assert window.finish_run(lines, 0, len(lines)) == (10 * 21, 9, [ids[1]])
+    with pytest.raises(ValueError):
+        window.finish_run(lines, 5, 5000)
+    consumer.limit(100)
+    while rest := window.take(100, 10_000, 99):
+        window.finish(rest[0][18:34])
+        if rest[1] > 1:
+            window.finish(rest[0][62:78])
+    consumer.close()
+    assert consumer.session is None
+    with pytest.raises(ShmqError):
+        window.take(1, 1)
+
+
 @scene("create_directory", slow=True)
 def create_directory(s: Scene) -> None:
     fd = os.memfd_create("x")

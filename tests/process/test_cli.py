@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from deliveries import take_all
-from processes import Child, answers, eventually
+from processes import NO_GATEWAY, Child, answers, eventually
 
 import shmq
 from shmq import segments
@@ -210,7 +210,7 @@ def test_serve_refuses_a_name_or_a_data_path_that_is_in_use(
     other = tmp_path / "other"
     other.mkdir()
     for name, path in ((instance, other), (new_instance(), data_path)):
-        done = run("serve", f"--instance={name}", f"--data-path={path}")
+        done = run("serve", f"--instance={name}", f"--data-path={path}", *NO_GATEWAY)
         assert done.returncode == ERROR
         assert b"Traceback" not in done.stderr
         assert b"running" in done.stderr or b"in use" in done.stderr or b"lock" in done.stderr
@@ -219,7 +219,7 @@ def test_serve_refuses_a_name_or_a_data_path_that_is_in_use(
 
 def test_serve_takes_nsqds_flags_with_one_dash(instance: str, data_path: Path) -> None:
     argv = [sys.executable, "-m", "shmq", "serve", f"-data-path={data_path}", "-mem-queue-size=300",
-            f"-instance={instance}", "-msg-timeout=2s"]  # fmt: skip
+            f"-instance={instance}", "-msg-timeout=2s", *NO_GATEWAY]  # fmt: skip
     server = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:
         eventually(lambda: answers(instance, server.pid))

@@ -87,7 +87,8 @@ def service(
     def start(*words: str, before: str = "", env: dict[str, str] | None = None) -> Child:
         code = f"import os, signal, sys, time\n{before}\n{RUN}"
         argv = [sys.executable, "-c", code, "serve", f"--instance={instance}"]
-        return keep(Child([*argv, f"--data-path={data_path}", *words], env))  # type: ignore[no-any-return]
+        argv += [f"--data-path={data_path}", *processes.NO_GATEWAY]
+        return keep(Child([*argv, *words], env))  # type: ignore[no-any-return]
 
     return start
 
@@ -565,7 +566,8 @@ def group_service(
     ) -> Child:
         code = f"import os, sys\nos.umask(0o077)\n{become(SUPERVISOR, *groups)}{RUN}"
         argv = [*command, sys.executable, "-c", code, "serve", f"--instance={instance}"]
-        server: Child = keep(Child([*argv, f"--data-path={foreign_path}", *words]))
+        argv += [f"--data-path={foreign_path}", *processes.NO_GATEWAY]
+        server: Child = keep(Child([*argv, *words]))
         eventually(
             lambda: processes.answers(instance, server.pid) or server.process.poll() is not None
         )

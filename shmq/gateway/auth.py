@@ -1,0 +1,146 @@
+"""nsqd's authorisation servers (nsqio/nsq internal/auth)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import re
+import ssl
+import time
+import urllib.parse
+from typing import Any, Final
+
+from shmq.gateway.session import Grant
+from shmq.options import Options
+
+_PERMISSIONS: Final = {"subscribe", "publish"}
+_REDIRECTS: Final = 10
+_MOST_BYTES: Final = 1 << 20
+_ACCEPT: Final = "application/vnd.nsq; version=1.0"
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The reply is not one that lets anybody in."""
+
+
+def query(
+    options: Options, *, remote_ip: str, tls: bool, common_name: str, secret: str
+) -> Grant | None:
+    """Ask the servers, beginning with any of them, until one answers well; None if none does."""
+    servers = list(options.auth_http_address)
+    start = random.randrange(len(servers))
+    values = {
+        "common_name": common_name,
+        "remote_ip": remote_ip,
+        "secret": secret,
+        "tls": "true" if tls else "false",
+    }
+    for server in servers[start:] + servers[:start]:
+        try:
+            return grant_of(_ask(options, server, values), time.monotonic())
+        except (Refused, OSError, http.client.HTTPException, ValueError) as exc:
+            _log.error("auth: %s: %s", server, exc)
+    return None
+
+
+def _ask(options: Options, server: str, values: dict[str, str]) -> bytes:
+    url = server if "://" in server else f"http://{server}/auth"
+    body = None
+    if options.auth_http_request_method == "post":
+        body = json.dumps({name: [value] for name, value in values.items()}).encode()
+    else:
+        url += ("&" if "?" in url else "?") + urllib.parse.urlencode(values)
+    for _ in range(_REDIRECTS):
+        status, headers, data = request(options, url, body)
+        if status in (301, 302, 303, 307, 308) and headers.get("Location"):
+            url = urllib.parse.urljoin(url, headers["Location"])
+            if status in (301, 302, 303):
+                body = None
+        elif status == 403 and (port := _https_port(data)):
+            parts = urllib.parse.urlsplit(url)
+            url = parts._replace(scheme="https", netloc=f"{parts.hostname}:{port}").geturl()
+        elif status == 200:
+            return data
+        else:
+            raise Refused(f"status {status}")
+    raise Refused("too many redirects")
+
+
+def request(
+    options: Options, url: str, body: bytes | None = None
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """One request as nsqd makes it, with its timeouts. OSError, HTTPException, ValueError."""
+    parts = urllib.parse.urlsplit(url)
+    if not parts.hostname:
+        raise ValueError(f"no host in {url!r}")
+    connection: http.client.HTTPConnection
+    timeout = options.http_client_connect_timeout
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=timeout, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+    try:
+        connection.connect()
+        connection.sock.settimeout(options.http_client_request_timeout)
+        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        headers = {"Accept": _ACCEPT}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection.request("POST" if body is not None else "GET", target, body, headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read(_MOST_BYTES)
+    finally:
+        connection.close()
+
+
+def _https_port(data: bytes) -> int:
+    try:
+        port = json.loads(data)["https_port"]
+        return port if isinstance(port, int) else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def grant_of(data: bytes, now: float) -> Grant:
+    """What a server's reply allows from `now` on. Refused, ValueError."""
+    reply = json.loads(data)
+    if not isinstance(reply, dict):
+        raise Refused("not an object")
+    ttl = reply.get("ttl", 0)
+    if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl <= 0:
+        raise Refused(f"invalid TTL {ttl} (must be >0)")
+    rules = [_rule(item) for item in reply.get("authorizations") or []]
+    identity, url = reply.get("identity") or "", reply.get("identity_url") or ""
+    if not isinstance(identity, str) or not isinstance(url, str):
+        raise Refused("identity must be a string")
+
+    def allows(permission: str, topic: str, channel: str) -> bool:
+        return any(
+            permission in permissions
+            and on_topic.search(topic)
+            and any(pattern.search(channel) for pattern in channels)
+            for permissions, on_topic, channels in rules
+        )
+
+    return Grant(identity, url, len(rules), now + ttl, allows)
+
+
+def _rule(item: Any) -> tuple[set[str], re.Pattern[str], list[re.Pattern[str]]]:
+    if not isinstance(item, dict):
+        raise Refused("an authorisation must be an object")
+    permissions = set(item.get("permissions") or [])
+    if not permissions <= _PERMISSIONS:
+        raise Refused(f"unknown permission {sorted(permissions - _PERMISSIONS)[0]}")
+    try:
+        topic = re.compile(item.get("topic") or "")
+        channels = [re.compile(pattern) for pattern in item.get("channels") or []]
+    except (re.error, TypeError) as exc:
+        raise Refused(f"unable to compile a pattern: {exc}") from None
+    return permissions, topic, channels

@@ -1,0 +1,228 @@
+"""What the connections of one gateway process share: the broker, its producers, and one thread that
+waits for all channels that connections are subscribed to.
+
+Everything but the thread runs in the event loop's thread; what may take long is called in a pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from shmq import _native, layout
+from shmq.broker import Broker
+from shmq.client import Consumer, Producer
+from shmq.errors import Gone, ShmqError
+from shmq.gateway import auth
+from shmq.gateway.protocol import ProtocolError
+from shmq.gateway.session import Grant, Session
+from shmq.layout import QueueEntry, State
+from shmq.options import Options
+
+if TYPE_CHECKING:
+    from shmq.gateway.tcp import Connection
+
+_SLICE_NS: Final = 10**9
+_EPHEMERAL_RETRY: Final = 0.1  # nsqd's: the channel's deletion may be on its way
+_THREADS: Final = 16
+
+
+class Hub:
+    """One per process; `session.Host` for its sessions."""
+
+    def __init__(self, broker: Broker, options: Options, tls_context: Any = None) -> None:
+        self.broker = broker
+        self.options = options
+        self.tls_context = tls_context
+        self.producers: dict[bytes, Producer] = {}
+        self.connections: set[Connection] = set()
+        self.health = "OK"
+        """nsqd's; the supervisor tells."""
+        self.new_topic: Callable[[str], Iterable[str]] = lambda topic: ()
+        """Channels that the nsqlookupds know of a topic that is about to be made. May take long."""
+        self.pool = ThreadPoolExecutor(_THREADS, "gateway")
+        self.sleeper: Sleeper | None = None
+
+    # ---- session.Host ----
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls_context is not None
+
+    @property
+    def auth_enabled(self) -> bool:
+        return bool(self.options.auth_http_address)
+
+    def create_topic(self, topic: str) -> None:
+        """Make the topic if it is missing, with the channels that nsqlookupds know."""
+        source = self.broker._source()
+        if source.directory.find_topic(topic) is None:
+            for channel in self.new_topic(topic):
+                self.broker.create_channel(topic, channel)
+            self.broker.create_topic(topic)
+
+    def open_producer(self, topic: bytes) -> Producer:
+        name = topic.decode()
+        self.create_topic(name)
+        producer = self.producers[topic] = self.broker.producer(name)
+        return producer
+
+    def producer(self, topic: str) -> Producer:
+        """As open_producer; the one there is if it is good."""
+        found = self.producers.get(topic.encode())
+        return found if found is not None else self.open_producer(topic.encode())
+
+    def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Consumer:
+        for last in (False, True):
+            try:
+                self.create_topic(topic.decode())
+                consumer = self.broker.consumer(
+                    topic.decode(), channel.decode(), 1, min(msg_timeout, self._most_timeout)
+                )
+                consumer.limit(0)
+                break
+            except Gone:
+                if last:
+                    raise ProtocolError(
+                        "E_SUB_FAILED", "SUB failed to deleted topic/channel"
+                    ) from None
+                time.sleep(_EPHEMERAL_RETRY)
+        most = self.options.max_channel_consumers
+        if most and self._rank(consumer) >= most:
+            consumer.close()
+            name = f"{topic.decode()}:{channel.decode()}"
+            raise ProtocolError(
+                "E_SUB_FAILED", f"SUB failed consumers for {name} exceeds limit of {most}"
+            )
+        return consumer
+
+    @property
+    def _most_timeout(self) -> float:
+        return int(self.broker._source().directory.limits["max_msg_timeout"]) / 1e9
+
+    def _rank(self, consumer: Consumer) -> int:
+        """How many consumers of the channel, of whatever process, came before this one."""
+        sessions, mine = self._queue(consumer).sessions, consumer.session
+        assert mine is not None
+        since = sessions["since"]
+        others = np.flatnonzero(sessions["client"])
+        return sum((int(since[i]), i) < (int(since[mine[2]]), mine[2]) for i in others.tolist())
+
+    def _queue(self, consumer: Consumer) -> layout.QueueView:
+        session = consumer.session
+        if session is None:
+            raise Gone("the consumer was closed")
+        entry = QueueEntry(session[0], session[1], 0, consumer.channel, False)
+        return self.broker._source().queue(entry)
+
+    def query_auth(self, session: Session, secret: bytes) -> Grant | None:
+        return auth.query(
+            self.options,
+            remote_ip=session.ip,
+            tls=session.tls is not None,
+            common_name=session.tls.common_name if session.tls is not None else "",
+            secret=secret.decode("utf-8", "replace"),
+        )
+
+    def no_room(self) -> str:
+        if self.health != "OK":
+            return self.health.removeprefix("NOK - ")
+        if not self.broker.supervisor_alive():
+            return "exiting"
+        return ""
+
+    def is_in_flight(self, consumer: Consumer, message_id: bytes) -> bool:
+        try:
+            number = int(message_id, 16)
+            if b"%016x" % number != message_id:
+                return False
+            slots = self._queue(consumer).slots
+        except (ValueError, ShmqError):
+            return False
+        held = layout.state(slots["word"]) == State.INFLIGHT
+        return bool(np.any(held & (slots["id"] == np.uint64(number))))
+
+    # ---- connections ----
+
+    def watch(self, connection: Connection) -> None:
+        """Call the connection's `ring` when its channel may have something for it, once."""
+        if self.sleeper is None:
+            self.sleeper = Sleeper(self.broker, asyncio.get_running_loop())
+        self.sleeper.watch(connection.session.consumer, connection)
+
+    def unwatch(self, consumer: Consumer) -> None:
+        """Nobody is there any more for the consumer."""
+        if self.sleeper is not None:
+            self.sleeper.unwatch(consumer)
+
+    def close(self) -> None:
+        """Detach: what is in flight goes back."""
+        if self.sleeper is not None:
+            self.sleeper.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.broker.close()
+
+
+class Sleeper:
+    """The thread. A consumer is watched until it was told once."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiter = _native.Waiter(broker._handle())
+        self._lock = threading.Lock()
+        self._watched: dict[Any, Connection] = {}
+        self._seen: dict[Any, Connection] = {}  # what the thread waits for just now
+        self._closed = False
+        threading.Thread(target=self._run, name="sleeper", daemon=True).start()
+
+    def watch(self, consumer: Any, connection: Connection) -> None:
+        with self._lock:
+            self._watched[consumer] = connection
+            new = consumer not in self._seen
+        if new:
+            self._waiter.wake()
+
+    def unwatch(self, consumer: Any) -> None:
+        with self._lock:
+            watched = self._watched.pop(consumer, None) is not None
+        if watched:
+            self._waiter.wake()  # so that the thread lets go of it
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiter.wake()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                with self._lock:
+                    self._seen = self._watched.copy()
+                consumers = list(self._seen)
+                ready = self._waiter.wait(consumers, _native.now() + _SLICE_NS)
+                if not ready:
+                    continue
+                rung = []
+                with self._lock:
+                    for index in ready:
+                        consumer = consumers[index]
+                        connection = self._watched.pop(consumer, None)
+                        if connection is not None:
+                            rung.append(connection)
+                        else:
+                            self._waiter.pass_on(consumer)
+                    self._seen = {}
+                if rung:
+                    self._loop.call_soon_threadsafe(_ring, rung)
+        except (Gone, RuntimeError):  # the broker or the loop was closed
+            pass
+
+
+def _ring(connections: list[Connection]) -> None:
+    for connection in connections:
+        connection.ring()

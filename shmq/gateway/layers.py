@@ -1,0 +1,195 @@
+"""What may lie between a session and its socket: TLS, snappy, deflate. Bytes in, bytes out.
+
+A layer gives its plain bytes in pieces, on request, so that a small piece of compressed input
+cannot become a large piece of memory before somebody wants it.
+"""
+
+from __future__ import annotations
+
+import ssl
+import zlib
+from collections import deque
+from typing import Any, Final, Protocol
+
+_PIECE: Final = 65536  # bytes of plain data at a time
+_SNAPPY_START: Final = b"\xff\x06\x00\x00sNaPpY"
+#: A chunk has at most 64 KiB of plain data; snappy may make that a sixth longer.
+_SNAPPY_CHUNK: Final = 4 + 65536 + 65536 // 6 + 32
+
+
+class LayerError(Exception):
+    """What came in is not what the layer is for. The sentence is for the client."""
+
+
+class Layer(Protocol):
+    """One direction each: `push` and `pull` from the client, `send` to it."""
+
+    def push(self, data: bytes) -> None:
+        """Bytes from below."""
+
+    def pull(self) -> bytes:
+        """Some plain bytes; empty: push more first. LayerError."""
+
+    def send(self, data: bytes) -> bytes:
+        """What goes down for this, flushed."""
+
+
+class Tls:
+    """The server's side of TLS."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.object = context.wrap_bio(self._in, self._out, server_side=True)
+        self.ended = False
+
+    def push(self, data: bytes) -> None:
+        self._in.write(data)
+
+    def handshake(self) -> tuple[bool, bytes]:
+        """(done, what goes to the client). LayerError."""
+        try:
+            self.object.do_handshake()
+            return True, self._out.read()
+        except ssl.SSLWantReadError:
+            return False, self._out.read()
+        except (ssl.SSLError, OSError) as exc:
+            raise LayerError(_tls_reason(exc)) from None
+
+    @property
+    def alert(self) -> bytes:
+        """What TLS itself has to say after a LayerError."""
+        return self._out.read()
+
+    def pull(self) -> bytes:
+        try:
+            data = self.object.read(_PIECE)
+        except ssl.SSLWantReadError:
+            return b""
+        except ssl.SSLZeroReturnError:
+            data = b""
+        except ssl.SSLError as exc:
+            raise LayerError(_tls_reason(exc)) from None
+        self.ended = not data
+        return data
+
+    def send(self, data: bytes) -> bytes:
+        view = memoryview(data)
+        while view:
+            view = view[self.object.write(view) :]
+        return self._out.read()
+
+
+#: What Go's TLS says of the usual mistakes, which people know.
+_REASONS: Final = {
+    "WRONG_VERSION_NUMBER": "tls: first record does not look like a TLS handshake",
+    "HTTP_REQUEST": "tls: first record does not look like a TLS handshake",
+    "UNSUPPORTED_PROTOCOL": "tls: client offered only unsupported versions",
+    "NO_SHARED_CIPHER": "tls: no cipher suite supported by both client and server",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
+    "CERTIFICATE_VERIFY_FAILED": "tls: failed to verify certificate",
+}
+
+
+def _tls_reason(exc: Exception) -> str:
+    reason = getattr(exc, "reason", None) or ""
+    return _REASONS.get(reason, f"tls: {reason.lower().replace('_', ' ') or exc}")
+
+
+class Deflate:
+    """Raw RFC 1951, one stream per direction, flushed after every write."""
+
+    def __init__(self, level: int) -> None:
+        self._compressor = zlib.compressobj(level, zlib.DEFLATED, -15)
+        self._decompressor = zlib.decompressobj(-15)
+        self._in = b""
+
+    def push(self, data: bytes) -> None:
+        self._in += data
+
+    def pull(self) -> bytes:
+        try:
+            plain = self._decompressor.decompress(self._in, _PIECE)
+        except zlib.error as exc:
+            raise LayerError(f"flate: corrupt input ({exc})") from None
+        self._in = self._decompressor.unconsumed_tail
+        return plain
+
+    def send(self, data: bytes) -> bytes:
+        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+class Snappy:
+    """Snappy's framing format; the client may begin the stream anew as often as it likes."""
+
+    def __init__(self) -> None:
+        import cramjam
+
+        self._snappy: Any = cramjam.snappy
+        self._in = bytearray()
+        self._started = False
+
+    def push(self, data: bytes) -> None:
+        self._in += data
+
+    def pull(self) -> bytes:
+        held = self._in
+        while len(held) >= 4:
+            kind, length = held[0], int.from_bytes(held[1:4], "little")
+            if length > _SNAPPY_CHUNK or 0x02 <= kind <= 0x7F:
+                raise LayerError("snappy: corrupt input")
+            if len(held) < 4 + length:
+                return b""
+            chunk = bytes(held[: 4 + length])
+            del held[: 4 + length]
+            if kind == 0xFF and chunk != _SNAPPY_START:
+                raise LayerError("snappy: corrupt input")
+            if kind > 0x01:
+                continue  # the start of a stream, padding, or what may be skipped
+            try:
+                plain = bytes(self._snappy.decompress(_SNAPPY_START + chunk))
+            except Exception as exc:  # cramjam.DecompressionError, which stubs do not know
+                raise LayerError(f"snappy: corrupt input ({exc})") from None
+            if plain:
+                return plain
+        return b""
+
+    def send(self, data: bytes) -> bytes:
+        packed = bytes(self._snappy.compress(data))
+        if self._started:
+            return packed[len(_SNAPPY_START) :]
+        self._started = True
+        return packed
+
+
+class Stack:
+    """Layers, the lowest first, over what came from the socket."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self._raw: deque[bytes] = deque()
+
+    def push(self, data: bytes) -> None:
+        """From the socket."""
+        if data:
+            self._raw.append(data)
+
+    def pull(self) -> bytes:
+        """Plain bytes from the top; empty: push more first. LayerError."""
+        return self._pull(len(self.layers))
+
+    def _pull(self, height: int) -> bytes:
+        if not height:
+            return self._raw.popleft() if self._raw else b""
+        layer = self.layers[height - 1]
+        while not (data := layer.pull()):
+            below = self._pull(height - 1)
+            if not below:
+                return b""
+            layer.push(below)
+        return data
+
+    def send(self, data: bytes) -> bytes:
+        """What goes to the socket."""
+        for layer in reversed(self.layers):
+            data = layer.send(data)
+        return data

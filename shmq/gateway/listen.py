@@ -1,0 +1,173 @@
+"""The sockets of the gateway: opened by the supervisor's process, so that none is lost with a
+gateway process, and passed to those.
+
+Several processes that serve one port have a socket each (SO_REUSEPORT), so that the kernel spreads
+connections evenly; that nobody else has the port is found out before, with a socket alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shmq.options import Options
+
+_BACKLOG = 1024
+
+
+@dataclass
+class Listeners:
+    """Descriptors by kind (tcp, http, https), one list for each gateway process."""
+
+    workers: list[dict[str, list[int]]]
+    addresses: dict[str, list[str]] = field(default_factory=dict)
+    """Kind -> what it listens on: `host:port`, or a path."""
+    ports: dict[str, int] = field(default_factory=dict)
+    """Kind -> port; -1: a Unix socket, 0: none."""
+    paths: list[str] = field(default_factory=list)
+
+    @property
+    def fds(self) -> list[int]:
+        """All of them."""
+        return sorted({fd for kinds in self.workers for fds in kinds.values() for fd in fds})
+
+    def __bool__(self) -> bool:
+        return any(self.workers)
+
+    def close(self) -> None:
+        """Close them, and remove the Unix sockets that were made."""
+        for fd in self.fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        for path in self.paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self.workers, self.paths = [], []
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """(host, port) of `host:port`, `[v6]:port` or `:port`; None: it is a path."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or "/" in address or int(port) > 65535:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    return host, int(port)
+
+
+def open_listeners(options: Options, passed: Sequence[tuple[int, str]]) -> Listeners:
+    """Open what the options ask for. passed: (descriptor, name) of sockets that a service manager
+    opened, which stand for the addresses of their name. OSError with nsqd's sentence."""
+    count = options.gateway_workers
+    listeners = Listeners([{} for _ in range(count)])
+    wanted = {"tcp": options.tcp_address, "http": options.http_address}
+    if options.tls_cert:
+        wanted["https"] = options.https_address
+    try:
+        for kind, address in wanted.items():
+            fds = [fd for fd, name in passed if name == kind]
+            for fd in fds:
+                _enter(listeners, kind, [fd] * count)
+            if not fds and address:
+                _enter(listeners, kind, _open(address, count, listeners))
+            listeners.ports.setdefault(kind, 0)
+    except BaseException:
+        listeners.close()
+        raise
+    return listeners
+
+
+def _enter(listeners: Listeners, kind: str, fds: list[int]) -> None:
+    for worker, fd in zip(listeners.workers, fds, strict=True):
+        worker.setdefault(kind, []).append(fd)
+    with socket.socket(fileno=os.dup(fds[0])) as sock:
+        name = sock.getsockname()
+    if isinstance(name, tuple):
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        listeners.addresses.setdefault(kind, []).append(f"{host}:{name[1]}")
+        if listeners.ports.get(kind, -1) <= 0:
+            listeners.ports[kind] = name[1]
+    else:
+        listeners.addresses.setdefault(kind, []).append(os.fsdecode(name))
+        listeners.ports.setdefault(kind, -1)
+
+
+def _open(address: str, count: int, listeners: Listeners) -> list[int]:
+    where = split_address(address)
+    try:
+        if where is None:
+            fd = _open_unix(address)
+            listeners.paths.append(address)
+            return [fd] * count
+        return _open_tcp(where, count)
+    except OSError as exc:
+        kind = "tcp" if where is not None else "unix"
+        what = (exc.strerror or str(exc)).lower()
+        raise OSError(f"listen ({address}) failed - listen {kind} {address}: bind: {what}") from exc
+
+
+def _open_unix(path: str) -> int:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+        assert stat.S_ISSOCK(os.stat(path).st_mode)
+        return sock.detach()
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _open_tcp(where: tuple[str, int], count: int) -> list[int]:
+    host, port = where
+    family, address = _resolve(host, port)
+    first = _bind(family, address, False)
+    if count == 1:
+        first.listen(_BACKLOG)
+        return [first.detach()]
+    address = (address[0], first.getsockname()[1], *address[2:])
+    first.close()
+    socks: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            socks.append(_bind(family, address, True))
+        for sock in socks:
+            sock.listen(_BACKLOG)
+    except BaseException:
+        for sock in socks:
+            sock.close()
+        raise
+    return [sock.detach() for sock in socks]
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
+    if not host:
+        if socket.has_dualstack_ipv6():
+            return socket.AF_INET6, ("::", port)
+        return socket.AF_INET, ("0.0.0.0", port)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found.sort(key=lambda item: item[0] != socket.AF_INET)
+    return found[0][0], (str(found[0][4][0]), port)
+
+
+def _bind(
+    family: socket.AddressFamily, address: tuple[str | int, ...], shared: bool
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6 and address[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+        return sock
+    except BaseException:
+        sock.close()
+        raise

@@ -1,0 +1,384 @@
+"""Sockets and timers around sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any, Final
+
+from shmq.gateway.hub import Hub
+from shmq.gateway.layers import Deflate, LayerError, Snappy, Stack, Tls
+from shmq.gateway.session import Session
+
+#: A connection's input buffer: small while it is idle, larger while it fills what it has.
+_FIRST_BUFFER: Final = 4 << 10
+_BUSY_BUFFER: Final = 256 << 10
+_HANDSHAKE_SECONDS: Final = 5.0
+#: How long a closing connection waits for its last bytes to be taken.
+_LAST_WORDS_SECONDS: Final = 5.0
+#: Takes for one connection before the others of the process have their turn.
+_ROUNDS: Final = 4
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client: its socket, its timer and its session."""
+
+    session: Session
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._loop = asyncio.get_running_loop()
+        self._data = bytearray(_FIRST_BUFFER)
+        self._view = memoryview(self._data)
+        self._start = self._end = 0
+        self._stack: Stack | None = None  # None: what comes from the socket is plain
+        self._scratch = memoryview(bytearray(0))
+        self._tls: Tls | None = None  # while its handshake lasts
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._full_since = 0.0  # when the socket would not take more; 0: it does
+        self._eof = self._lost = self._stopped = self._again = self._watched = False
+        self._working = self._pulled = self._paused = False
+        self._job: Any = None
+        self._handshake_until = 0.0
+
+    # ---- asyncio calls ----
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        ip, address = "", "@"
+        if isinstance(peer, tuple):
+            ip = peer[0]
+            address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
+        self.session = Session(self._hub, address, ip, self._loop.time(), time.time())
+        self._hub.connections.add(self)
+        _log.info("TCP: new client(%s)", address)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._stack is not None:
+            return self._scratch
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._stack is not None:
+            self._stack.push(bytes(self._scratch[:nbytes]))
+        else:
+            self._end += nbytes
+        self._work()
+
+    def eof_received(self) -> bool:
+        self._eof = True
+        self._work()
+        return True  # what is left to say is said first
+
+    def pause_writing(self) -> None:
+        self._full_since = self._loop.time()
+        self._arm()
+
+    def resume_writing(self) -> None:
+        self._full_since = 0.0
+        self._soon()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._hub.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        consumer = self.session.consumer
+        self.session.abort()
+        if consumer is not None:
+            self._hub.unwatch(consumer)
+            with contextlib.suppress(RuntimeError):  # the process is ending
+                self._hub.pool.submit(consumer.close)
+        self._view.release()
+        _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
+
+    # ---- the process calls ----
+
+    def stop(self) -> None:
+        """The process ends."""
+        self.session.abort()
+        self._settle()
+
+    # ---- the sleeper calls ----
+
+    def ring(self) -> None:
+        """There may be something to take."""
+        self._watched = False
+        self._work()
+
+    # ---- work ----
+
+    def _soon(self) -> None:
+        if not self._again and not self._lost:
+            self._again = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._again = False
+        self._work()
+
+    def _work(self) -> None:
+        """Everything there is to do now: input, delivery, output, and what to wait for next."""
+        if self._lost or self._working:
+            return
+        self._working = True
+        try:
+            self.session.now = self._loop.time()
+            if self._tls is not None:
+                self._shake_hands()
+            else:
+                self._go_on()
+        except LayerError as error:
+            _log.error("PROTOCOL(V2): [%s] %s", self.session.address, error)
+            self.session.abort()
+        finally:
+            self._working = False
+        self._settle()
+
+    def _go_on(self) -> None:
+        session = self.session
+        if not self._full_since:
+            self._read()
+            for _ in range(_ROUNDS if session.consumer is not None else 0):
+                if not session.pump():
+                    break
+                if session.flush:
+                    self._write()
+                if self._full_since:
+                    break
+            else:
+                if session.consumer is not None:
+                    self._soon()
+        if session.flush:
+            self._write()
+        if session.upgrades and not session.closing and self._tls is None:
+            self._upgrade()
+
+    def _read(self) -> None:
+        """Let the session have what is there."""
+        session = self.session
+        while True:
+            if self._stack is not None and session.job is None and self._tls is None:
+                self._pull()
+            # a session that still waits for the same body has nothing to do
+            self._start = session.receive(self._data, self._start, self._end)
+            if session.job is not None:
+                self._begin(session.job)
+                break
+            self._make_room()
+            if self._stack is None or session.closing or session.upgrades or not self._pulled:
+                break
+        if self._eof and session.job is None and not session.closing:
+            session.end()
+
+    def _pull(self) -> None:
+        assert self._stack is not None
+        data = self._stack.pull()
+        self._pulled = bool(data)
+        if data:
+            self._reserve(len(data))
+            self._data[self._end : self._end + len(data)] = data
+            self._end += len(data)
+        elif self.session.tls is not None and self.session.tls.ended:
+            self._eof = True
+
+    # ---- the input buffer ----
+
+    def _make_room(self) -> None:
+        """So that the next read has somewhere to go."""
+        held = self._end - self._start
+        size = len(self._data)
+        if not held:
+            filled = self._end == size
+            self._start = self._end = 0
+            if filled and size < _BUSY_BUFFER:
+                self._resize(size * 4)
+            elif size > _BUSY_BUFFER:
+                self._resize(_BUSY_BUFFER)
+            return
+        if self._end < size:
+            return
+        if self._start * 2 > size:
+            self._resize(size)
+        else:
+            self._resize(size * 2)  # as it fills: a declared size is only a claim
+
+    def _reserve(self, nbytes: int) -> None:
+        size = len(self._data)
+        while size - (self._end - self._start) < nbytes:
+            size *= 2
+        if size != len(self._data) or self._end + nbytes > size:
+            self._resize(size)
+
+    def _resize(self, size: int) -> None:
+        held = self._end - self._start
+        data = bytearray(size)
+        data[:held] = self._view[self._start : self._end]
+        self._view.release()
+        self._data, self._view = data, memoryview(data)
+        self._start, self._end = 0, held
+
+    # ---- output ----
+
+    def _write(self) -> None:
+        session = self.session
+        if session.output:
+            data = session.output[0] if len(session.output) == 1 else b"".join(session.output)
+            session.written()
+            if self._stack is not None:
+                data = self._stack.send(data)
+            self._transport.write(data)
+        else:
+            session.written()
+
+    # ---- jobs ----
+
+    def _begin(self, job: Any) -> None:
+        if self._job is job:
+            return
+        self._job = job
+        if job.call is None:
+            self._loop.call_later(job.seconds, self._done, job, None, None)
+            return
+        future = self._loop.run_in_executor(self._hub.pool, job.call)
+        future.add_done_callback(lambda done: self._finished(job, done))
+
+    def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        self._done(job, None if error is not None else future.result(), error)
+
+    def _done(self, job: Any, result: Any, error: BaseException | None) -> None:
+        self._job = None
+        session = self.session
+        if self._lost:
+            if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
+                self._hub.pool.submit(result.close)  # a consumer that came too late
+            return
+        session.now = self._loop.time()
+        if session.job is job:
+            session.done(result, error)
+        self._work()
+
+    # ---- upgrades ----
+
+    def _upgrade(self) -> None:
+        """The JSON was written in clear; put the next layer in."""
+        session = self.session
+        if self._stack is None:
+            self._stack = Stack()
+            self._stack.push(bytes(self._view[self._start : self._end]))
+            self._start = self._end = 0
+            self._scratch = memoryview(bytearray(65536))
+        while session.upgrades:
+            layer = session.upgrades[0]
+            if layer == "tls":
+                self._tls = Tls(self._hub.tls_context)
+                self._handshake_until = session.now + _HANDSHAKE_SECONDS
+                self._shake_hands()
+                return
+            if layer == "snappy":
+                self._stack.layers.append(Snappy())
+            else:
+                self._stack.layers.append(Deflate(session.deflate_level))
+            session.upgraded(layer)
+            self._write()
+
+    def _shake_hands(self) -> None:
+        session, tls, stack = self.session, self._tls, self._stack
+        assert tls is not None
+        assert stack is not None
+        while data := stack.pull():
+            tls.push(data)
+        try:
+            done, answer = tls.handshake()
+        except LayerError as error:
+            self._no_handshake(str(error), tls.alert)
+            return
+        self._transport.write(answer)
+        if done:
+            self._tls = None
+            stack.layers.append(tls)
+            session.upgraded("tls", tls)
+            self._write()
+            self._upgrade()
+            self._soon()
+        elif self._eof:
+            self._no_handshake("EOF", b"")
+        elif session.now >= self._handshake_until:
+            self._no_handshake("i/o timeout", b"")
+
+    def _no_handshake(self, reason: str, alert: bytes) -> None:
+        self._tls, self._stack = None, None
+        self._transport.write(alert)
+        self.session.not_upgraded(reason)
+        self._write()
+
+    # ---- what to wait for ----
+
+    def _settle(self) -> None:
+        """After work: close, pause or go on reading, watch the channel, set the timer."""
+        session = self.session
+        if self._lost:
+            return
+        if session.closing and not self._stopped:
+            if session.aborted:
+                session.output.clear()
+            elif session.output:
+                self._write()
+            self._stopped = True
+            self._transport.close()
+            self._loop.call_later(_LAST_WORDS_SECONDS, self._give_up)
+        if self._stopped:
+            return
+        busy = session.job is not None or bool(self._full_since)
+        if busy != self._paused:
+            self._paused = busy
+            if busy:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+        if session.waits and not busy and not self._watched and not self._again:
+            self._watched = True
+            self._hub.watch(self)
+        self._arm()
+
+    def _give_up(self) -> None:
+        if not self._lost:
+            self._transport.abort()
+
+    def _arm(self) -> None:
+        session = self.session
+        when = session.wake_at
+        if self._tls is not None:
+            when = min(when, self._handshake_until)
+        if self._full_since and session.heartbeat:
+            when = min(when, self._full_since + session.heartbeat)
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if when < 1e18:
+            self._timer_at = when
+            self._timer = self._loop.call_at(when, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._lost:
+            return
+        session = self.session
+        now = session.now = self._loop.time()
+        if self._full_since and session.heartbeat and now >= self._full_since + session.heartbeat:
+            self._transport.abort()  # it does not read what it gets
+            return
+        session.tick()
+        self._work()

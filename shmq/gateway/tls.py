@@ -1,0 +1,44 @@
+"""The server's TLS settings from its options (nsqio/nsq nsqd/nsqd.go, buildTLSConfig)."""
+
+from __future__ import annotations
+
+import ssl
+import warnings
+
+from shmq.options import OptionError, Options
+
+_VERSIONS = {
+    "tls1.0": ssl.TLSVersion.TLSv1,
+    "tls1.1": ssl.TLSVersion.TLSv1_1,
+    "tls1.2": ssl.TLSVersion.TLSv1_2,
+    "tls1.3": ssl.TLSVersion.TLSv1_3,
+}
+
+
+def server_context(options: Options) -> ssl.SSLContext | None:
+    """What connections are wrapped with; None without a certificate. OptionError, OSError."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise OptionError("both --tls-cert and --tls-key must be given")
+    if not options.tls_cert:
+        if is_required(options):
+            raise OptionError("cannot require TLS client connections without TLS key and cert")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # nsqd takes whatever certificate it is given, old and SHA-1 signed ones too, and TLS 1.0
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TLS 1.0 and 1.1
+        context.minimum_version = _VERSIONS[options.tls_min_version]
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    if options.tls_root_ca_file:
+        context.load_verify_locations(options.tls_root_ca_file)
+    elif options.tls_client_auth_policy == "require-verify":
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    if options.tls_client_auth_policy in ("require", "require-verify"):
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def is_required(options: Options) -> bool:
+    """Whether clients of the TCP protocol must use TLS; a client policy asks for it too."""
+    return options.tls_required != "false" or options.tls_client_auth_policy != ""

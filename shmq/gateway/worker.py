@@ -1,0 +1,125 @@
+"""A gateway process: `python -m shmq.gateway.worker`, started by the supervisor.
+
+The first line of its stdin is a JSON document: `options` (keywords), `sockets` ({kind: [fd...]}),
+`index`, `workers`, `control` (a directory for sockets among the workers). Further lines tell what
+changes (`health`). The end of stdin is the end of its supervisor: it ends too, and another
+supervisor starts others. SIGTERM: close every connection, detach, end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from shmq import _native
+from shmq.broker import attach_gateway
+from shmq.gateway import tls
+from shmq.gateway.hub import Hub
+from shmq.gateway.tcp import Connection
+from shmq.logs import set_up_logging
+from shmq.options import Options
+
+_BACKLOG = 1024
+_ATTACH_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Run until told to stop."""
+    told = json.loads(sys.stdin.buffer.readline())
+    options = Options.from_keywords(**told["options"])
+    set_up_logging(options)
+    try:
+        import uvloop
+    except ImportError:
+        run: Any = asyncio.run
+    else:
+        run = uvloop.run
+    with contextlib.suppress(_native.Gone):
+        run(Worker(options, told).run())
+    # threads that wait for a slow authorisation server must not delay the end
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Worker:
+    """What one process serves."""
+
+    def __init__(self, options: Options, told: dict[str, Any]) -> None:
+        self.options = options
+        self.told = told
+        self.index: int = told["index"]
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or the end of stdin."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        context = tls.server_context(self.options)
+        broker = await asyncio.to_thread(attach_gateway, self.options.instance, _ATTACH_SECONDS)
+        self.hub = Hub(broker, self.options, context)
+        listening = await self._follow_supervisor()
+        servers = []
+        for sock in self._sockets("tcp"):
+            servers.append(
+                await loop.create_server(lambda: Connection(self.hub), sock=sock, backlog=_BACKLOG)
+            )
+        services = []
+        from shmq.gateway.services import start_services
+
+        services = await start_services(self)
+        _log.debug("gateway %d: serving", self.index)
+        try:
+            await self._stopped.wait()
+        finally:
+            for server in servers:
+                server.close()
+            for connection in list(self.hub.connections):
+                connection.stop()
+            await asyncio.sleep(0)
+            for service in services:
+                with contextlib.suppress(Exception):
+                    await service()
+            listening.cancel()
+            self.hub.close()
+
+    def _sockets(self, kind: str) -> list[socket.socket]:
+        return [_socket_of(fd) for fd in self.told["sockets"].get(kind, ())]
+
+    async def _follow_supervisor(self) -> asyncio.Task[None]:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", 0)
+        )
+
+        async def follow() -> None:
+            while line := await reader.readline():
+                self._hear(json.loads(line))
+            self._stopped.set()
+
+        return loop.create_task(follow())
+
+    def _hear(self, news: dict[str, Any]) -> None:
+        if "health" in news:
+            self.hub.health = news["health"]
+
+
+def _socket_of(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return sock
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The log of a process of the broker: to stderr, as nsqd writes it or as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+import time
+
+from shmq.options import Options
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+
+class _NsqdFormatter(logging.Formatter):
+    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__("%(message)s")
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
+        micros = int(record.created % 1 * 1e6)
+        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {super().format(record)}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line; a traceback is in `exception`, so no record has two lines."""
+
+    def __init__(self, instance: str) -> None:
+        super().__init__("%(message)s")
+        self._instance = instance
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        document = {
+            "time": when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "level": _level(record).lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "instance": self._instance,
+            "pid": os.getpid(),
+        }
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False)
+
+
+def _level(record: logging.LogRecord) -> str:
+    """As nsqd spells it."""
+    if record.levelno >= logging.CRITICAL:
+        return "FATAL"
+    return record.levelname
+
+
+def set_up_logging(options: Options) -> None:
+    """Send the log of this process to stderr, as nsqd does or as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    if options.log_format == "json":
+        handler.setFormatter(_JsonFormatter(options.instance))
+    else:
+        handler.setFormatter(_NsqdFormatter(options.log_prefix))
+    logging.raiseExceptions = False  # a closed stderr must not end a broker
+    logging.basicConfig(level=_LEVELS[options.log_level], handlers=[handler], force=True)

@@ -1,0 +1,145 @@
+"""Processes beside the supervisor, kept going: started, started again when they end, stopped.
+
+Nothing here knows what they are. Each gets one JSON line on its stdin when it begins and further
+ones when something changes; the end of its stdin tells it that the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmq.supervisor.arbiter import Bell
+
+_TICK = 0.25  # seconds between two looks at what there is to tell
+_FIRST_PAUSE = 0.1  # before one that ended is started again; doubles up to
+_LAST_PAUSE = 5.0
+_CALM = 10.0  # seconds after which the pause is short again
+_PATIENCE = 8.0  # seconds from SIGTERM to SIGKILL
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Child:
+    """One of them, living or to be started again."""
+
+    document: dict[str, Any]
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    began: float = 0.0
+    pause: float = _FIRST_PAUSE
+    start_at: float = 0.0
+    told: dict[str, Any] = field(default_factory=dict)
+
+
+class Children:
+    """One loop of the arbiter."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        documents: Sequence[dict[str, Any]],
+        fds: Sequence[int],
+        news: Callable[[], dict[str, Any]],
+    ) -> None:
+        """A process for each of `documents`, all with `argv` and these descriptors. news: what is
+        told when it changes."""
+        self._argv = list(argv)
+        self._children = [_Child(document) for document in documents]
+        self._fds = tuple(fds)
+        self._news = news
+
+    def run(self, bell: Bell) -> None:
+        """The loop. However it ends, no process is left."""
+        try:
+            while not bell.stopped:
+                now = time.monotonic()
+                for child in self._children:
+                    if child.process is None and now >= child.start_at:
+                        self._start(child)
+                    self._tell(child)
+                self._wait()
+        finally:
+            self._stop()
+
+    def _start(self, child: _Child) -> None:
+        child.began = time.monotonic()
+        child.told = self._news()
+        document = {**child.document, **child.told}
+        try:
+            child.process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                pass_fds=self._fds,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which then stops it
+            )
+            child.pidfd = os.pidfd_open(child.process.pid)
+        except OSError as exc:
+            _log.error("cannot start %s: %s", " ".join(self._argv), exc)
+            child.start_at = child.began + _LAST_PAUSE
+            return
+        self._say(child, document)
+
+    def _tell(self, child: _Child) -> None:
+        news = self._news()
+        if child.process is not None and child.told != news:
+            child.told = news
+            self._say(child, news)
+
+    def _say(self, child: _Child, document: dict[str, Any]) -> None:
+        assert child.process is not None
+        assert child.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            child.process.stdin.write(json.dumps(document).encode() + b"\n")
+            child.process.stdin.flush()
+
+    def _wait(self) -> None:
+        living = {child.pidfd: child for child in self._children if child.process is not None}
+        ready, _, _ = select.select(list(living), [], [], _TICK)
+        for fd in ready:
+            self._ended(living[fd])
+
+    def _ended(self, child: _Child) -> None:
+        status = self._reap(child)
+        now = time.monotonic()
+        if now - child.began > _CALM:
+            child.pause = _FIRST_PAUSE
+        _log.error(
+            "%s ended with status %d; starting another in %.1f s",
+            self._argv[-1], status, child.pause,
+        )  # fmt: skip
+        child.start_at = now + child.pause
+        child.pause = min(2 * child.pause, _LAST_PAUSE)
+
+    def _reap(self, child: _Child) -> int:
+        process, child.process = child.process, None
+        assert process is not None
+        status = process.wait()
+        os.close(child.pidfd)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        return status
+
+    def _stop(self) -> None:
+        living = [child for child in self._children if child.process is not None]
+        for child in living:
+            assert child.process is not None
+            child.process.terminate()
+        deadline = time.monotonic() + _PATIENCE
+        for child in living:
+            assert child.process is not None
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+            self._reap(child)

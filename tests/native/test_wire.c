@@ -1,0 +1,163 @@
+/* nsqd's TCP protocol where it comes many at a time: golden bytes, cuts, and deliveries by id. */
+#include "harness.h"
+
+static void bodies_are_found_and_bad_sizes_are_told(void)
+{
+	static const uint8_t data[] = {0, 0, 0, 1, 'a', 0, 0, 0, 2, 'b', 'c', 0xff, 0xff, 0xff, 0xfe};
+	shmq_body bodies[3];
+	uint32_t whole;
+	uint64_t used;
+	int64_t bad;
+
+	EQUAL(shmq_wire_bodies(data, sizeof(data), 100, 3, bodies, &whole, &used, &bad), SHMQ_INVALID);
+	EQUAL(whole, 2);
+	EQUAL(used, 11);
+	EQUAL(bad, -2);
+	EQUAL(bodies[1].length, 2);
+	CHECK(!memcmp(bodies[1].data, "bc", 2));
+	EQUAL(shmq_wire_bodies(data, 11, 1, 2, NULL, &whole, &used, &bad), SHMQ_INVALID);
+	EQUAL(whole, 1);
+	EQUAL(bad, 2);
+	for (uint64_t length = 0; length < 11; length++) {
+		EQUAL(shmq_wire_bodies(data, length, 100, 2, NULL, &whole, &used, &bad), 0);
+		EQUAL(whole, length >= 5);
+		EQUAL(used, length >= 5 ? 5 : 0);
+	}
+	EQUAL(shmq_wire_bodies(data, sizeof(data), 100, 2, NULL, &whole, &used, &bad), 0);
+	EQUAL(whole, 2);
+	EQUAL(shmq_wire_bodies("\0\0\0\0", 4, 100, 1, NULL, &whole, &used, &bad), SHMQ_INVALID);
+	EQUAL(bad, 0);
+}
+
+static void fin_runs_end_where_something_else_begins(void)
+{
+	static const char lines[] = "FIN 18a1f262a9a69001\nFIN 0000000000000000\nFIN 18A1F262A9A69001\n";
+	uint64_t ids[3], used;
+
+	EQUAL(shmq_wire_finishes(lines, sizeof(lines) - 1, ids, 3, &used), 2);
+	EQUAL(used, 42);
+	EQUAL(ids[0], 0x18a1f262a9a69001);
+	EQUAL(ids[1], 0);
+	EQUAL(shmq_wire_finishes(lines, 41, ids, 3, &used), 1);
+	EQUAL(shmq_wire_finishes(lines, 42, ids, 1, &used), 1);
+	EQUAL(used, 21);
+	EQUAL(shmq_wire_finishes("FIN 18a1f262a9a69001\r", 21, ids, 1, &used), 0);
+	EQUAL(used, 0);
+}
+
+static void a_frame_is_nsqds(void)
+{
+	static const uint8_t golden[] = {
+	        0x00, 0x00, 0x00, 0x23, 0x00, 0x00, 0x00, 0x02, 0x18, 0xe9, 0xc5, 0x67, 0xf2, 0xe9, 0x27,
+	        0x62, 0x00, 0x01, '1',  '8',  'a',  '1',  'f',  '2',  '5',  'f',  '3',  '7',  'a',  '6',
+	        '9',  '0',  '0',  '0',  'h',  'e',  'l',  'l',  'o'};
+	shmq_message m = {.id = 0x18a1f25f37a69000,
+	                  .timestamp = 0x18e9c567f2e92762,
+	                  .attempts = 1,
+	                  .body = "hello",
+	                  .length = 5};
+	uint8_t out[64];
+
+	EQUAL(shmq_wire_frame(&m, out), sizeof(golden));
+	CHECK(!memcmp(out, golden, sizeof(golden)));
+}
+
+/* Taken, found and removed in any order; what is settled behind its back is swept, not kept. */
+static void deliveries_are_found_by_id(void)
+{
+	enum { ROUNDS = 400, EACH = 50, MOST = ROUNDS * EACH };
+	static shmq_message live[MOST];
+	world *w = world_start(small_limits(4096, 16384));
+	uint32_t generation, topic = world_topic(w, "t", &generation), n = 0, got;
+	uint64_t serial, random = 88172645463325252u;
+	uint32_t queue = world_queue(w, topic, "c", &serial);
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	shmq_consumer *c = world_consumer(w, b, queue, serial, MOST);
+	shmq_producer *p;
+	shmq_window *window;
+
+	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
+	EQUAL(shmq_window_open(&window), 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		for (int i = 0; i < EACH; i++)
+			EQUAL(world_publish(w, b, p, "x"), 0);
+		EQUAL(shmq_take_bytes(c, live + n, EACH, EACH / 2, soon(), &got), 0);
+		EQUAL(got, EACH / 2); /* one byte each */
+		EQUAL(shmq_take(c, live + n + got, EACH / 2, soon(), &got), 0);
+		EQUAL(shmq_window_reserve(window, c, EACH), 0);
+		for (int i = 0; i < EACH; i++)
+			shmq_window_add(window, &live[n++]);
+		for (int i = 0; i < EACH - 1; i++) {
+			shmq_message m, found;
+			uint32_t at;
+
+			random ^= random << 13;
+			random ^= random >> 7;
+			random ^= random << 17;
+			at = (uint32_t)(random % n);
+			m = live[at];
+			CHECK(shmq_window_find(window, m.id, &found));
+			EQUAL(found.word, m.word);
+			EQUAL(found.slot, m.slot);
+			if (random >> 40 & 1) {
+				CHECK(shmq_window_remove(window, m.id, &found));
+				CHECK(!shmq_window_remove(window, m.id, &found));
+				CHECK(!shmq_window_find(window, m.id, &found));
+			}
+			EQUAL(shmq_finish(c, &m, 1, NULL, soon()), 0);
+			live[at] = live[--n];
+		}
+	}
+	for (uint32_t i = 0; i < n; i++)
+		CHECK(shmq_window_remove(window, live[i].id, &live[i]));
+	shmq_window_free(window);
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	shmq_consumer_free(c);
+	shmq_producer_close(p);
+	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
+
+static void a_consumer_takes_up_to_its_limit(void)
+{
+	world *w = world_start(small_limits(1000, 1000));
+	uint32_t generation, topic = world_topic(w, "t", &generation), got;
+	uint64_t serial;
+	uint32_t queue = world_queue(w, topic, "c", &serial);
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	shmq_consumer *c = world_consumer(w, b, queue, serial, 0);
+	shmq_producer *p;
+	shmq_message m[9];
+
+	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
+	for (int i = 0; i < 9; i++)
+		EQUAL(world_publish(w, b, p, "x"), 0);
+	EQUAL(shmq_take(c, m, 9, soon(), &got), SHMQ_EMPTY);
+	shmq_consumer_limit(c, 4);
+	EQUAL(shmq_take(c, m, 9, soon(), &got), 0);
+	EQUAL(got, 4);
+	shmq_consumer_limit(c, 1);
+	EQUAL(shmq_finish(c, m, 3, NULL, soon()), 0);
+	EQUAL(shmq_take(c, m, 9, soon(), &got), SHMQ_EMPTY);
+	shmq_consumer_limit(c, 3);
+	EQUAL(shmq_take(c, m, 9, soon(), &got), 0);
+	EQUAL(got, 2);
+	SOUND(w);
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	shmq_consumer_free(c);
+	shmq_producer_close(p);
+	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
+
+int main(void)
+{
+	bodies_are_found_and_bad_sizes_are_told();
+	fin_runs_end_where_something_else_begins();
+	a_frame_is_nsqds();
+	deliveries_are_found_by_id();
+	a_consumer_takes_up_to_its_limit();
+	return 0;
+}
