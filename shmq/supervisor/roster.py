@@ -91,6 +91,8 @@ class Queue:
     seen_read: int = 0  # read position up to which files were dropped
     batch_bytes: int = 4 << 20  # to write at once; fewer while the disk is nearly full
     record_bytes: int = 512  # of a record on disk, as last seen
+    no_room: int = -1  # free_tail when nothing more on disk fitted: nothing will until it moves
+    no_room_until: float = 0.0  # monotonic seconds: or until then, if /dev/shm was full
 
     def __post_init__(self) -> None:
         header = self.view.header.reshape(1).view(np.uint8)

@@ -113,6 +113,8 @@ class Spiller:
                     pause = min(pause, _TICK_ON_DISK)
         for row in np.flatnonzero(self._running_low(look, on_disk)).tolist():
             queue = look.queues[row]
+            if queue.no_room == int(hot["free_tail"][row]) and now < queue.no_room_until:
+                continue
             if queue.retry_at <= now and self._guarded(queue, self._restore):
                 self._restored_at, busy = now, True
         for topic in self._roster.topics:
@@ -273,8 +275,18 @@ class Spiller:
             depth = queue.view.read("disk_depth")
             if not self._broker.disk_set(queue.index, read, chunk.position, depth):
                 return False
+        freed = queue.view.read("free_tail")
         fitted = self._broker.restore(queue.index, chunk.data, chunk.position, chunk.next_position)
-        return fitted is not None and fitted[0] > 0
+        if fitted is None or fitted[0]:
+            return fitted is not None
+        queue.no_room, queue.no_room_until = freed, time.monotonic() + _TICK
+        return self._make_way(queue)
+
+    def _make_way(self, queue: Queue) -> bool:
+        """Write some of what is ready: it fills the memory that older messages on disk need, and
+        may not be taken before them."""
+        batch = self._broker.spill_begin(queue.index, queue.ready // 4 + 1, queue.batch_bytes)
+        return batch is not None and self._write_some(queue, batch)
 
     def _set_aside(self, queue: Queue, read: int, write: int, damage: DamagedFile) -> None:
         """Go on behind a damaged file; what was good in it has been delivered. If it was the file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deliveries import Background, Drain, take_all
+from deliveries import Background, Delivered, Drain, take_all
 from processes import Child, eventually
 
 import shmq
@@ -87,6 +89,37 @@ def test_order_is_kept_from_memory_over_disk_to_memory_while_both_sides_work(
     assert take_all(broker, "t", "slow", into=slow.delivered).bodies == expected
     fast.close()
     assert take_all(broker, "t", "fast", into=fast.delivered).bodies == expected
+
+
+def test_memory_full_of_large_bodies_makes_way_for_older_ones_on_disk(
+    serve: Serve, attach: Attach
+) -> None:
+    """What is ready may not be taken before what is on disk, and must not keep the memory that this
+    needs, though it is few messages and nobody waits for room."""
+    server = serve(mem_queue_size=1000, arena_size=1 << 20, max_msg_size=100_000)
+    broker = attach()
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    expected = [b"%07d" % i + bytes(40_000) for i in range(100)]
+    left = iter(expected)
+    for body in itertools.islice(left, 60):
+        producer.publish(body, timeout=10)
+    delivered = Delivered()
+    server.stop()  # so that nothing is read back meanwhile
+    with broker.consumer("t", "c") as consumer:
+        while batch := consumer.take_many(500, timeout=0):
+            delivered.add(batch)
+            batch.finish()
+    with contextlib.suppress(Full):
+        for body in left:
+            producer.publish(body, timeout=0)
+    producer.publish(b"small", timeout=0)  # fits: nobody lacks room
+    assert channel_stats(broker, "t", "c").backend_depth > 0
+    os.kill(server.pid, signal.SIGCONT)
+    take_all(broker, "t", "c", into=delivered)
+    count = len(delivered.bodies) - 1
+    assert count > 60
+    assert delivered.bodies == [*expected[:count], b"small"]
 
 
 def test_everything_is_kept_over_a_clean_stop_in_nsqds_files(
