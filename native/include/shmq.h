@@ -194,7 +194,9 @@ void shmq_producer_close(shmq_producer *p);
  */
 int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
                  uint64_t *first_id);
+#ifndef SHMQ_LARGE
 #define SHMQ_LARGE 65536u
+#endif
 /* Sleep until the queue that was full may have room, or `deadline` (monotonic ns), at most 10 ms
  * blind. 0: look again; SHMQ_TIMEOUT; SHMQ_INTERRUPTED. */
 int shmq_producer_wait(shmq_producer *p, int64_t deadline);
