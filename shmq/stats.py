@@ -64,6 +64,8 @@ class SessionStats:
     finished: int
     requeued: int
     timed_out: int
+    index: int
+    """Of its session in the queue."""
 
     def to_json(self) -> dict[str, Any]:
         """As nsqd shows a client of a channel."""
@@ -482,6 +484,7 @@ def _sessions(view: QueueView, clients: dict[int, ClientStats]) -> list[SessionS
                     finished=int(row["finished"]),
                     requeued=int(row["requeued"]),
                     timed_out=int(row["timed_out"]),
+                    index=index,
                 )
             )
     return found

@@ -158,7 +158,7 @@ class Gateway:
 
 
 def _check_installed() -> None:
-    for name in ("aiohttp", "cramjam", "prometheus_client"):
+    for name in ("aiohttp", "cramjam"):
         if importlib.util.find_spec(name) is None:
             raise OSError(
                 f"the gateway needs {name}: pip install 'shmq[gateway]', or serve shared memory "

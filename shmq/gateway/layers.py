@@ -56,6 +56,27 @@ class Tls:
             raise LayerError(_tls_reason(exc)) from None
 
     @property
+    def version(self) -> str:
+        """As nsqd names it: TLS1.0 ... TLS1.3."""
+        version = (self.object.version() or "").replace("TLSv", "TLS")
+        return version if "." in version else f"{version}.0"
+
+    @property
+    def cipher_suite(self) -> str:
+        """As nsqd names it: Go's name of an older suite, `Unknown <id>` of the others."""
+        cipher = self.object.cipher()
+        name = cipher[0] if cipher else ""
+        return _SUITES.get(name, name)
+
+    @property
+    def common_name(self) -> str:
+        """Of the client's certificate; empty without one."""
+        certificate = self.object.getpeercert() or {}
+        parts: Any = certificate.get("subject", ())
+        names = [value for part in parts for key, value in part if key == "commonName"]
+        return str(names[0]) if names else ""
+
+    @property
     def alert(self) -> bytes:
         """What TLS itself has to say after a LayerError."""
         return self._out.read()
@@ -78,6 +99,19 @@ class Tls:
             view = view[self.object.write(view) :]
         return self._out.read()
 
+
+_SUITES: Final = {
+    "TLS_AES_128_GCM_SHA256": "Unknown 4865",
+    "TLS_AES_256_GCM_SHA384": "Unknown 4866",
+    "TLS_CHACHA20_POLY1305_SHA256": "Unknown 4867",
+    "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "ECDHE-RSA-AES128-SHA": "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "ECDHE-RSA-AES256-SHA": "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "AES128-SHA": "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "AES256-SHA": "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "DES-CBC3-SHA": "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+}
 
 #: What Go's TLS says of the usual mistakes, which people know.
 _REASONS: Final = {

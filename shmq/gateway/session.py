@@ -857,6 +857,48 @@ class Session:
         reason = b"client does not own message" if elsewhere else b"ID not in flight"
         self._say(protocol.failed(command, message_id, reason))
 
+    # ---- what /stats shows ----
+
+    def describe(self) -> dict[str, Any]:
+        """As nsqd shows a client; `session` says which of its channel's it is."""
+        consumer, tls, grant = self.consumer, self.tls, self.grant
+        document: dict[str, Any] = {
+            "client_id": self.client_id,
+            "hostname": self.hostname,
+            "version": "V2",
+            "remote_address": self.address,
+            "state": self.state,
+            "ready_count": self.ready,
+            "in_flight_count": consumer.in_flight if consumer is not None else 0,
+            "message_count": self.message_count,
+            "finish_count": self.finish_count,
+            "requeue_count": self.requeue_count,
+            "connect_ts": int(self.connected_at),
+            "sample_rate": self.sample_rate,
+            "deflate": self.deflate,
+            "snappy": self.snappy,
+            "user_agent": self.user_agent,
+        }
+        if grant is not None:
+            document["authed"] = True
+            if grant.identity:
+                document["auth_identity"] = grant.identity
+            if grant.identity_url:
+                document["auth_identity_url"] = grant.identity_url
+        document["topology_zone"], document["topology_region"] = self.zone, self.region
+        if self.pub_counts:
+            document["pub_counts"] = [
+                {"topic": topic.decode(), "count": count}
+                for topic, count in self.pub_counts.items()
+            ]
+        document["tls"] = tls is not None
+        document["tls_cipher_suite"] = tls.cipher_suite if tls is not None else ""
+        document["tls_version"] = tls.version if tls is not None else ""
+        document["tls_negotiated_protocol"] = ""
+        document["tls_negotiated_protocol_is_mutual"] = tls is not None
+        document["session"] = consumer.session if consumer is not None else None
+        return document
+
     # ---- delivery ----
 
     def pump(self) -> bool:

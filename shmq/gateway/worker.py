@@ -15,12 +15,15 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from typing import Any
 
 from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.gateway import tls
+from shmq.gateway.control import Control
+from shmq.gateway.http import Http
 from shmq.gateway.hub import Hub
 from shmq.gateway.tcp import Connection
 from shmq.logs import set_up_logging
@@ -56,8 +59,12 @@ class Worker:
 
     def __init__(self, options: Options, told: dict[str, Any]) -> None:
         self.options = options
-        self.told = told
         self.index: int = told["index"]
+        self.ports: dict[str, int] = told["ports"]
+        """Kind (tcp, http, https) -> port listened on; -1: a Unix socket, 0: none."""
+        self.start_time: int = told["start_time"]
+        self.argv: list[str] = told["argv"]
+        self._told = told
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -68,16 +75,14 @@ class Worker:
         context = tls.server_context(self.options)
         broker = await asyncio.to_thread(attach_gateway, self.options.instance, _ATTACH_SECONDS)
         self.hub = Hub(broker, self.options, context)
-        listening = await self._follow_supervisor()
-        servers = []
-        for sock in self._sockets("tcp"):
-            servers.append(
-                await loop.create_server(lambda: Connection(self.hub), sock=sock, backlog=_BACKLOG)
-            )
-        services = []
-        from shmq.gateway.services import start_services
-
-        services = await start_services(self)
+        self.hub.health = self._told.get("health", "OK")
+        self.control = Control(
+            self._told["control"], self.index, self._told["workers"], self._answer
+        )
+        self.http = Http(self)
+        following = await self._follow_supervisor()
+        await self.control.start()
+        servers = await self._serve(context)
         _log.debug("gateway %d: serving", self.index)
         try:
             await self._stopped.wait()
@@ -87,14 +92,28 @@ class Worker:
             for connection in list(self.hub.connections):
                 connection.stop()
             await asyncio.sleep(0)
-            for service in services:
-                with contextlib.suppress(Exception):
-                    await service()
-            listening.cancel()
+            following.cancel()
+            await self.control.close()
             self.hub.close()
 
+    async def _serve(self, context: ssl.SSLContext | None) -> list[asyncio.AbstractServer]:
+        loop = asyncio.get_running_loop()
+        servers: list[asyncio.AbstractServer] = [
+            await loop.create_server(lambda: Connection(self.hub), sock=sock, backlog=_BACKLOG)
+            for sock in self._sockets("tcp")
+        ]
+        for kind, secure in (("http", None), ("https", context)):
+            for sock in self._sockets(kind):
+                serving = self.http.server(secure is not None)
+                servers.append(
+                    await loop.create_server(serving, sock=sock, ssl=secure, backlog=_BACKLOG)
+                )
+        return servers
+
     def _sockets(self, kind: str) -> list[socket.socket]:
-        return [_socket_of(fd) for fd in self.told["sockets"].get(kind, ())]
+        return [_socket_of(fd) for fd in self._told["sockets"].get(kind, ())]
+
+    # ---- the supervisor and the other processes ----
 
     async def _follow_supervisor(self) -> asyncio.Task[None]:
         reader = asyncio.StreamReader()
@@ -105,14 +124,29 @@ class Worker:
 
         async def follow() -> None:
             while line := await reader.readline():
-                self._hear(json.loads(line))
+                self.hub.health = json.loads(line).get("health", "OK")
             self._stopped.set()
 
         return loop.create_task(follow())
 
-    def _hear(self, news: dict[str, Any]) -> None:
-        if "health" in news:
-            self.hub.health = news["health"]
+    async def _answer(self, question: dict[str, Any]) -> Any:
+        """What another gateway process asks, or this one itself."""
+        if question["ask"] == "connections":
+            pid = os.getpid()
+            return [{**item.session.describe(), "pid": pid} for item in self.hub.connections]
+        if question["ask"] == "change":
+            self.options = self.hub.options = self.options.replace(**question["options"])
+            self.http.changed()
+            return True
+        return None
+
+    def statsd_prefix(self) -> str:
+        """What statsd names begin with."""
+        options = self.options
+        port = options.broadcast_http_port or self.ports.get("http", 0)
+        host = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
+        prefix = options.statsd_prefix.replace("%s", host)
+        return prefix if prefix.endswith(".") or not prefix else f"{prefix}."
 
 
 def _socket_of(fd: int) -> socket.socket:

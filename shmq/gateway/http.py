@@ -1,0 +1,576 @@
+"""nsqd's HTTP interface (nsqio/nsq nsqd/http.go), and `/metrics` for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import gc
+import json
+import logging
+import re
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from shmq import _native, prometheus
+from shmq.errors import Full, Gone, MessageTooBig, ShmqError
+from shmq.gateway.report import Report
+from shmq.names import valid_name
+from shmq.options import OPTIONS, Kind, to_ns
+from shmq.stats import NSQD_VERSION
+
+if TYPE_CHECKING:
+    from shmq.gateway.worker import Worker
+
+_JSON: Final = "application/json; charset=utf-8"
+_TEXT: Final = "text/plain; charset=utf-8"
+_ROOM_EVERY: Final = 0.002
+_PROFILE_SECONDS: Final = 30
+_LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
+_LOGGING: Final = {
+    "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
+    "error": logging.ERROR, "fatal": logging.CRITICAL,
+}  # fmt: skip
+_REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
+_TLS_NUMBERS: Final = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
+
+_log = logging.getLogger(__name__)
+
+
+class HttpError(Exception):
+    """What a request is answered with instead: a status and nsqd's word for it."""
+
+    def __init__(self, status: int, text: str, close: bool = False) -> None:
+        super().__init__(status, text)
+        self.status = status
+        self.text = text
+        self.close = close
+
+
+Params = dict[str, str]
+Answer = web.StreamResponse | str | dict[str, Any] | None
+Handler = Callable[[web.BaseRequest, Params], Awaitable[Answer]]
+
+
+class Http:
+    """The routes of one gateway process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._hub = worker.hub
+        self._options = worker.options
+        topic, channel = "/topic/", "/channel/"
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/ping": {"GET": self._ping},
+            "/info": {"GET": self._info},
+            "/stats": {"GET": self._stats},
+            "/metrics": {"GET": self._metrics},
+            "/pub": {"POST": self._pub},
+            "/mpub": {"POST": self._mpub},
+            f"{topic}create": {"POST": self._create_topic},
+            f"{topic}empty": {"POST": self._empty_topic},
+            f"{topic}delete": {"POST": self._topic_verb("delete_topic")},
+            f"{topic}pause": {"POST": self._topic_verb("pause_topic")},
+            f"{topic}unpause": {"POST": self._topic_verb("unpause_topic")},
+            f"{channel}create": {"POST": self._create_channel},
+            **{
+                f"{channel}{verb}": {"POST": self._channel_verb(f"{verb}_channel")}
+                for verb in ("delete", "empty", "pause", "unpause")
+            },
+            "/debug/pprof/": {"GET": self._pprof},
+            "/debug/pprof/cmdline": {"GET": self._cmdline},
+            "/debug/pprof/symbol": {"GET": self._symbol, "POST": self._symbol},
+            "/debug/pprof/profile": {"GET": self._profile},
+            "/debug/pprof/heap": {"GET": self._heap},
+            "/debug/pprof/goroutine": {"GET": self._goroutine},
+            "/debug/pprof/block": {"GET": self._meaningless},
+            "/debug/pprof/threadcreate": {"GET": self._meaningless},
+            "/debug/freememory": {"POST": self._freememory},
+            "/debug/setblockrate": {"PUT": self._setblockrate},
+        }
+
+    def server(self, secure: bool) -> web.Server:
+        """What a listening socket is served with; secure: it is TLS."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self._handle(request, secure)
+
+        return web.Server(handle, access_log=None)
+
+    # ---- every request ----
+
+    async def _handle(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
+        began = time.perf_counter()
+        raw = request.raw_path
+        path, _, query = raw.partition("?")
+        path = urllib.parse.unquote(path)
+        response = await self._answer(request, path, query, secure)
+        if path not in ("/pub", "/mpub"):
+            took = (time.perf_counter() - began) * 1000
+            _log.info("%d %s %s (%s) %.3fms", response.status, request.method, raw,
+                      request.remote or "@", took)  # fmt: skip
+        return response
+
+    async def _answer(
+        self, request: web.BaseRequest, path: str, query: str, secure: bool
+    ) -> web.StreamResponse:
+        options = self._options
+        everywhere = options.tls_required == "true" or (
+            options.tls_required == "false" and options.tls_client_auth_policy
+        )
+        if everywhere and not secure:
+            port = self._worker.ports.get("https", 0)
+            body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
+            return _response(403, body, _JSON, nsq=False)
+        methods = self._methods(path)
+        if methods is None:
+            return self._elsewhere(request.method, path, query)
+        if request.method == "OPTIONS":
+            return web.Response(status=200, headers={"Allow": _allow(methods)})
+        handler = methods.get(request.method)
+        if handler is None:
+            response = _failure(405, "METHOD_NOT_ALLOWED")
+            response.headers["Allow"] = _allow(methods)
+            return response
+        plain = path == "/ping" or path.startswith("/debug/")
+        try:
+            answer = await handler(request, _params(query))
+        except HttpError as error:
+            response = _failure(error.status, error.text)
+            if error.close:
+                response.force_close()
+            return response
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception:
+            _log.exception("%s %s crashed", request.method, path)
+            return _failure(500, "INTERNAL_ERROR")
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        if answer is None or answer == "":
+            return _response(200, "", None, nsq=not plain)
+        if isinstance(answer, dict):
+            return _response(200, _dump(answer), _JSON, nsq=not plain)
+        return _response(200, answer, _TEXT, nsq=not plain)
+
+    def _methods(self, path: str) -> dict[str, Handler] | None:
+        found = self._routes.get(path)
+        if found is None and re.fullmatch(r"/config/[^/]+", path):
+            return {"GET": self._get_config, "PUT": self._put_config}
+        return found
+
+    def _elsewhere(self, method: str, path: str, query: str) -> web.StreamResponse:
+        """An unknown path; one that only a slash or letter case keeps from being known is told."""
+        folded = path.rstrip("/") or "/"
+        for candidate in (folded, f"{folded}/", folded.lower(), f"{folded.lower()}/"):
+            if candidate != path and self._methods(candidate) is not None:
+                where = candidate + (f"?{query}" if query else "")
+                status = 301 if method == "GET" else 307
+                return web.Response(status=status, headers={"Location": where})
+        return _failure(404, "NOT_FOUND")
+
+    async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._hub.pool, call, *args)
+
+    # ---- /ping, /info, /stats, /metrics ----
+
+    @property
+    def _health(self) -> str:
+        if not self._hub.broker.supervisor_alive():
+            return "NOK - the supervisor is not running"
+        return self._hub.health
+
+    async def _ping(self, request: web.BaseRequest, params: Params) -> Answer:
+        health = self._health
+        return _response(200 if health == "OK" else 500, health, _TEXT, nsq=False)
+
+    async def _info(self, request: web.BaseRequest, params: Params) -> Answer:
+        options, worker = self._options, self._worker
+        return {
+            "version": NSQD_VERSION,
+            "broadcast_address": options.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": worker.ports.get("http", 0),
+            "tcp_port": worker.ports.get("tcp", 0),
+            "start_time": worker.start_time,
+            "max_heartbeat_interval": to_ns(options.max_heartbeat_interval),
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": to_ns(options.max_output_buffer_timeout),
+            "max_deflate_level": options.max_deflate_level,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
+
+    async def report(self) -> Report:
+        """One look at everything."""
+        stats = await self._call(self._hub.broker.stats)
+        answers = await self._worker.control.ask_all({"ask": "connections"})
+        connections = [item for answer in answers for item in answer]
+        return Report(
+            stats, connections, self._health, self._worker.start_time,
+            self._options.e2e_processing_latency_percentile,
+        )  # fmt: skip
+
+    async def _stats(self, request: web.BaseRequest, params: Params) -> Answer:
+        wanted = (
+            params.get("topic", ""),
+            params.get("channel", ""),
+            params.get("include_clients") not in ("false", "0"),
+            params.get("include_mem") not in ("false", "0"),
+        )
+        report = await self.report()
+        if params.get("format") == "json":
+            return report.document(*wanted)
+        return report.text(*wanted)
+
+    async def _metrics(self, request: web.BaseRequest, params: Params) -> Answer:
+        stats = await self._call(self._hub.broker.stats)
+        page = await self._call(prometheus.exposition, stats)
+        return web.Response(body=page.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    # ---- publishing ----
+
+    async def _pub(self, request: web.BaseRequest, params: Params) -> Answer:
+        options = self._options
+        body = await _read(request, options.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic = _topic(params, "INVALID_TOPIC")
+        await self._call(self._hub.producer, topic)
+        defer = None
+        if "defer" in params:
+            text = params["defer"]
+            most = round(options.max_req_timeout * 1000)
+            if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not 0 <= int(text) <= most:
+                raise HttpError(400, "INVALID_DEFER")
+            defer = int(text) / 1000 or None
+        await self._publish(topic, lambda producer: producer.publish(body, defer, 0))
+        return "OK"
+
+    async def _mpub(self, request: web.BaseRequest, params: Params) -> Answer:
+        options = self._options
+        _declared(request, options.max_body_size, "BODY_TOO_BIG")
+        topic = _topic(params, "INVALID_TOPIC")
+        await self._call(self._hub.producer, topic)
+        body = await _read(request, options.max_body_size, "BODY_TOO_BIG")
+        binary = "binary" in params and params["binary"] not in ("false", "0")
+        if binary:
+            messages = _binary_bodies(body, options.max_msg_size, options.max_body_size)
+        else:
+            messages = [line for line in body.split(b"\n") if line]
+            if any(len(line) > options.max_msg_size for line in messages):
+                raise HttpError(413, "MSG_TOO_BIG")
+        await self._publish_many(topic, messages)
+        return "OK"
+
+    async def _publish_many(self, topic: str, messages: list[bytes]) -> None:
+        """All at once; what can never fit into memory, in halves."""
+        if not messages:
+            return
+        try:
+            await self._publish(topic, lambda producer: producer.publish_list(messages, None, 0))
+        except MessageTooBig:
+            if len(messages) == 1:
+                raise HttpError(413, "MSG_TOO_BIG") from None
+            middle = len(messages) // 2
+            await self._publish_many(topic, messages[:middle])
+            await self._publish_many(topic, messages[middle:])
+
+    async def _publish(self, topic: str, publish: Callable[[Any], Any]) -> None:
+        while True:
+            producer = self._hub.producers.get(topic.encode())
+            try:
+                if producer is None:
+                    producer = await self._call(self._hub.producer, topic)
+                publish(producer)
+                return
+            except Full:
+                if self._hub.no_room():
+                    raise HttpError(503, "EXITING") from None
+                await asyncio.sleep(_ROOM_EVERY)
+            except Gone:
+                self._hub.producers.pop(topic.encode(), None)
+                if self._hub.broker.closed:
+                    raise HttpError(503, "EXITING") from None
+            except MessageTooBig:
+                raise
+            except ShmqError as exc:
+                _log.error("publish to %s: %s", topic, exc)
+                raise HttpError(503, "EXITING") from None
+
+    # ---- topics and channels ----
+
+    async def _create_topic(self, request: web.BaseRequest, params: Params) -> Answer:
+        await self._call(self._hub.create_topic, _topic(params, "INVALID_TOPIC"))
+        return None
+
+    async def _empty_topic(self, request: web.BaseRequest, params: Params) -> Answer:
+        topic = _topic(params, "INVALID_TOPIC")
+        await self._existing(lambda: self._hub.broker.empty_topic(topic), "TOPIC_NOT_FOUND")
+        return None
+
+    def _topic_verb(self, verb: str) -> Handler:
+        async def handler(request: web.BaseRequest, params: Params) -> Answer:
+            topic = params.get("topic")
+            if topic is None:
+                raise HttpError(400, "MISSING_ARG_TOPIC")
+            if not valid_name(topic):
+                raise HttpError(404, "TOPIC_NOT_FOUND")
+            call = getattr(self._hub.broker, verb)
+            await self._existing(lambda: call(topic), "TOPIC_NOT_FOUND")
+            self._hub.producers.pop(topic.encode(), None)
+            return None
+
+        return handler
+
+    async def _create_channel(self, request: web.BaseRequest, params: Params) -> Answer:
+        topic, channel = self._channel_of(params)
+        await self._call(self._hub.broker.create_channel, topic, channel)
+        return None
+
+    def _channel_verb(self, verb: str) -> Handler:
+        async def handler(request: web.BaseRequest, params: Params) -> Answer:
+            topic, channel = self._channel_of(params)
+            call = getattr(self._hub.broker, verb)
+            await self._existing(lambda: call(topic, channel), "CHANNEL_NOT_FOUND")
+            return None
+
+        return handler
+
+    def _channel_of(self, params: Params) -> tuple[str, str]:
+        """Both names, of a topic that there is."""
+        topic = _topic(params, "INVALID_ARG_TOPIC")
+        channel = params.get("channel")
+        if channel is None:
+            raise HttpError(400, "MISSING_ARG_CHANNEL")
+        if not valid_name(channel):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        if self._hub.broker._source().directory.find_topic(topic) is None:
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return topic, channel
+
+    async def _existing(self, call: Callable[[], Any], missing: str) -> None:
+        try:
+            await self._call(call)
+        except Gone:
+            raise HttpError(404, missing) from None
+
+    # ---- /config ----
+
+    async def _get_config(self, request: web.BaseRequest, params: Params) -> Answer:
+        return self._config(request.raw_path.partition("?")[0].rpartition("/")[2])
+
+    def _config(self, key: str) -> Answer:
+        option = next((item for item in OPTIONS.values() if item.key == key), None)
+        if option is None:
+            raise HttpError(400, "INVALID_OPTION")
+        value = getattr(self._options, option.name)
+        if option.name == "log_level":
+            value = _LEVELS.index(value) + 1
+        elif option.name == "tls_required":
+            value = _REQUIRED[value] or (2 if self._options.tls_client_auth_policy else 0)
+        elif option.name == "tls_min_version":
+            value = _TLS_NUMBERS[value]
+        elif option.name == "statsd_prefix":
+            value = self._worker.statsd_prefix()
+        elif option.kind is Kind.DURATION:
+            value = to_ns(value)
+        elif option.kind is Kind.MODE:
+            value = option.show(value)
+        if isinstance(value, str):
+            return value
+        return _response(200, _dump(value), _JSON, nsq=True)
+
+    async def _put_config(self, request: web.BaseRequest, params: Params) -> Answer:
+        key = request.raw_path.partition("?")[0].rpartition("/")[2]
+        try:
+            body = await _read(request, self._options.max_msg_size, "INVALID_VALUE")
+        except HttpError:
+            raise HttpError(413, "INVALID_VALUE") from None
+        if not body:
+            raise HttpError(413, "INVALID_VALUE")
+        if key == "nsqlookupd_tcp_addresses":
+            try:
+                value = json.loads(body)
+            except ValueError:
+                raise HttpError(400, "INVALID_VALUE") from None
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise HttpError(400, "INVALID_VALUE")
+            change: dict[str, Any] = {"lookupd_tcp_address": value}
+        elif key == "log_level":
+            level = body.decode("utf-8", "replace").lower()
+            if level not in _LEVELS:
+                raise HttpError(400, "INVALID_VALUE")
+            change = {"log_level": level}
+        else:
+            raise HttpError(400, "INVALID_OPTION")
+        await self._worker.control.ask_all({"ask": "change", "options": change})
+        return self._config(key)
+
+    def changed(self) -> None:
+        """The worker's options are others now."""
+        self._options = self._worker.options
+        logging.getLogger().setLevel(_LOGGING[self._options.log_level])
+
+    # ---- /debug ----
+
+    async def _pprof(self, request: web.BaseRequest, params: Params) -> Answer:
+        return _debug(
+            "profiles of this gateway process:\n"
+            "cmdline    its command line\n"
+            "profile    ?seconds=N: a cProfile of its event loop, to be read with pstats\n"
+            "heap       objects by type\n"
+            "goroutine  what its threads and tasks do\n"
+            "block, threadcreate, symbol: mean nothing in Python\n"
+        )
+
+    async def _cmdline(self, request: web.BaseRequest, params: Params) -> Answer:
+        return _debug("\0".join(self._worker.argv))
+
+    async def _symbol(self, request: web.BaseRequest, params: Params) -> Answer:
+        return _debug("num_symbols: 0\n")
+
+    async def _meaningless(self, request: web.BaseRequest, params: Params) -> Answer:
+        return _debug("there is no such profile in Python\n")
+
+    async def _profile(self, request: web.BaseRequest, params: Params) -> Answer:
+        try:
+            seconds = float(params.get("seconds", _PROFILE_SECONDS))
+        except ValueError:
+            seconds = _PROFILE_SECONDS
+        profile = cProfile.Profile()
+        try:
+            profile.enable()
+        except ValueError:
+            return _debug("a profile is being taken already\n", 500)
+        try:
+            await asyncio.sleep(min(max(seconds, 0.01), 300.0))
+        finally:
+            profile.disable()
+        with tempfile.NamedTemporaryFile() as file:
+            await self._call(profile.dump_stats, file.name)
+            data = await self._call(file.read)
+        return web.Response(body=data, headers={"Content-Type": "application/octet-stream"})
+
+    async def _heap(self, request: web.BaseRequest, params: Params) -> Answer:
+        counts: dict[str, int] = {}
+        for thing in gc.get_objects():
+            name = type(thing).__qualname__
+            counts[name] = counts.get(name, 0) + 1
+        lines = sorted(counts.items(), key=lambda item: -item[1])
+        return _debug("".join(f"{count:10d} {name}\n" for name, count in lines))
+
+    async def _goroutine(self, request: web.BaseRequest, params: Params) -> Answer:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        parts = [
+            f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
+            for ident, frame in sys._current_frames().items()
+        ]
+        parts += [f"task {task.get_name()}: {task.get_coro()}\n" for task in asyncio.all_tasks()]
+        return _debug("".join(parts))
+
+    async def _freememory(self, request: web.BaseRequest, params: Params) -> Answer:
+        gc.collect()
+        return _debug("INTERNAL_ERROR", 500)  # nsqd's answer, after it has done it
+
+    async def _setblockrate(self, request: web.BaseRequest, params: Params) -> Answer:
+        rate = params.get("rate", "")
+        if not re.fullmatch(r"[+-]?[0-9]+", rate):
+            quoted = json.dumps(rate)
+            return _debug(
+                f"invalid block rate : strconv.Atoi: parsing {quoted}: invalid syntax", 400
+            )
+        return _debug("INTERNAL_ERROR", 500)
+
+
+# ---- helpers ----
+
+
+def _response(status: int, body: str, kind: str | None, nsq: bool) -> web.Response:
+    headers = {"X-Nsq-Content-Type": "nsq; version=1.0"} if nsq else {}
+    if kind is not None:
+        headers["Content-Type"] = kind
+    response = web.Response(status=status, headers=headers, body=body.encode())
+    if kind is None:
+        response.headers.pop("Content-Type", None)
+    return response
+
+
+def _debug(text: str, status: int = 200) -> web.Response:
+    return _response(status, text, _TEXT, nsq=False)
+
+
+def _failure(status: int, text: str) -> web.Response:
+    return _response(status, _dump({"message": text}), _JSON, nsq=True)
+
+
+def _dump(document: Any) -> str:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+
+def _allow(methods: dict[str, Handler]) -> str:
+    return ", ".join(sorted([*methods, "OPTIONS"]))
+
+
+def _params(query: str) -> Params:
+    """As Go's url.ParseQuery: the first of a repeated key; HttpError if it cannot be parsed."""
+    found: Params = {}
+    for part in query.split("&"):
+        if not part:
+            continue
+        if ";" in part or re.search(r"%(?![0-9a-fA-F]{2})", part):
+            raise HttpError(400, "INVALID_REQUEST")
+        key, _, value = part.partition("=")
+        found.setdefault(urllib.parse.unquote_plus(key), urllib.parse.unquote_plus(value))
+    return found
+
+
+def _topic(params: Params, invalid: str) -> str:
+    topic = params.get("topic")
+    if topic is None:
+        raise HttpError(400, "MISSING_ARG_TOPIC")
+    if not valid_name(topic):
+        raise HttpError(400, invalid)
+    return topic
+
+
+def _declared(request: web.BaseRequest, most: int, text: str) -> None:
+    if request.content_length is not None and request.content_length > most:
+        raise HttpError(413, text, close=True)
+
+
+async def _read(request: web.BaseRequest, most: int, text: str) -> bytes:
+    """The body, of at most so many bytes."""
+    _declared(request, most, text)
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > most:
+            raise HttpError(413, text, close=True)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _binary_bodies(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
+    """As MPUB has them, without the size before all."""
+    count = int.from_bytes(body[:4], "big", signed=True)
+    if len(body) < 4 or not 0 < count <= (max_body_size - 4) // 5:
+        raise HttpError(413, "BAD_BODY")
+    _, whole, _ = _native.scan_bodies(body, 4, len(body), count, max_msg_size)
+    if whole < count:
+        raise HttpError(413, "BAD_MESSAGE")
+    messages, at = [], 4
+    for _ in range(count):
+        size = int.from_bytes(body[at : at + 4], "big")
+        messages.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    return messages
