@@ -48,12 +48,14 @@ def _load_native() -> str:
 __version__ = _load_native()
 
 from shmq.broker import Broker, attach  # noqa: E402
-from shmq.client import Batch, Consumer, Loan, Message, Producer  # noqa: E402
+from shmq.client import Batch, Consumer, Lease, LeasedBatch, Lessee, Loan, Message, Producer  # noqa: E402
 from shmq.errors import (  # noqa: E402
     BadName,
     Full,
     Gone,
     LayoutMismatch,
+    LeaseFenced,
+    LeaseLost,
     MessageTooBig,
     NotInFlight,
     NotRunning,
@@ -74,6 +76,11 @@ __all__ = [
     "Full",
     "Gone",
     "LayoutMismatch",
+    "Lease",
+    "LeaseFenced",
+    "LeaseLost",
+    "LeasedBatch",
+    "Lessee",
     "Loan",
     "Message",
     "MessageTooBig",

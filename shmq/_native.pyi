@@ -33,6 +33,8 @@ class NotInFlight(ShmqError): ...
 class Gone(ShmqError): ...
 class LayoutMismatch(ShmqError): ...
 class TooManyClients(ShmqError): ...
+class LeaseLost(ShmqError): ...
+class LeaseFenced(ShmqError): ...
 
 class Busy(ShmqError):
     """A stopped process holds a lock. Internal: the supervisor's loops see to others first."""
@@ -118,6 +120,40 @@ class Broker:
     def pause_topic(self, topic: int, generation: int, paused: bool) -> None: ...
     def pause_channel(self, queue: int, serial: int, paused: bool) -> None: ...
     def empty(self, queue: int, serial: int) -> int: ...
+
+    # leases; a lessee is (queue, serial, index, incarnation), a lease (id, parent, count, bytes,
+    # parts, replays)
+    def lessee_open(
+        self, queue: int, serial: int, name: str, ttl: int = 0, grace: int = 0
+    ) -> tuple[int, int, int, int]:
+        """Who leases under this name from now on; ttl, grace: ns, 0 never."""
+
+    def lessee_touch(self, lessee: tuple[int, int, int, int]) -> None: ...
+    def lessee_close(self, lessee: tuple[int, int, int, int]) -> None: ...
+    def lease_take(
+        self, lessee: tuple[int, int, int, int], parent: int, n: int, max_bytes: int, parts: int
+    ) -> tuple[int, int, int, int, int, int] | None:
+        """None: there is nothing, or as much is held as may be."""
+
+    def lease_look(
+        self, lessee: tuple[int, int, int, int], id: int, replay: bool = False
+    ) -> tuple[int, int, int, int, int, int]: ...
+    def lease_list(
+        self, lessee: tuple[int, int, int, int]
+    ) -> list[tuple[int, int, int, int, int, int]]: ...
+    def lease_finish(self, lessee: tuple[int, int, int, int], through: int) -> int: ...
+    def lease_return(self, lessee: tuple[int, int, int, int], id: int) -> int: ...
+    def lease_end(self, queue: int, serial: int, id: int, back: bool) -> int: ...
+    def lease_wait(self, lessee: tuple[int, int, int, int], deadline: int) -> bool:
+        """Sleep until there may be something to lease, at most to CLOCK_MONOTONIC ns."""
+
+    def lease_open(self, queue: int, serial: int, id: int, part: int) -> tuple[int, ...]:
+        """A cursor (queue, serial, id, part, slot, left)."""
+
+    def lease_read(
+        self, cursor: tuple[int, ...], rows: int, max_bytes: int
+    ) -> tuple[tuple[int, ...], int, bytes, bytes, bytes, bytes, bytes]:
+        """(cursor, count, ids u64, timestamps i64, attempts i32, offsets i32, data)."""
 
     # what only the supervisor calls
     def supervise(
@@ -292,6 +328,26 @@ class Producer:
     ) -> int:
         """nsqd's layout: `count` times int32 BE size and a body, from data[start] on. Where they
         end. ValueError if they are not all there."""
+
+    def publish_marked(
+        self,
+        data: Any,
+        offsets: Any,
+        wide: bool,
+        start: int,
+        count: int,
+        key0: int,
+        key1: int,
+        epoch: int,
+        after: int,
+        upto: int,
+        timeout: float | None = None,
+    ) -> int | None:
+        """As publish_offsets; these are number `after` to `upto` of the key's epoch, published
+        once. None: they were published before."""
+
+    def mark(self, key0: int, key1: int) -> tuple[int, int]:
+        """(last epoch under the key + 1, or 0; how far it got)."""
 
     def loan(
         self, nbytes: int, defer: float | None = None, timeout: float | None = None

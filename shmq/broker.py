@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
 from shmq import _native, layout, segments, stats
-from shmq.client import Batch, Consumer, Producer
+from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
+from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
 from shmq.names import check_instance, check_name
@@ -176,6 +177,54 @@ class Broker:
         find = functools.partial(self._queue, topic, channel)
         native, queue, serial = find()
         return Consumer(native, queue, serial, topic, channel, max_in_flight, timeout, Batch, find)
+
+    # ---- leases ----
+
+    def lessee(
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        ttl: float | None = 600.0,
+        grace: float | None = None,
+        keepalive: bool = False,
+    ) -> Lessee:
+        """Who holds leases of the channel under a name (1 to 79 bytes); topic and channel are made
+        if they are missing. Whoever had the name before is fenced, its open leases are this one's.
+
+        ttl: seconds without a sign of life after which the leases go back to the channel, None:
+        never. grace: the same after its process ended or it was closed; None: as ttl. keepalive: a
+        thread gives signs of life. ShmqError if 64 other names are taken.
+        """
+        check_name(topic, "topic")
+        check_name(channel, "channel")
+        times: list[int] = []
+        for label, seconds in (("ttl", ttl), ("grace", ttl if grace is None else grace)):
+            if seconds is not None and not 0.001 <= seconds <= 1e9:
+                raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
+            times.append(0 if seconds is None else to_ns(seconds))
+        native, queue, serial = self._queue(topic, channel)
+        ttl_ns, grace_ns = times
+        return Lessee(native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive)
+
+    def read_lease(
+        self,
+        topic: str,
+        channel: str,
+        lease: int,
+        part: int = 0,
+        rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+    ) -> Iterator[LeasedBatch]:
+        """One part of anybody's open lease, in batches, as `Lessee.read_lease`. LeaseLost."""
+        native, queue, serial = self._existing_queue(topic, channel)
+        return read_lease(native, queue, serial, lease, part, rows, max_bytes)
+
+    def end_lease(self, topic: str, channel: str, lease: int, requeue: bool) -> int:
+        """End anybody's lease: its messages go back to the channel's head, or are finished. How
+        many. LeaseLost."""
+        native, queue, serial = self._existing_queue(topic, channel)
+        return native.lease_end(queue, serial, lease, requeue)
 
     def _message_timeout(self, seconds: float | str | None) -> int:
         """As the extension takes it: 0 the server's, -1 never."""

@@ -9,6 +9,8 @@
 * `NotInFlight`: finish, requeue or touch of a message this consumer does not hold (any more)
 * `Gone`: the topic, channel or broker was deleted or closed
 * `LayoutMismatch`: the shared memory was made by another version or build of shmq
+* `LeaseLost`: the lease has ended: its time was over, or an administrator ended it
+* `LeaseFenced`: somebody else leases under this name now
 * `TooManyClients`: every one of the 1024 client entries is taken
 """
 
@@ -17,6 +19,8 @@ from shmq._native import (
     Full,
     Gone,
     LayoutMismatch,
+    LeaseFenced,
+    LeaseLost,
     MessageTooBig,
     NotInFlight,
     NotRunning,
@@ -29,6 +33,8 @@ __all__ = [
     "Full",
     "Gone",
     "LayoutMismatch",
+    "LeaseFenced",
+    "LeaseLost",
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",

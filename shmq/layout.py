@@ -272,6 +272,7 @@ class DirectoryView(_View):
                 "queues_at": _native.SIZES["entry"] * constant("QUEUES"),
                 "deadline_at": 8 * constant("QUEUES"),
                 "due_at": 8 * constant("QUEUES"),
+                "writers_at": _native.SIZES["writer"] * constant("WRITERS"),
             },
             what,
         )
@@ -403,6 +404,7 @@ class QueueView(_View):
         regions |= dict.fromkeys(("inflight_slot_at", "deferred_slot_at"), 4 * self._slots_max)
         regions["sessions_at"] = _native.SIZES["session"] * constant("SESSIONS")
         regions["leases_at"] = _native.SIZES["lease"] * constant("LEASES")
+        regions["lessees_at"] = _native.SIZES["lessee"] * constant("LESSEES")
         regions["latency_at"] = _native.SIZES["latency"]
         regions["arena_at"] = self.read("arena_max")
         _check_regions(self.header, regions, what)
@@ -418,6 +420,19 @@ class QueueView(_View):
         """Consumer sessions, free ones too."""
         count = self.read("sessions_committed")
         return self._array(dtype("session"), "sessions_at", count, constant("SESSIONS"))
+
+    @property
+    def leases(self) -> Array:
+        """Lease entries, free ones too; none before the channel's first."""
+        most = constant("LEASES")
+        return self._array(dtype("lease"), "leases_at", most * self.read("leases_committed"), most)
+
+    @property
+    def lessees(self) -> Array:
+        """Who leases, free entries too."""
+        most = constant("LESSEES")
+        count = most * self.read("leases_committed")
+        return self._array(dtype("lessee"), "lessees_at", count, most)
 
     @property
     def latency(self) -> Array:
@@ -507,6 +522,57 @@ class QueueView(_View):
         return slots if good.all() else slots[good]
 
 
+_NEVER = np.iinfo(np.int64).max
+
+# ---- looking at leases ----
+
+
+@dataclass(frozen=True)
+class LeaseEntry:
+    """An open lease, as found in a queue."""
+
+    id: int
+    parent: int
+    lessee: str
+    count: int
+    bytes: int
+    parts: int
+    replays: int
+    since: int
+    """CLOCK_REALTIME ns."""
+    pid: int
+    """Of the process that has the name now; 0: nobody has."""
+    deadline: int | None
+    """When it goes back unless there is a sign of life, CLOCK_MONOTONIC ns; None: never."""
+
+
+def open_leases(view: QueueView) -> list[LeaseEntry]:
+    """The open leases of a queue, the oldest first."""
+    table, lessees = view.leases.copy(), view.lessees.copy()
+    words = table["word"]
+    held = np.flatnonzero((words & np.uint64(0xFF)) == constant("LEASE_HELD"))
+    found = []
+    for index in held[np.argsort(words[held])].tolist():
+        row = table[index]
+        lessee = lessees[int(row["lessee"]) % len(lessees)]
+        deadline = int(lessee["deadline"])
+        found.append(
+            LeaseEntry(
+                id=int(row["word"]) >> 8,
+                parent=int(row["parent"]),
+                lessee=text(lessee["name"]),
+                count=int(row["count"]),
+                bytes=int(row["bytes"]),
+                parts=int(row["parts"]),
+                replays=int(row["replays"]),
+                since=int(row["since"]),
+                pid=int(lessee["pid"]) if lessee["client"] else 0,
+                deadline=None if deadline == _NEVER else deadline,
+            )
+        )
+    return found
+
+
 # ---- looking at messages ----
 
 
@@ -528,8 +594,6 @@ class Peeked:
     deadline: int | None = None
     client: int | None = None
 
-
-_NEVER = np.iinfo(np.int64).max
 
 #: What `peek` can be asked for, and the states of the slots it then shows.
 PEEK_STATES: Final[dict[str, tuple[State, ...]]] = {

@@ -10,6 +10,7 @@ may differ by what moved meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import layout
-from shmq.layout import Array, ClientState, DirectoryView, Kind, QueueView, Source
+from shmq.layout import Array, ClientState, DirectoryView, Kind, LeaseEntry, QueueView, Source
 
 #: The nsqd whose `/stats` this is; nsqadmin compares it with other nodes' and finds it up to date.
 NSQD_VERSION = "1.3.0"
@@ -162,6 +163,9 @@ class ChannelStats:
     """Index of the queue, and the number in its segment's name."""
     serial: int
     latency: Latency
+    leased: int = 0
+    """Messages in leases, and those leases, the oldest first."""
+    leases: list[LeaseEntry] = field(default_factory=list)
     sessions: list[SessionStats] = field(default_factory=list)
 
     def to_json(self, include_clients: bool = True) -> dict[str, Any]:
@@ -186,6 +190,8 @@ class ChannelStats:
                 "dropped_count": self.dropped,
                 "memory_bytes": self.memory_bytes,
                 "body_bytes": self.body_bytes,
+                "leased_count": self.leased,
+                "leases": [dataclasses.asdict(lease) for lease in self.leases],
                 "latency_ms": {
                     f"p{share * 100:g}": None if found is None else round(found * 1000, 6)
                     for share in (0.5, 0.9, 0.99, 0.999)
@@ -427,6 +433,8 @@ def read_queue(
         queue=int(header["index"]),
         serial=int(header["segment"]["serial"]),
         latency=_latency(view),
+        leased=int(header["leased"]),
+        leases=layout.open_leases(view) if header["leased"] else [],
         sessions=_sessions(view, clients or {}),
     )
 

@@ -38,6 +38,7 @@ class FakeQueue:
             *((f"{name}_at", 8 * slots) for name in ("deferred_when", "deferred_slot")),
             ("sessions_at", layout.constant("SESSIONS") * _native.SIZES["session"]),
             ("leases_at", layout.constant("LEASES") * _native.SIZES["lease"]),
+            ("lessees_at", layout.constant("LESSEES") * _native.SIZES["lessee"]),
             ("latency_at", _native.SIZES["latency"]),
             ("arena_at", slots * 64),
         ):
@@ -124,6 +125,8 @@ class FakeDirectory:
             at += _native.SIZES[structure] * layout.constant(table)
         for field in ("deadline_at", "due_at"):
             places[field], at = at, at + 8 * layout.constant("QUEUES")
+        places["writers_at"] = at
+        at += _native.SIZES["writer"] * layout.constant("WRITERS")
         self.buffer = bytearray(at)
         self.header = np.ndarray((), layout.dtype("directory"), self.buffer)
         _segment(self.header, 1, at)

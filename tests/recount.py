@@ -22,7 +22,7 @@ UNIT, HEAD = 64, 16  # of the arena: block granularity, bytes before a body
 IN_USE = 1
 
 #: A queue at rest has no slot in these.
-UNDECIDED = (State.PREPARED, State.RESTORED, State.MOVING, State.LEASED)
+UNDECIDED = (State.PREPARED, State.RESTORED, State.MOVING)
 
 Array = layout.Array
 
@@ -84,7 +84,13 @@ def count(directory: DirectoryView, view: QueueView) -> Recount:
     check("READY beyond the commit word", bool((order <= committed).all()), order, committed)
     taken, delivered = int(layout.generation(slots["word"]).sum()), view.read("delivered")
     check("generations", taken >= delivered, taken, delivered)
-    states_with = (State.READY, State.BACK, State.INFLIGHT, State.DEFERRED, State.SPILLING)
+    check("leased", view.read("leased") == of[State.LEASED].size, view.read("leased"))
+    leases = {entry.id: entry.count for entry in layout.open_leases(view)}
+    found = Counter(slots["move"][of[State.LEASED]].tolist())
+    check("leases", leases == dict(found), leases, found)
+    states_with = (
+        State.READY, State.BACK, State.INFLIGHT, State.DEFERRED, State.SPILLING, State.LEASED,
+    )  # fmt: skip
     names = Counter(name for state in states_with for name in result.ids[state])
     twice = [name for name, number in names.items() if number > 1]
     check("one message in two slots", not twice, twice)

@@ -478,6 +478,7 @@ static PyMethodDef broker_methods[] = {
 	       "empty($self, queue, serial)\n--\n\nDrop its messages; how many."),
 #define X(name, doc) METHOD(#name, broker_##name, FAST, doc),
 	SUPERVISOR_METHODS(X)
+	LEASE_METHODS(X)
 #undef X
 	{NULL, NULL, 0, NULL},
 };

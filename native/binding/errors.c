@@ -37,6 +37,10 @@ static const char *hint_of(int status)
 		return "try again when its holder goes on";
 	case SHMQ_FORKED:
 		return "attach again in the child process";
+	case SHMQ_LEASE_LOST:
+		return "its messages are in the queue again, or were finished";
+	case SHMQ_LEASE_FENCED:
+		return "give each reader a name of its own, or end the other one";
 	case SHMQ_TIMEOUT:
 		return "the supervisor lives but has not answered; look at its log";
 	}
@@ -99,6 +103,8 @@ static const struct {
 	{"Gone", "The topic, channel or broker was deleted, or the handle closed.", false},
 	{"LayoutMismatch", "The segment was not made by this version of shmq.", false},
 	{"TooManyClients", "Every client entry is taken.", false},
+	{"LeaseLost", "The lease is not held any more: its time was over, or it was ended.", false},
+	{"LeaseFenced", "Somebody else leases under this name now.", false},
 	{"Busy", "A lock is held by a stopped process; internal.", false},
 	{"Forked", "The handle is the parent's; internal.", false},
 	{"NeedBacklog", "The topic has no queue to publish to yet; internal.", false},

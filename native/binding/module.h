@@ -355,6 +355,35 @@ SUPERVISOR_METHODS(X)
 /* clang-format on */
 #undef X
 
+/* lease.c: X(C function, Python name, signature and docstring) */
+#define LEASE_METHODS(X)                                                                           \
+	X(lessee_open,                                                                                 \
+	  "lessee_open($self, queue, serial, name, ttl=0, grace=0)\n--\n\n"                            \
+	  "(index, incarnation) of who leases under this name from now on.")                           \
+	X(lessee_touch, "lessee_touch($self, lessee)\n--\n\nA sign of life.")                          \
+	X(lessee_close, "lessee_close($self, lessee)\n--\n\nNobody's from now on.")                    \
+	X(lease_take,                                                                                  \
+	  "lease_take($self, lessee, parent, n, max_bytes, parts)\n--\n\nA lease or None.")            \
+	X(lease_look, "lease_look($self, lessee, id, replay=False)\n--\n\nThe lease.")                 \
+	X(lease_list, "lease_list($self, lessee)\n--\n\nThe open leases, in order.")                   \
+	X(lease_finish,                                                                                \
+	  "lease_finish($self, lessee, through)\n--\n\nFinish leases; how many messages.")             \
+	X(lease_return, "lease_return($self, lessee, id)\n--\n\nGive one back; how many messages.")    \
+	X(lease_end,                                                                                   \
+	  "lease_end($self, queue, serial, id, back)\n--\n\nEnd anybody's; how many messages.")        \
+	X(lease_wait, "lease_wait($self, lessee, deadline)\n--\n\nMay there be something to lease?")   \
+	X(lease_open, "lease_open($self, queue, serial, id, part)\n--\n\nA cursor.")                   \
+	X(lease_read,                                                                                  \
+	  "lease_read($self, cursor, rows, max_bytes)\n--\n\n"                                         \
+	  "(cursor, count, ids, timestamps, attempts, offsets, data) of the next messages.")
+#define X(name, doc)                                                                               \
+	PyObject *broker_##name(broker_object *self, PyObject *const *args, Py_ssize_t nargs,          \
+	                        PyObject *kwnames);
+/* clang-format off */
+LEASE_METHODS(X)
+/* clang-format on */
+#undef X
+
 /* spill_type.c */
 PyObject *spill_new(broker_object *broker, shmq_spill *spill); /* owns spill->slots, lengths */
 

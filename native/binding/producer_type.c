@@ -474,6 +474,83 @@ static PyObject *producer_publish_offsets(producer_object *self, PyObject *const
 	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(first_id);
 }
 
+/* As publish_offsets, with a mark; None: they were published before. */
+static PyObject *producer_publish_marked(producer_object *self, PyObject *const *args,
+                                         Py_ssize_t nargs, PyObject *kwnames)
+{
+	PyObject *data, *offsets, *timeout = NULL, *result = NULL;
+	shmq_body stack[STACK_BODIES], *bodies = NULL;
+	int64_t due = 0;
+	attempt a = {.timeout = FOR_EVER};
+	uint64_t first_id = 0, start;
+	Py_buffer data_view, offsets_view;
+	shmq_mark mark;
+	uint32_t count;
+	int status = CORE_RAISED;
+	bool wide;
+
+	if (ARGUMENTS("publish_marked", 9, {"data", ARGUMENT_OBJECT, &data},
+	              {"offsets", ARGUMENT_OBJECT, &offsets}, {"wide", ARGUMENT_BOOL, &wide},
+	              {"start", ARGUMENT_U64, &start}, {"count", ARGUMENT_U32, &count},
+	              {"key0", ARGUMENT_U64, &mark.key[0]}, {"key1", ARGUMENT_U64, &mark.key[1]},
+	              {"epoch", ARGUMENT_U64, &mark.epoch}, {"after", ARGUMENT_U64, &mark.after},
+	              {"upto", ARGUMENT_U64, &mark.upto}, {"timeout", ARGUMENT_OBJECT, &timeout}) < 0 ||
+	    options_parse(NULL, timeout, &due, &a.timeout) < 0 ||
+	    PyObject_GetBuffer(data, &data_view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	if (PyObject_GetBuffer(offsets, &offsets_view, PyBUF_SIMPLE) < 0) {
+		PyBuffer_Release(&data_view);
+		return NULL;
+	}
+	bodies = bodies_new(stack, count);
+	if (bodies && !bodies_of_offsets(&data_view, &offsets_view, wide, start, count, bodies)) {
+		PyErr_Format(PyExc_ValueError, "publish to '%U': the offsets do not fit the data",
+		             self->topic);
+	} else if (bodies) {
+		do {
+			if (!producer_usable(self)) {
+				status = CORE_RAISED;
+				break;
+			}
+			CORE_CALL_SLOWLY(self->broker, status,
+			                 shmq_publish_marked(self->handle, bodies, count, &mark, until,
+			                                     &first_id));
+			if (status == SHMQ_OK || status == SHMQ_REPEATED)
+				break;
+		} while (producer_retry(self, &a, status));
+	}
+	if (status == SHMQ_OK)
+		result = PyLong_FromUnsignedLongLong(first_id);
+	else if (status == SHMQ_REPEATED)
+		result = Py_NewRef(Py_None);
+	if (bodies != stack)
+		PyMem_Free(bodies);
+	PyBuffer_Release(&offsets_view);
+	PyBuffer_Release(&data_view);
+	return result;
+}
+
+static PyObject *producer_mark(producer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	attempt a = {.timeout = FOR_EVER};
+	uint64_t key[2];
+	shmq_mark mark;
+	int status;
+
+	if (ARGUMENTS("mark", 2, {"key0", ARGUMENT_U64, &key[0]}, {"key1", ARGUMENT_U64, &key[1]}) < 0)
+		return NULL;
+	do {
+		if (!producer_usable(self))
+			return NULL;
+		CORE_CALL_SLOWLY(self->broker, status, shmq_mark_read(self->handle, key, until, &mark));
+		if (status == SHMQ_OK)
+			return Py_BuildValue("(KK)", (unsigned long long)mark.epoch,
+			                     (unsigned long long)mark.upto);
+	} while (producer_retry(self, &a, status));
+	return NULL;
+}
+
 static PyObject *producer_loan(producer_object *self, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames)
 {
@@ -570,6 +647,11 @@ static PyMethodDef producer_methods[] = {
 	METHOD("publish_framed", producer_publish_framed, FAST,
 	       "publish_framed($self, data, start, count, defer=None, timeout=None)\n--\n\n"
 	       "Bodies out of one buffer, as nsqd's MPUB has them; where they end."),
+	METHOD("publish_marked", producer_publish_marked, FAST,
+	       "publish_marked($self, data, offsets, wide, start, count, key0, key1, epoch, after, upto, "
+	       "timeout=None)\n--\n\nAs publish_offsets, once for each mark; None: they were before."),
+	METHOD("mark", producer_mark, FAST,
+	       "mark($self, key0, key1)\n--\n\n(epoch + 1 or 0, how far it got) under this key."),
 	METHOD("loan", producer_loan, FAST,
 	       "loan($self, nbytes, defer=None, timeout=None)\n--\n\nWrite a body in place."),
 	METHOD("close", producer_close, METH_NOARGS, "close($self)\n--\n\nNo publish from now on."),

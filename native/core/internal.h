@@ -30,6 +30,8 @@ typedef struct shmq_map {
 	uint32_t *ready, *defer, *requeue, *free;
 	heap inflight, deferred;
 	shmq_session_desc *sessions;
+	shmq_lease_desc *leases;
+	shmq_lessee_desc *lessees;
 	shmq_latency_desc *latency;
 	uint8_t *arena;
 } shmq_map;
@@ -44,6 +46,7 @@ struct shmq_broker {
 	shmq_topic_desc *topics;
 	shmq_entry_desc *entries;
 	_Atomic int64_t *next_deadline, *next_due;
+	shmq_writer_desc *writers;
 	uint32_t fork_generation;
 	uint32_t client, client_generation;
 	bool attached;
@@ -164,6 +167,12 @@ static inline uint64_t block_bytes(const shmq_slot_desc *s)
 {
 	return (uint64_t)s->capacity + SHMQ_ARENA_HEAD;
 }
+/* What is held must leave room for the spill. */
+static inline bool may_hold_more(shmq_queue_desc *q)
+{
+	return ld(&q->held) < q->inflight_slots &&
+	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(q));
+}
 static inline bool on_disk(shmq_queue_desc *q)
 {
 	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
@@ -182,6 +191,8 @@ void consumer_leave(shmq_consumer *c, uint32_t bell);
 void slot_release(shmq_map *map, uint32_t slot);
 /* BACK, behind the requeue ring. `after`: seq it waits for, 0: may go first. */
 void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
+/* What a take would hand out next and the head that then moves on by one; false: nothing. */
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head);
 void held_add(shmq_map *map, uint32_t slot);
 void held_remove(shmq_map *map, uint32_t slot);
 void defer_drain(shmq_broker *b, shmq_map *map);
@@ -197,6 +208,27 @@ int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y);
 int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y);
 void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n, const shmq_slot_desc *slots,
                 int (*order)(const shmq_slot_desc *, const shmq_slot_desc *));
+
+/* lease.c, under D */
+/* What a rebuild makes of a LEASED slot: its next state, with its fields set for it. */
+unsigned lease_resolve(const shmq_map *map, shmq_slot_desc *s);
+/* After every slot was resolved: entries that were decided are free again. */
+void lease_resolved(shmq_map *map);
+/* When something about leases is to be done next, CLOCK_MONOTONIC ns; INT64_MAX: never. */
+int64_t lease_deadline(const shmq_map *map);
+/* Leases whose time is over go back, those that are finished are freed. */
+void lease_expire(shmq_map *map, int64_t now, uint32_t limit, uint32_t *returned);
+/* The client is gone: what it held under a name waits for its next incarnation. */
+void lease_orphan(shmq_broker *b, shmq_map *map, uint32_t client);
+void lease_return_all(shmq_map *map);
+
+/* writer.c, under P of the topic */
+/* Its writers, after a death: what was not committed is forgotten. */
+void writer_recover(shmq_broker *b, uint32_t topic);
+/* The entry to be marked and, with `fresh`, made; SHMQ_REPEATED: those messages are published. */
+int writer_begin(shmq_broker *b, uint32_t topic, const shmq_mark *mark, shmq_writer_desc **out);
+void writer_prepare(shmq_writer_desc *w, const shmq_mark *mark, uint64_t seq);
+void writer_commit(shmq_writer_desc *w);
 
 /* latency.c, under D: a message published at `timestamp` was finished at `now` (CLOCK_REALTIME) */
 void latency_record(shmq_latency_desc *l, int64_t timestamp, int64_t now);

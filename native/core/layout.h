@@ -10,7 +10,7 @@
  *   | topics[16384]               |      | deferred heap:  when i64[cap], slot u32[]  |
  *   | queues[16384]               |      | sessions[1024], leases, latency histograms  |
  *   | columns: next_deadline[],   |      | arena (message bodies)                     |
- *   |          next_due[]         |      +-------------------------------------------+
+ *   |          next_due[]; writers|      +-------------------------------------------+
  *   +-----------------------------+
  *
  * Both segments are laid out at their maximum and sparse; the `..._committed` words say how far the
@@ -42,7 +42,10 @@
 #define SHMQ_TOPICS 16384
 #define SHMQ_QUEUES 16384
 #define SHMQ_SESSIONS 1024
-#define SHMQ_LEASES 64
+#define SHMQ_LEASES 64     /* a power of two: a lease's id says which entry is its */
+#define SHMQ_LESSEES 64
+#define SHMQ_LEASE_PARTS 32
+#define SHMQ_WRITERS 256
 #define SHMQ_NAME 80      /* 64 + "#ephemeral" counts towards the 64; rest is zero */
 #define SHMQ_BASE 144     /* "<topic>:<channel>" */
 #define SHMQ_PINS 216     /* views one client may hold at once; beyond, views are copies */
@@ -71,7 +74,7 @@ enum shmq_state {
 	SHMQ_RESTORED = 9, /* pos; read from disk, not decided;     death: pos < read position ? BACK : FREE;
 	                      previous DEFERRED: chunk, message;    death: behind deferred_read ? DEFERRED : FREE */
 	SHMQ_MOVING = 10,  /* move = seq; backlog to channels;      death: move <= committed ? FREE : back */
-	SHMQ_LEASED = 11,  /* held for re-reading */
+	SHMQ_LEASED = 11,  /* move = lease; held for re-reading;    death: the lease's word decides */
 	SHMQ_STATES = 12
 };
 
@@ -102,7 +105,9 @@ typedef struct shmq_slot_desc {
 	int64_t delivered;      /* INFLIGHT: delivery time, CLOCK_MONOTONIC ns */
 	uint32_t session;       /* INFLIGHT: index of the consumer's session */
 	uint32_t pins;          /* derived: views alive, from the clients' logs */
-	uint64_t reserved[3];
+	uint32_t next;          /* LEASED: the lease's next slot */
+	uint32_t turn;          /* LEASED: its number in the lease, from 0 */
+	uint64_t reserved[2];
 } shmq_slot_desc;
 _Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
 _Static_assert(offsetof(shmq_slot_desc, after) == 64, "slot: hot line");
@@ -285,7 +290,8 @@ typedef struct shmq_directory_desc {
 	_Atomic uint64_t reaped;            /* clients returned by the reaper */
 	_Atomic uint64_t rebuilt;           /* queues rebuilt after a death */
 	uint64_t pid_namespace;
-	uint64_t reserved[460];
+	uint64_t writers_at;
+	uint64_t reserved[459];
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");
 
@@ -305,12 +311,62 @@ typedef struct shmq_session_desc {
 } shmq_session_desc;
 _Static_assert(sizeof(shmq_session_desc) == 64, "session");
 
+enum shmq_lease_state {
+	SHMQ_LEASE_FREE = 0,
+	SHMQ_LEASE_TAKING = 1,   /* death: its messages go back to where they were */
+	SHMQ_LEASE_HELD = 2,     /* death: stays */
+	SHMQ_LEASE_FINISHED = 3, /* death: its messages are FREE */
+	SHMQ_LEASE_RETURNED = 4  /* death: its messages are BACK, in front of all others */
+};
+
+/* A set of messages held under a name. `word` is the commit word of all of them (lease.c). Under D. */
 typedef struct shmq_lease_desc {
-	_Atomic uint32_t state;
-	uint32_t client;
-	uint64_t reserved[15];
+	_Atomic uint64_t word;    /* bits 0-7 state, above: id, rising, id % SHMQ_LEASES is the entry */
+	uint64_t parent;          /* the lease its lessee had got before it; 0: none */
+	uint64_t bytes;           /* of bodies */
+	int64_t since;            /* CLOCK_REALTIME ns */
+	uint64_t base;            /* RETURNED: order of its first message */
+	uint32_t lessee;
+	uint32_t count;           /* messages */
+	uint32_t parts;
+	_Atomic uint32_t replays; /* how often its reading was planned again */
+	uint32_t at;              /* FINISHED: the next slot to free, and how many are left */
+	uint32_t left;
+	uint32_t first[SHMQ_LEASE_PARTS]; /* slot of each part's first message */
+	uint64_t reserved[8];
 } shmq_lease_desc;
-_Static_assert(sizeof(shmq_lease_desc) == 128, "lease");
+_Static_assert(sizeof(shmq_lease_desc) == 256, "lease");
+
+/* Who holds leases: a name that outlives processes. Under D. */
+typedef struct shmq_lessee_desc {
+	_Atomic uint32_t state;        /* 0: free. Written last */
+	_Atomic uint32_t client;       /* index + 1 of who is it now; 0: nobody */
+	_Atomic uint64_t incarnation;  /* raised whenever somebody becomes it: the one before is fenced */
+	int64_t ttl;                   /* ns without a sign of life; INT64_MAX: never */
+	int64_t grace;                 /* ns without an owner; INT64_MAX: never */
+	_Atomic int64_t deadline;      /* CLOCK_MONOTONIC ns: then its leases go back */
+	uint64_t start_time;           /* the owner's process, as in its client entry */
+	int32_t pid;
+	uint32_t reserved0;
+	_Atomic uint64_t finished;     /* highest lease it finished */
+	_Atomic uint64_t lost;         /* leases taken from it because its time was over */
+	char name[SHMQ_NAME];
+	uint64_t reserved[13];
+} shmq_lessee_desc;
+_Static_assert(sizeof(shmq_lessee_desc) == 256, "lessee");
+
+/* How far somebody who publishes in epochs has got, so that repeating one publishes nothing twice
+ * (writer.c). Under the topic's P. */
+typedef struct shmq_writer_desc {
+	_Atomic uint64_t topic;    /* index + 1, generation << 32; bit 31: being made; 0: free */
+	uint64_t key[2];
+	uint64_t used;             /* rises with every use */
+	uint64_t epoch, rows;      /* epoch + 1, 0: none; messages of it that are published */
+	uint64_t next_epoch, next_rows; /* in force as soon as */
+	_Atomic uint64_t next_seq; /* the topic's commit word is here; 0: none */
+	uint64_t reserved[7];
+} shmq_writer_desc;
+_Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 
 /* From publish to finish. Eight buckets an octave from 1 us to 39 h: a percentile is right to 6 %.
  * `total` since the queue was made; of the two windows the current one fills for half of
@@ -363,8 +419,8 @@ typedef struct shmq_queue_desc {
 	uint64_t arena_max;
 	uint64_t slots_at, ready_at, defer_at, requeue_at, free_at;
 	uint64_t inflight_when_at, inflight_slot_at, deferred_when_at, deferred_slot_at;
-	uint64_t sessions_at, leases_at, latency_at, arena_at;
-	uint64_t reserved0[15];
+	uint64_t sessions_at, leases_at, latency_at, arena_at, lessees_at;
+	uint64_t reserved0[14];
 	/* 384: changed under both locks */
 	_Atomic uint32_t slots_committed; /* and with it the rings' and heaps' capacity */
 	_Atomic uint32_t ring_mask;       /* capacity of the rings - 1, a power of two >= slots */
@@ -424,8 +480,10 @@ typedef struct shmq_queue_desc {
 	_Atomic uint64_t spilled;
 	_Atomic uint64_t restored;
 	uint32_t ready_tail_seen;         /* what D last read of P's side */
+	_Atomic uint32_t leases_committed; /* 1: the pages of leases and lessees exist */
+	_Atomic uint64_t lease_id;        /* last one given, never lowered */
+	_Atomic uint32_t leased;          /* messages in leases; derived */
 	uint32_t reserved6;
-	uint64_t reserved7[2];
 	/* 768 */
 	shmq_lock_desc deliver;           /* D */
 	uint64_t reserved8[8];
@@ -449,6 +507,9 @@ _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 #endif
 #define SHMQ_ARENA_FIRST 16384u /* bytes of bodies committed at creation */
 #define SHMQ_SESSIONS_FIRST 64u
+
+/* Orders begin here: what goes in front of the requeue ring counts down, and no seq is as high. */
+#define SHMQ_ORDER_FIRST (UINT64_C(1) << 48)
 
 #define SHMQ_NO_POSITION UINT64_MAX
 #define SHMQ_POS(file, offset) ((uint64_t)(file) << 40 | (uint64_t)(offset))

@@ -23,7 +23,7 @@ static const shmq_field fields[] = {
 	U8(slot, word) U8(slot, id) I8(slot, timestamp) U8(slot, order) I8(slot, deadline)
 	U8(slot, body) U4(slot, length) U4(slot, capacity) U4(slot, heap) F(slot, attempts, "<u2")
 	F(slot, previous, "<u2") U8(slot, after) U8(slot, pos) U8(slot, move) I8(slot, delivered)
-	U4(slot, session) U4(slot, pins)
+	U4(slot, session) U4(slot, pins) U4(slot, next) U4(slot, turn)
 
 	U8(waitset, summary) U4(waitset, rotor) A(waitset, words, "<u8", SHMQ_WAITERS / 64)
 
@@ -57,13 +57,22 @@ static const shmq_field fields[] = {
 	U4(directory, supervisor_client) U8(directory, supervisor_start_time)
 	I8(directory, supervisor_since) I8(directory, heartbeat) U4(directory, supervisor_waiter)
 	U4(directory, epoch) U4(directory, stopping) U4(directory, requested) U8(directory, reaped)
-	U8(directory, rebuilt) U8(directory, pid_namespace)
+	U8(directory, rebuilt) U8(directory, pid_namespace) U8(directory, writers_at)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
 	I8(session, since) U8(session, delivered) U8(session, finished) U8(session, requeued)
 	U8(session, timed_out)
 
-	U4(lease, state) U4(lease, client)
+	U8(lease, word) U8(lease, parent) U8(lease, bytes) I8(lease, since) U8(lease, base)
+	U4(lease, lessee) U4(lease, count) U4(lease, parts) U4(lease, replays) U4(lease, at)
+	U4(lease, left) A(lease, first, "<u4", SHMQ_LEASE_PARTS)
+
+	U4(lessee, state) U4(lessee, client) U8(lessee, incarnation) I8(lessee, ttl)
+	I8(lessee, grace) I8(lessee, deadline) U8(lessee, start_time) F(lessee, pid, "<i4")
+	U8(lessee, finished) U8(lessee, lost) F(lessee, name, "S80")
+
+	U8(writer, topic) A(writer, key, "<u8", 2) U8(writer, used) U8(writer, epoch)
+	U8(writer, rows) U8(writer, next_epoch) U8(writer, next_rows) U8(writer, next_seq)
 
 	I8(histogram, since) U8(histogram, count) U8(histogram, sum)
 	A(histogram, buckets, "<u8", SHMQ_LATENCY_BUCKETS)
@@ -78,7 +87,8 @@ static const shmq_field fields[] = {
 	U8(queue, slots_at) U8(queue, ready_at) U8(queue, defer_at) U8(queue, requeue_at)
 	U8(queue, free_at) U8(queue, inflight_when_at) U8(queue, inflight_slot_at)
 	U8(queue, deferred_when_at) U8(queue, deferred_slot_at) U8(queue, sessions_at)
-	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U4(queue, slots_committed)
+	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U8(queue, lessees_at)
+	U4(queue, slots_committed)
 	U4(queue, ring_mask) U4(queue, sessions_committed) U4(queue, dirty) U4(queue, paused)
 	U8(queue, disk_write) U8(queue, disk_read) U8(queue, disk_depth) U4(queue, spilling)
 	U8(queue, deferred_write) U8(queue, deferred_read) U8(queue, deferred_gone)
@@ -90,7 +100,8 @@ static const shmq_field fields[] = {
 	U4(queue, free_tail) U4(queue, inflight_len) U4(queue, deferred_len) U4(queue, held)
 	U8(queue, held_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
 	U8(queue, requeued) U8(queue, timed_out) U8(queue, returned) U8(queue, spilled)
-	U8(queue, restored) U4(queue, ready_tail_seen) U4(queue, spilling_count) F(queue, deliver, "V64")
+	U8(queue, restored) U4(queue, leases_committed) U8(queue, lease_id) U4(queue, leased)
+	U4(queue, ready_tail_seen) U4(queue, spilling_count) F(queue, deliver, "V64")
 	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
 	F(queue, arena, "arena")
 };
@@ -101,7 +112,7 @@ static const struct {
 } sizes[] = {
 #define S(s) {#s, (uint32_t)sizeof(STRUCT(s))},
 	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(topic) S(entry) S(limits)
-	S(directory) S(session) S(lease) S(histogram) S(latency) S(arena) S(queue)
+	S(directory) S(session) S(lease) S(lessee) S(writer) S(histogram) S(latency) S(arena) S(queue)
 #undef S
 };
 
@@ -141,7 +152,7 @@ uint64_t shmq_layout_fingerprint(void)
 	uint32_t facts[] = {SHMQ_LAYOUT_VERSION, (uint32_t)sysconf(_SC_PAGESIZE),
 	                    (uint32_t)sizeof(pthread_mutex_t), (uint32_t)sizeof(sem_t),
 	                    SHMQ_CLIENTS, SHMQ_WAITERS, SHMQ_REQUESTS, SHMQ_TOPICS, SHMQ_QUEUES,
-	                    SHMQ_SESSIONS};
+	                    SHMQ_SESSIONS, SHMQ_LEASES, SHMQ_LESSEES, SHMQ_WRITERS};
 
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
 		hash = mix(hash, fields[i].name, strlen(fields[i].name));
@@ -159,7 +170,8 @@ const shmq_constant *shmq_constants(size_t *count)
 #define C(name) {#name, SHMQ_##name}
 	static const shmq_constant constants[] = {
 		C(MAGIC), C(LAYOUT_VERSION), C(CLIENTS), C(WAITERS), C(REQUESTS), C(TOPICS), C(QUEUES),
-		C(SESSIONS), C(LEASES), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
+		C(SESSIONS), C(LEASES), C(LESSEES), C(WRITERS), C(LEASE_PARTS), C(LEASE_FREE),
+		C(LEASE_TAKING), C(LEASE_HELD), C(LEASE_FINISHED), C(LEASE_RETURNED), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
 		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(INFLIGHT),
 		C(DONE), C(DEFERRED), C(BACK), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
 		C(CLIENT_FREE), C(CLIENT_ATTACHING), C(CLIENT_LIVE), C(KIND_CLIENT), C(KIND_SUPERVISOR),

@@ -82,8 +82,10 @@ void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
 
 void deadline_note(shmq_broker *b, shmq_map *map)
 {
-	int64_t first = heap_first(&map->inflight);
+	int64_t first = heap_first(&map->inflight), leases = lease_deadline(map);
 
+	if (leases < first)
+		first = leases;
 	if (first < ld(&b->next_deadline[map->index]))
 		st(&b->next_deadline[map->index], first);
 }
@@ -220,8 +222,10 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 		if (ld(&map->sessions[i].client) == client + 1 &&
 		    (session == SHMQ_NONE || i == session))
 			st_release(&map->sessions[i].client, 0);
-	if (session == SHMQ_NONE)
+	if (session == SHMQ_NONE) {
 		unpin_all(b, map, client);
+		lease_orphan(b, map, client);
+	}
 	bump(&q->returned, found);
 	return found;
 }
@@ -313,13 +317,6 @@ void shmq_consumer_free(shmq_consumer *c)
 /* Which ring gives the next message: the requeue ring's, the ready ring's, or none. */
 enum source { FROM_NONE, FROM_REQUEUE, FROM_READY };
 
-/* What is held must leave room for the spill. */
-static bool may_hold_more(shmq_queue_desc *q)
-{
-	return ld(&q->held) < q->inflight_slots &&
-	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(q));
-}
-
 static enum source next_source(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
@@ -342,6 +339,15 @@ static enum source next_source(shmq_map *map)
 			return FROM_REQUEUE;
 	}
 	return have_ready && may_hold_more(q) ? FROM_READY : FROM_NONE;
+}
+
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
+{
+	enum source source = next_source(map);
+
+	*head = source == FROM_READY ? &map->q->ready_head : &map->q->requeue_head;
+	*slot = (source == FROM_READY ? map->ready : map->requeue)[ld(*head) & ld(&map->q->ring_mask)];
+	return source != FROM_NONE;
 }
 
 int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
@@ -790,6 +796,7 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 	shmq_map *map;
 	shmq_queue_desc *q;
 	uint64_t after;
+	uint32_t given_back = 0;
 	int r = map_get(b, queue, &map);
 
 	if (r)
@@ -829,13 +836,16 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 		heap_remove(&map->deferred, slot);
 		++*due;
 	}
-	st(&b->next_deadline[queue], heap_first(&map->inflight));
+	lease_expire(map, now, limit, &given_back);
+	st(&b->next_deadline[queue], INT64_MAX);
+	deadline_note(b, map);
 	st(&b->next_due[queue], heap_first(&map->deferred));
 	fence_full();
 	defer_drain(b, map); /* a publisher between our drain and our store noted its due too early */
 	queue_unlock(map);
-	if (*expired + *due)
-		wake_takers(b, map, *expired + *due);
+	if (*expired + *due + given_back)
+		wake_takers(b, map, *expired + *due + given_back);
+	wake_space(b, map);
 	map_release(map);
 	return 0;
 }

@@ -89,6 +89,7 @@ static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 			return r;
 		SHMQ_KILLPOINT("recover.topic_queue");
 	}
+	writer_recover(b, topic);
 	/* It may have died between a queue's entry and this: everybody lists the queues anew. */
 	atomic_fetch_add(&t->version, 1);
 	st(&t->dirty, 0);
@@ -252,14 +253,22 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 		case SHMQ_MOVING:
 			next = s->move <= committed ? SHMQ_DONE : s->previous;
 			break;
+		case SHMQ_READY:
+			if (s->order < SHMQ_ORDER_FIRST)
+				break;
+			s->after = 0; /* on its way to the requeue ring (shmq_advance): its seq is gone */
+			s->pos = SHMQ_NO_POSITION;
+			next = SHMQ_BACK;
+			break;
 		case SHMQ_FREE:
 		case SHMQ_LOANED:
-		case SHMQ_READY:
 		case SHMQ_INFLIGHT:
 		case SHMQ_DONE:
 		case SHMQ_DEFERRED:
 		case SHMQ_BACK:
+			break;
 		case SHMQ_LEASED:
+			next = lease_resolve(map, s);
 			break;
 		default:
 			next = SHMQ_FREE; /* garbage */
@@ -276,6 +285,7 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 		st_release(&s->word, word_next(word, next));
 		SHMQ_KILLPOINT("rebuild.resolved");
 	}
+	lease_resolved(map);
 	if (adopting)
 		st(&q->spilling, 0);
 }
@@ -337,6 +347,7 @@ static void rebuild_lists(shmq_map *map)
 	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask);
 	uint32_t ready = ld(&q->ready_head), back = ld(&q->requeue_head), nobody = ld(&q->free_head);
 	uint32_t readies = 0, backs = 0, frees = 0, inflight = 0, deferred = 0, held = 0, spilling = 0;
+	uint32_t leased = 0;
 	uint32_t sessions = ld(&q->sessions_committed);
 	uint64_t held_bytes = 0, order = ld(&q->order);
 
@@ -381,6 +392,7 @@ static void rebuild_lists(shmq_map *map)
 			map->deferred.slot[deferred++] = i;
 			break;
 		case SHMQ_LEASED:
+			leased++;
 			break;
 		default: /* LOANED: its owner's; the others cannot be here */
 			continue;
@@ -398,6 +410,7 @@ static void rebuild_lists(shmq_map *map)
 	st(&q->order, order);
 	st(&q->held, held);
 	st(&q->held_bytes, held_bytes);
+	st(&q->leased, leased);
 	st(&q->spilling_count, spilling);
 	q->reclaimed = nobody + frees;
 	q->endowed = nobody;
@@ -450,7 +463,8 @@ void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	rebuild_arena(map);
 	SHMQ_KILLPOINT("rebuild.arena");
 	rebuild_lists(map);
-	st(&b->next_deadline[map->index], heap_first(&map->inflight));
+	st(&b->next_deadline[map->index], INT64_MAX);
+	deadline_note(b, map);
 	st(&b->next_due[map->index], heap_first(&map->deferred));
 	st(&q->need_bytes, 0);
 	st(&q->need_slots, 0);

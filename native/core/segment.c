@@ -140,7 +140,7 @@ int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size)
 /* ---- directory ---- */
 
 typedef struct directory_plan {
-	uint64_t clients, waiters, requests, topics, queues, deadline, due, size, first;
+	uint64_t clients, waiters, requests, topics, queues, deadline, due, writers, size, first;
 } directory_plan;
 
 static directory_plan plan_directory(void)
@@ -154,7 +154,8 @@ static directory_plan plan_directory(void)
 	p.queues = round_page(p.topics + SHMQ_TOPICS * sizeof(shmq_topic_desc));
 	p.deadline = round_page(p.queues + SHMQ_QUEUES * sizeof(shmq_entry_desc));
 	p.due = round_page(p.deadline + SHMQ_QUEUES * sizeof(int64_t));
-	p.size = round_page(p.due + SHMQ_QUEUES * sizeof(int64_t));
+	p.writers = round_page(p.due + SHMQ_QUEUES * sizeof(int64_t));
+	p.size = round_page(p.writers + SHMQ_WRITERS * sizeof(shmq_writer_desc));
 	p.first = p.clients;
 	return p;
 }
@@ -226,6 +227,7 @@ int shmq_directory_create(int fd, const shmq_limits *limits)
 	d->queues_at = p.queues;
 	d->deadline_at = p.deadline;
 	d->due_at = p.due;
+	d->writers_at = p.writers;
 	d->pid_namespace = pid_namespace_inode();
 	st(&d->next_serial, 1);
 	for (uint32_t i = 0; i < SHMQ_WAITERS && !r; i++)
@@ -249,6 +251,7 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 	return size == p.size && d->clients_at == p.clients && d->waiters_at == p.waiters &&
 	       d->requests_at == p.requests && d->topics_at == p.topics && d->queues_at == p.queues &&
 	       d->deadline_at == p.deadline && d->due_at == p.due &&
+	       d->writers_at == p.writers &&
 	       d->clients_committed <= SHMQ_CLIENTS && d->topics_committed <= SHMQ_TOPICS &&
 	       d->queues_committed <= SHMQ_QUEUES && d->waiters_high <= SHMQ_WAITERS;
 }
@@ -281,6 +284,7 @@ int shmq_broker_open(int fd, shmq_broker **out)
 	b->entries = (void *)(b->base + b->d->queues_at);
 	b->next_deadline = (void *)(b->base + b->d->deadline_at);
 	b->next_due = (void *)(b->base + b->d->due_at);
+	b->writers = (void *)(b->base + b->d->writers_at);
 	b->fork_generation = ld(&fork_count);
 	b->bell = SHMQ_NONE;
 	st(&b->references, 1);
@@ -296,7 +300,7 @@ fail:
 
 typedef struct queue_plan {
 	uint64_t slots, ready, defer, requeue, free, inflight_when, inflight_slot, deferred_when,
-		deferred_slot, sessions, leases, latency, arena, size;
+		deferred_slot, sessions, leases, lessees, latency, arena, size;
 	uint32_t slots_max;
 } queue_plan;
 
@@ -324,7 +328,8 @@ static queue_plan plan_queue(uint32_t mem_queue_size, uint32_t inflight_slots, u
 	p.deferred_slot = round_page(p.deferred_when + n * 8);
 	p.sessions = round_page(p.deferred_slot + n * 4);
 	p.leases = round_page(p.sessions + SHMQ_SESSIONS * sizeof(shmq_session_desc));
-	p.latency = round_page(p.leases + SHMQ_LEASES * sizeof(shmq_lease_desc));
+	p.lessees = round_page(p.leases + SHMQ_LEASES * sizeof(shmq_lease_desc));
+	p.latency = round_page(p.lessees + SHMQ_LESSEES * sizeof(shmq_lessee_desc));
 	p.arena = round_page(p.latency + sizeof(shmq_latency_desc));
 	p.size = round_page(p.arena + arena_max);
 	return p;
@@ -350,6 +355,8 @@ void map_place(shmq_map *map)
 	map->deferred = (heap){(void *)(map->base + q->deferred_when_at),
 	                       (void *)(map->base + q->deferred_slot_at), &q->deferred_len, map->slots};
 	map->sessions = (void *)(map->base + q->sessions_at);
+	map->leases = (void *)(map->base + q->leases_at);
+	map->lessees = (void *)(map->base + q->lessees_at);
 	map->latency = (void *)(map->base + q->latency_at);
 	map->arena = map->base + q->arena_at;
 }
@@ -420,6 +427,7 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	q->deferred_slot_at = p.deferred_slot;
 	q->sessions_at = p.sessions;
 	q->leases_at = p.leases;
+	q->lessees_at = p.lessees;
 	q->latency_at = p.latency;
 	q->arena_at = p.arena;
 	SHMQ_KILLPOINT("queue.filled");
@@ -445,6 +453,7 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	st(&q->disk_write, disk_write);
 	st(&q->disk_depth, disk_depth);
 	st(&q->paused, paused);
+	st(&q->order, SHMQ_ORDER_FIRST);
 	strcpy(q->base, file_base);
 	queue_rebuild(b, &map, false);
 	SHMQ_KILLPOINT("queue.ready");
@@ -468,6 +477,7 @@ static bool queue_sane(const shmq_queue_desc *q, uint64_t size)
 	       q->inflight_when_at == p.inflight_when && q->inflight_slot_at == p.inflight_slot &&
 	       q->deferred_when_at == p.deferred_when && q->deferred_slot_at == p.deferred_slot &&
 	       q->sessions_at == p.sessions && q->leases_at == p.leases &&
+	       q->lessees_at == p.lessees &&
 	       q->latency_at == p.latency && q->arena_at == p.arena &&
 	       q->topic < SHMQ_TOPICS && q->slots_committed <= q->slots_max &&
 	       ld(&q->inflight_len) <= q->slots_max && ld(&q->deferred_len) <= q->slots_max &&

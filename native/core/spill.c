@@ -237,13 +237,15 @@ int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, 
 	if (ld(&map->q->base_pending)) {
 		r = SHMQ_EMPTY; /* its files still bear another name */
 	} else if (from == SHMQ_SPILL_AHEAD) {
+		lease_return_all(map);
 		r = ahead_begin(map, n, out);
 	} else {
 		st(&map->q->spilling, 1); /* counts as "on disk": what is READY behind it waits */
 		SHMQ_KILLPOINT("spill.flag");
-		if (from == SHMQ_SPILL_ALL)
+		if (from == SHMQ_SPILL_ALL) {
+			lease_return_all(map);
 			spill_all(b, map, out, n, max_bytes);
-		else if (from == SHMQ_SPILL_RETURNED)
+		} else if (from == SHMQ_SPILL_RETURNED)
 			spill_returned(map, out, n, max_bytes);
 		else
 			spill_ready(map, out, n, max_bytes);

@@ -533,10 +533,12 @@ static int room_everywhere(shmq_producer *p, shmq_map **targets, uint32_t count,
 #define SKIPPED(skip, k) ((k) < 4096 && (skip)[(k) / 64] >> (k) % 64 & 1)
 
 static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
-                         uint32_t n, int64_t due, int64_t until, uint64_t *first_id)
+                         uint32_t n, int64_t due, const shmq_mark *mark, int64_t until,
+                         uint64_t *first_id)
 {
 	shmq_broker *b = p->b;
 	shmq_topic_desc *t = p->t;
+	shmq_writer_desc *writer = NULL;
 	shmq_map **targets;
 	uint64_t skip[64], seq, clock, bytes = 0;
 	uint32_t count, wake = 0;
@@ -547,7 +549,10 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 	if (r)
 		return r;
 	memset(skip, 0, count > 64 ? sizeof(skip) : sizeof(skip[0]));
-	r = room_everywhere(p, targets, count, lengths, n, due != 0, until, skip);
+	if (mark)
+		r = writer_begin(b, p->topic, mark, &writer);
+	if (!r)
+		r = room_everywhere(p, targets, count, lengths, n, due != 0, until, skip);
 	if (r) {
 		topic_unlock(t);
 		return r;
@@ -572,6 +577,8 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 			st_release(&targets[k]->q->free_head, ld(&targets[k]->q->free_head) + n);
 			SHMQ_KILLPOINT("publish.head");
 		}
+	if (writer)
+		writer_prepare(writer, mark, seq + n - 1);
 	st_release(&t->committed, seq + n - 1);
 	SHMQ_KILLPOINT("publish.committed");
 	for (uint32_t k = 0; k < count; k++) {
@@ -582,6 +589,8 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		else
 			flip(b, map, NULL, ld(&map->q->free_head) - n, n, due, bytes);
 	}
+	if (writer)
+		writer_commit(writer);
 	bump(&t->messages, n);
 	bump(&t->bytes, bytes);
 	/* Who has somebody to wake is remembered and held, for the system calls come after P. */
@@ -905,8 +914,8 @@ static int publish_large(shmq_producer *p, const shmq_body *bodies, const uint64
 	return r;
 }
 
-int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
-                 uint64_t *first_id)
+static int publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due,
+                   const shmq_mark *mark, int64_t until, uint64_t *first_id)
 {
 	uint64_t few[256], *lengths = n <= 256 ? few : malloc(n * sizeof(uint64_t));
 	bool large;
@@ -919,9 +928,42 @@ int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t 
 	if (!r)
 		r = check_due(p, due);
 	if (!r)
-		r = (large ? publish_large : publish_small)(p, bodies, lengths, n, due, until, first_id);
+		/* Marked ones are copied under the lock, large or not: the mark belongs to their commit. */
+		r = large && !mark ? publish_large(p, bodies, lengths, n, due, until, first_id)
+		                   : publish_small(p, bodies, lengths, n, due, mark, until, first_id);
 	if (lengths != few)
 		free(lengths);
+	return r;
+}
+
+int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
+                 uint64_t *first_id)
+{
+	return publish(p, bodies, n, due, NULL, until, first_id);
+}
+
+int shmq_publish_marked(shmq_producer *p, const shmq_body *bodies, uint32_t n,
+                        const shmq_mark *mark, int64_t until, uint64_t *first_id)
+{
+	return publish(p, bodies, n, 0, mark, until, first_id);
+}
+
+int shmq_mark_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_mark *out)
+{
+	shmq_map **targets;
+	shmq_writer_desc *writer;
+	uint32_t count;
+	int r = producer_lock(p, until, &targets, &count);
+
+	if (r)
+		return r;
+	*out = (shmq_mark){.key = {key[0], key[1]}, .epoch = UINT64_MAX - 1};
+	r = writer_begin(p->b, p->topic, out, &writer);
+	if (!r) {
+		out->epoch = writer->epoch;
+		out->upto = writer->rows;
+	}
+	topic_unlock(p->t);
 	return r;
 }
 

@@ -57,7 +57,10 @@ extern "C" {
 	X(TIMEOUT, -18, "", "the time is over")                                                        \
 	X(INTERRUPTED, -19, "", "a signal came")                                                       \
 	X(TABLE_FULL, -20, "ShmqError", "a table of the directory is full")                            \
-	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")
+	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")                     \
+	X(LEASE_LOST, -22, "LeaseLost", "the lease is not held any more")                              \
+	X(LEASE_FENCED, -23, "LeaseFenced", "somebody else leases under this name now")                \
+	X(REPEATED, -24, "", "these messages were published before")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,
@@ -169,7 +172,8 @@ int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool p
                      int64_t until);
 int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused,
                        int64_t until);
-/* Drop READY, BACK, INFLIGHT, DEFERRED and SPILLING messages and what is on disk (nsqd's empty);
+/* Drop READY, BACK, INFLIGHT, DEFERRED and SPILLING messages and what is on disk (nsqd's empty), not
+ * what is leased;
  * files of chunks up to deferred_gone are to be deleted.
  * `dropped`: how many. death: some are dropped, some not; nothing is half. */
 int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
@@ -197,6 +201,25 @@ int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t 
 #ifndef SHMQ_LARGE
 #define SHMQ_LARGE 65536u
 #endif
+
+/*
+ * Publishing in epochs, each of which may be repeated: whoever publishes under a key says which
+ * epoch it is in and that these messages are number `after` to `upto` of it. The topic remembers
+ * for each key the last epoch and how far it got, decided by the same store as the publish.
+ * SHMQ_REPEATED: it is that far already, or in a later epoch; nothing was published. SHMQ_INVALID:
+ * messages before `after` are missing. SHMQ_TABLE_FULL: every place is another topic's.
+ * Of a topic's keys the one used longest ago is forgotten when there are too many (256 in all).
+ * death: messages and mark are both there or neither is.
+ */
+typedef struct shmq_mark {
+	uint64_t key[2];
+	uint64_t epoch; /* below 2^64 - 2 */
+	uint64_t after, upto;
+} shmq_mark;
+int shmq_publish_marked(shmq_producer *p, const shmq_body *bodies, uint32_t n,
+                        const shmq_mark *mark, int64_t until, uint64_t *first_id);
+/* epoch: the last one + 1, 0: none; upto: how far it got. */
+int shmq_mark_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_mark *out);
 /* Sleep until the queue that was full may have room, or `deadline` (monotonic ns), at most 10 ms
  * blind. 0: look again; SHMQ_TIMEOUT; SHMQ_INTERRUPTED. */
 int shmq_producer_wait(shmq_producer *p, int64_t deadline);
@@ -326,6 +349,79 @@ void shmq_window_add(shmq_window *w, const shmq_message *m);
 /* id, word and slot of the delivery; it may have timed out since. */
 bool shmq_window_find(const shmq_window *w, uint64_t id, shmq_message *out);
 bool shmq_window_remove(shmq_window *w, uint64_t id, shmq_message *out);
+
+/* ---- leases --------------------------------------------------------------------------------- */
+
+/*
+ * A lease is a set of messages taken under a name, to be read as often as wanted, in parts, by any
+ * process, each time the same rows; then finished at once. A lessee is the name and its present
+ * owner: who opens it becomes its next incarnation, and every earlier one is fenced
+ * (SHMQ_LEASE_FENCED). Leases go back to the head of the queue, attempts + 1, when the lessee gave no
+ * sign of life for `ttl`, or had no owner for `grace`; a death of the owner begins `grace` at once.
+ *
+ * A lease's state word decides over all its messages; a lessee's leases are numbered upwards.
+ */
+typedef struct shmq_lessee {
+	uint32_t queue, index;
+	uint64_t serial, incarnation;
+} shmq_lessee;
+typedef struct shmq_lease {
+	uint64_t id, parent, bytes;
+	uint32_t count, parts, replays, reserved;
+} shmq_lease;
+
+/* ttl, grace: ns; 0: never. SHMQ_TABLE_FULL: 64 names hold leases or are somebody's. */
+int shmq_lessee_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
+                     int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lessee *out);
+/* A sign of life. */
+int shmq_lessee_touch(shmq_broker *b, const shmq_lessee *l, int64_t until);
+/* Nobody's from now on; its leases wait for `grace`. */
+int shmq_lessee_close(shmq_broker *b, const shmq_lessee *l, int64_t until);
+/*
+ * Up to n messages of together max_bytes (at least one), in the order a take would hand them out, in
+ * `parts` (1 to 32) parts. SHMQ_EMPTY: nothing there, or as much is held as may be.
+ * SHMQ_TABLE_FULL: 64 leases of this queue are open.
+ * death: all of them are in the lease, or all are where they were.
+ */
+int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint32_t n,
+                    uint64_t max_bytes, uint32_t parts, int64_t until, shmq_lease *out);
+/* The lease, again: SHMQ_LEASE_LOST. `replay`: counted as one more reading. */
+int shmq_lease_look(shmq_broker *b, const shmq_lessee *l, uint64_t id, bool replay, int64_t until,
+                    shmq_lease *out);
+/* The lessee's open leases, in order; n: capacity. */
+int shmq_lease_list(shmq_broker *b, const shmq_lessee *l, shmq_lease *out, uint32_t n,
+                    int64_t until, uint32_t *count);
+/* Finish every lease up to `through`. SHMQ_LEASE_LOST: that one is neither held nor was it finished;
+ * those before it are finished. death: each is finished or not. */
+int shmq_lease_finish(shmq_broker *b, const shmq_lessee *l, uint64_t through, int64_t until,
+                      uint64_t *messages);
+/* Give one back. */
+int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t until,
+                      uint64_t *messages);
+/* An administrator ends anybody's: back to the queue, or finished. */
+int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, bool back,
+                   int64_t until, uint64_t *messages);
+/*
+ * Reading takes no lock. A cursor stands before a part's first message; measure says how many of the
+ * next messages (at most `rows`, and not more than `bytes` of bodies but for a single one) come next;
+ * copy writes them out and moves the cursor on. SHMQ_LEASE_LOST: it was ended meanwhile; nothing of
+ * what was written may be used.
+ */
+typedef struct shmq_lease_cursor {
+	uint32_t queue, part, slot, left;
+	uint64_t serial, id;
+} shmq_lease_cursor;
+int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, uint32_t part,
+                    shmq_lease_cursor *out);
+int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
+                       uint32_t *count, uint64_t *size);
+/* ids, timestamps (ns), attempts: count of each; offsets: count + 1; data: `size` bytes. */
+int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64_t size,
+                    uint64_t *ids, int64_t *timestamps, int32_t *attempts, int32_t *offsets,
+                    uint8_t *data);
+/* Sleep until there may be something to lease, at most to `deadline` and 1 s; as
+ * shmq_consumer_wait. */
+int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline);
 
 /* ---- supervisor ----------------------------------------------------------------------------- */
 

@@ -57,6 +57,7 @@ _MODULES = {
     "peek": "tail",
     "topic": "admin",
     "channel": "admin",
+    "lease": "lease",
     "inspect": "inspect",
     "doctor": "doctor",
     "bench": "bench",

@@ -187,6 +187,7 @@ def _directory_regions(header: Any) -> dict[str, Region]:
             ("requests_at", "request", "REQUESTS"),
             ("topics_at", "topic", "TOPICS"),
             ("queues_at", "entry", "QUEUES"),
+            ("writers_at", "writer", "WRITERS"),
         )
     }
     return found | dict.fromkeys(("deadline_at", "due_at"), (8, layout.constant("QUEUES")))
@@ -202,6 +203,7 @@ def _queue_regions(header: Any) -> dict[str, Region]:
         **dict.fromkeys(("inflight_slot_at", "deferred_slot_at"), (4, slots)),
         "sessions_at": (layout.dtype("session").itemsize, layout.constant("SESSIONS")),
         "leases_at": (layout.dtype("lease").itemsize, layout.constant("LEASES")),
+        "lessees_at": (layout.dtype("lessee").itemsize, layout.constant("LESSEES")),
         "latency_at": (layout.dtype("latency").itemsize, 1),
         "arena_at": (1, int(header["arena_max"])),
     }

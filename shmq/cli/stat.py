@@ -50,6 +50,7 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
     "mem": lambda line: line.queue.backend_depth - line.queue.depth,
     "disk": lambda line: -line.queue.backend_depth,
     "inflt": lambda line: -line.queue.in_flight,
+    "leased": lambda line: -line.queue.leased,
     "defer": lambda line: -line.queue.deferred,
     "in": lambda line: -line.count(0),
     "out": lambda line: -line.count(1),
@@ -150,7 +151,7 @@ def _print_json(
 
 def _print_table(taken: BrokerStats, lines: list[_Line], with_rates: bool) -> None:
     click.echo(_headline(taken))
-    titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "DEFER"]
+    titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
     unit = "/s" if with_rates else ""
     titles += [
         f"IN{unit}",
@@ -175,6 +176,7 @@ def _print_table(taken: BrokerStats, lines: list[_Line], with_rates: bool) -> No
                 str(queue.depth - queue.backend_depth),
                 str(queue.backend_depth),
                 str(queue.in_flight),
+                str(queue.leased),
                 str(queue.deferred),
                 *(f"{number:.0f}" for number in counts),
                 "-" if queue.oldest_age is None else age(queue.oldest_age),

@@ -3,7 +3,8 @@ every message (`publish`, `take`, `finish`) go straight into C."""
 
 from shmq._native import Loan
 from shmq.client.consumer import Consumer
+from shmq.client.lease import Lease, LeasedBatch, Lessee
 from shmq.client.message import Batch, Message
 from shmq.client.producer import Producer
 
-__all__ = ["Batch", "Consumer", "Loan", "Message", "Producer"]
+__all__ = ["Batch", "Consumer", "Lease", "LeasedBatch", "Lessee", "Loan", "Message", "Producer"]

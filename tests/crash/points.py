@@ -68,10 +68,25 @@ RECOVERED: list[tuple[str, str, int]] = [
     ),
 ]
 
+#: Passed by a lessee: take, finish, return, close.
+LEASED: Cases = [
+    *cases("lessee.filled", "lease.filled", "lease.taking", "lease.gathered", "lease.held"),
+    *cases("lease.fields", "lease.state", "lease.head", counts=(1, 5)),
+    *cases("lease.finishing", "lease.finished", "lease.returning", "lease.returned", counts=(1, 2)),
+    *cases("lease.freed", "lease.fields_back", "lease.back", counts=(1, 2)),
+    *cases("lease.orphaned"),
+]
+#: Passed by who publishes in epochs.
+MARKED: Cases = [
+    *cases("writer.being_made", "writer.filled"),
+    *cases("writer.next", "writer.prepared", "writer.committed", counts=(1, 4)),
+]
+
 #: Each has a test of its own.
 OTHERS = {
     "attach.filled", "attach.live", "request.filled", "wake.post",
     "empty.dirty", "empty.slot", "empty.disk",
+    "writer.settled",  # by who repairs: tests/native/test_kill.c
 }  # fmt: skip
 
 #: Passed by a supervisor that makes and deletes what clients ask for.
@@ -137,7 +152,7 @@ ADOPTED: list[tuple[str, str]] = [
 COVERED = OTHERS | {
     name
     for table in (
-        PUBLISHED, CLIENT, CREATED, STARTED, EXPIRED, SPILLED, RESTORED, FLUSHED,
+        PUBLISHED, CLIENT, LEASED, MARKED, CREATED, STARTED, EXPIRED, SPILLED, RESTORED, FLUSHED,
         AHEAD, DEFERRED, PUMPED, REAPED,
     )
     for name, _ in table

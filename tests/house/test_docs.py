@@ -58,9 +58,13 @@ def flags() -> set[str]:
 def command_table() -> Iterator[str]:
     yield "| command | what it does | options |"
     yield "|---|---|---|"
-    for words, command in commands().items():
-        if " " in words:
+    found = commands()
+    for words, command in found.items():
+        group, verb_of_group, _ = words.partition(" ")
+        if verb_of_group and f"{group} create" in found:
             continue  # its group's line has it
+        if isinstance(command, click.Group) and f"{words} create" not in found:
+            continue  # each of its commands has a line
         context = click.Context(command, info_name=words)
         usage, own = command.collect_usage_pieces(context)[1:], options(command)
         if isinstance(command, click.Group):

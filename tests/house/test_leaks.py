@@ -355,6 +355,61 @@ def wait(s: Scene) -> None:
     s.broker.empty(s.queue, s.serial)
 
 
+@scene(
+    "Broker.lessee_open", "Broker.lessee_touch", "Broker.lessee_close", "Broker.lease_take",
+    "Broker.lease_look", "Broker.lease_list", "Broker.lease_finish", "Broker.lease_return",
+    "Broker.lease_end", "Broker.lease_wait", "Broker.lease_open", "Broker.lease_read",
+)  # fmt: skip
+def leases(s: Scene) -> None:
+    lessee = s.broker.lessee_open(s.queue, s.serial, "me", 10**12, 10**12)
+    s.broker.lessee_touch(lessee)
+    assert s.broker.lease_take(lessee, 0, 5, 1000, 1) is None
+    assert not s.broker.lease_wait(lessee, 0)
+    s.producer.publish_many([b"x" * 10] * 6, timeout=0)
+    taken = [s.broker.lease_take(lessee, 0, 2, 1000, 2) for _ in range(3)]
+    first, second, third = (lease[0] for lease in taken if lease)
+    assert len(s.broker.lease_list(lessee)) == 3
+    assert s.broker.lease_look(lessee, first, True)[-1] == 1
+    cursor = s.broker.lease_open(s.queue, s.serial, first, 1)
+    cursor, count, *columns = s.broker.lease_read(cursor, 10, 1000)
+    assert (cursor[-1], count, columns[-1]) == (0, 1, b"x" * 10)
+    assert s.broker.lease_return(lessee, third) == 2
+    assert s.broker.lease_end(s.queue, s.serial, second, True) == 2
+    assert s.broker.lease_finish(lessee, first) == 2
+    for wrong in (
+        lambda: s.broker.lease_look(lessee, first),
+        lambda: s.broker.lease_return(lessee, first),
+        lambda: s.broker.lease_finish(lessee, third),
+        lambda: s.broker.lease_end(s.queue, s.serial, first, False),
+        lambda: s.broker.lease_open(s.queue, s.serial, first, 0),
+        lambda: s.broker.lease_read(cursor, 1, 1),
+        lambda: s.broker.lease_take(lessee, 0, 0, 1, 1),
+        lambda: s.broker.lease_take(5, 0, 1, 1, 1),  # type: ignore[arg-type]
+        lambda: s.broker.lease_read((1, 2), 1, 1),
+        lambda: s.broker.lessee_open(s.queue, s.serial, ""),
+        lambda: s.broker.lessee_touch((s.queue, s.serial, 5, 5)),
+    ):
+        with pytest.raises((ShmqError, TypeError)):
+            wrong()
+    s.broker.lessee_close(lessee)
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.publish_marked", "Producer.mark")
+def marks(s: Scene) -> None:
+    offsets = np.array([0, 1, 2], np.int32)
+    s.number += 1
+    arguments = (b"ab", offsets, False, 0, 2, 1, 2, s.number, 0, 2, 0)
+    assert s.producer.publish_marked(*arguments)
+    assert s.producer.publish_marked(*arguments) is None
+    assert s.producer.mark(1, 2) == (s.number + 1, 2)
+    with pytest.raises(ValueError):
+        s.producer.publish_marked(b"a", *arguments[1:])
+    with pytest.raises(ShmqError):
+        s.producer.publish_marked(*arguments[:7], s.number + 1, 5, 7, 0)
+    s.broker.empty(s.queue, s.serial)
+
+
 @scene("Broker.pump")
 def pump(s: Scene) -> None:
     if s.supervisor.find_queue(s.topic, None) is None:

@@ -73,7 +73,7 @@ static off_t behind_the_unused(const files *f, off_t at)
 		return (off_t)d->clients_at;
 	if (at >= deadline && at < (off_t)d->due_at)
 		return (off_t)d->due_at;
-	return at >= due && at < (off_t)d->segment.size ? (off_t)d->segment.size : at;
+	return at >= due && at < (off_t)d->writers_at ? (off_t)d->writers_at : at;
 }
 
 bool image_follow(image *i, const files *f)

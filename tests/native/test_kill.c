@@ -43,6 +43,7 @@ typedef struct page {
 	uint32_t next;      /* number of the next message */
 	uint32_t new_queue; /* made by a child */
 	uint64_t new_serial;
+	uint32_t marked;    /* number of the first message that is published with a mark */
 	uint64_t written; /* bytes of the disk file */
 	uint32_t chunk_count, chunk_lengths[8]; /* chunk 1 of queue 0 */
 	int64_t chunk_dues[8];
@@ -70,6 +71,8 @@ typedef struct killing {
 	shmq_message m[64];
 	uint32_t got;
 	shmq_loan *loan;
+	shmq_lessee lessee;
+	shmq_lease lease;
 	shmq_dead dead;
 } killing;
 
@@ -1223,6 +1226,191 @@ static void a_death(killing *k, void (*ready)(killing *), unsigned locks)
 	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
+/* ---- leases ---- */
+
+static void lessee_of(killing *k, shmq_broker *b)
+{
+	EQUAL(MAPPED(k->w, b,
+	             shmq_lessee_open(b, k->queue[0], k->serial[0], "reader", NS_PER_S, 1, soon(),
+	                              &k->lessee)),
+	      0);
+}
+
+static void lease_n(killing *k, shmq_broker *b, uint32_t n)
+{
+	EQUAL(shmq_lease_take(b, &k->lessee, k->lease.id, n, UINT64_MAX, 2, soon(), &k->lease), 0);
+	EQUAL(k->lease.count, n);
+}
+
+static void come_to_lease(killing *k)
+{
+	come(k);
+	lessee_of(k, k->mine);
+}
+
+static void lease_three(killing *k)
+{
+	lease_n(k, k->mine, 3);
+}
+
+static void come_and_lease(killing *k)
+{
+	come_to_lease(k);
+	lease_n(k, k->mine, 2);
+	lease_n(k, k->mine, 1);
+}
+
+static void lease_of_one_alive(killing *k)
+{
+	lessee_of(k, k->b);
+	lease_n(k, k->b, 2);
+	lease_n(k, k->b, 1);
+}
+
+static void open_a_lessee_again(killing *k)
+{
+	lessee_of(k, k->mine);
+}
+
+static void finish_the_leases(killing *k)
+{
+	uint64_t messages;
+
+	for (uint32_t i = 0; i < 3; i++)
+		k->page->fate[0][i] = EITHER;
+	EQUAL(shmq_lease_finish(k->mine, &k->lessee, k->lease.id, soon(), &messages), 0);
+	EQUAL(messages, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		k->page->fate[0][i] = DONE;
+}
+
+static void return_the_leases(killing *k)
+{
+	uint64_t messages;
+
+	EQUAL(shmq_lease_return(k->mine, &k->lessee, k->lease.id, soon(), &messages), 0);
+	EQUAL(messages, 1);
+	EQUAL(shmq_lease_return(k->mine, &k->lessee, k->lease.parent, soon(), &messages), 0);
+	EQUAL(messages, 2);
+}
+
+static void expire_leases(killing *k)
+{
+	uint32_t expired, due;
+
+	EQUAL(shmq_expire(k->mine, k->queue[0], shmq_now() + 100 * NS_PER_S, 0, 100, soon(), &expired,
+	                  &due),
+	      0);
+	EQUAL(ld(&world_view(k->w, k->queue[0])->q->leased), 0);
+}
+
+/* A lease is whole, and reads the same; then all of them go back. */
+static void leases_are_whole(killing *k)
+{
+	shmq_map *map = world_view(k->w, k->queue[0]);
+	uint64_t ids[64];
+	int64_t times[64];
+	int32_t attempts[64], offsets[65];
+	uint32_t expired, due, leased = 0;
+	static uint8_t data[1 << 16];
+
+	for (uint32_t i = 0; ld(&map->q->leases_committed) && i < SHMQ_LEASES; i++) {
+		uint64_t word = ld(&map->leases[i].word), size;
+		uint32_t n = map->leases[i].count, rows = 0;
+
+		if (!word)
+			continue;
+		if ((word & 0xff) != SHMQ_LEASE_HELD)
+			fail("lease %llu is in state %u", (unsigned long long)(word >> 8),
+			     (unsigned)(word & 0xff));
+		for (uint32_t p = 0; p < map->leases[i].parts; p++) {
+			shmq_lease_cursor c;
+			uint32_t count;
+
+			EQUAL(shmq_lease_open(k->w->supervisor, k->queue[0], k->serial[0], word >> 8, p, &c), 0);
+			EQUAL(shmq_lease_measure(k->w->supervisor, &c, 64, sizeof(data), &count, &size), 0);
+			EQUAL(shmq_lease_copy(k->w->supervisor, &c, count, size, ids, times, attempts, offsets,
+			                      data),
+			      0);
+			EQUAL(c.left, 0);
+			for (uint32_t r = 0; r < count; r++)
+				CHECK(attempts[r] == 1 || attempts[r] == 2); /* the second: it was requeued */
+			rows += count;
+		}
+		EQUAL(rows, n);
+		leased += n;
+	}
+	EQUAL(ld(&map->q->leased), leased);
+	EQUAL(shmq_expire(k->w->supervisor, k->queue[0], INT64_MAX - 1, 0, 1000, soon(), &expired, &due), 0);
+	EQUAL(ld(&map->q->leased), 0);
+}
+
+/* ---- marks ---- */
+
+static int publish_two_marked(killing *k, shmq_broker *b, shmq_producer *p)
+{
+	shmq_mark mark = {.key = {7, 8}, .epoch = 0, .after = 0, .upto = 2};
+	uint32_t first = k->page->marked;
+	shmq_body bodies[2];
+	uint64_t id;
+	int r;
+
+	if (!first) {
+		first = k->page->marked = k->page->next;
+		k->page->next += 2;
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		bodies[i] = (shmq_body){body_of(first + i, SMALL), SMALL};
+	set_fate(k, first, 2, GROUP);
+	r = MAPPED(k->w, b, shmq_publish_marked(p, bodies, 2, &mark, soon(), &id));
+	set_fate(k, first, 2, DUE);
+	for (uint32_t i = 0; i < 2; i++)
+		free((void *)(uintptr_t)bodies[i].data);
+	return r;
+}
+
+static void publish_marked(killing *k)
+{
+	EQUAL(publish_two_marked(k, k->mine, k->producer), 0);
+}
+
+/* Again, as after a death: it goes through if it had not. */
+static void publish_marked_again(killing *k)
+{
+	int r = publish_two_marked(k, k->b, k->p);
+
+	if (r && r != SHMQ_REPEATED)
+		fail("the second publish is answered %d", r);
+	EQUAL(publish_two_marked(k, k->b, k->p), SHMQ_REPEATED);
+}
+
+/* What a death right after the commit word leaves. */
+static void come_and_publish_half_marked(killing *k)
+{
+	shmq_writer_desc *w;
+
+	come(k);
+	publish_marked(k);
+	w = &k->mine->writers[0];
+	w->epoch = w->rows = 0;
+	st(&w->next_seq, ld(&k->mine->topics[k->topic].committed));
+}
+
+static void somebody_died_marking(killing *k)
+{
+	a_death(k, come_and_publish_half_marked, 1);
+}
+
+static void publish_after_the_mark(killing *k)
+{
+	EQUAL(publish_two_marked(k, k->mine, k->producer), SHMQ_REPEATED);
+}
+
+static void somebody_died_leasing(killing *k)
+{
+	a_death(k, come_and_lease, 0);
+}
+
 static void somebody_died(killing *k)
 {
 	a_death(k, come_and_hold_everything, 0);
@@ -1364,6 +1552,18 @@ static const operation operations[] = {
 	 0},
 	{"rebuild", 1, a_bit_of_everything, come_to_supervise, rebuild, NULL, 1, 1},
 	{"adopt", 1, the_supervisor_died, come_to_supervise, adopt, NULL, 1, 0},
+	{"open a lessee", 1, lease_of_one_alive, come, open_a_lessee_again, leases_are_whole, 0, 0},
+	{"lease", 1, NULL, come_to_lease, lease_three, leases_are_whole, 0, 0},
+	{"lease what came back", 1, some_were_requeued, come_to_lease, lease_three, leases_are_whole, 0,
+	 1},
+	{"finish leases", 1, NULL, come_and_lease, finish_the_leases, leases_are_whole, 0, 0},
+	{"return leases", 1, NULL, come_and_lease, return_the_leases, leases_are_whole, 0, 0},
+	{"expire leases", 1, lease_of_one_alive, come_to_supervise, expire_leases, leases_are_whole, 1, 0},
+	{"flush leases", 1, lease_of_one_alive, come_to_supervise, flush, leases_are_whole, 1, 0},
+	{"reap a lessee", 1, somebody_died_leasing, come_to_supervise, reap_it, leases_are_whole, 1, 0},
+	{"publish with a mark", 3, NULL, come, publish_marked, publish_marked_again, 0, 0},
+	{"publish with a mark after a death", 2, somebody_died_marking, come, publish_after_the_mark,
+	 publish_marked_again, 0, 0},
 	{"create a directory", 1, NULL, NULL, create_directory, create_directory_again, 0, 0},
 };
 
@@ -1371,8 +1571,8 @@ static const operation operations[] = {
 
 static void add_points(const char *text)
 {
-	static const char *const of_repair[] = {"rebuild.", "recover.", "reap.",
-	                                        "return.",  "release.", "back."};
+	static const char *const of_repair[] = {"rebuild.", "recover.", "reap.", "return.",
+	                                        "release.", "back.",    "lease.orphaned"};
 
 	for (const char *at = text; (at = strstr(at, "SHMQ_KILLPOINT(\"")); at++) {
 		const char *name = at + strlen("SHMQ_KILLPOINT(\""), *quote = strchr(name, '"');
