@@ -12,6 +12,7 @@ from typing import Any
 
 import processes
 import pytest
+from nsqd import Nsqd
 from processes import KILLPOINTS, ROOT, Child
 
 import shmq
@@ -94,6 +95,12 @@ def serve(instance: str, data_path: Path, keep: Callable[[Any], Any]) -> Callabl
 def attach(instance: str, keep: Callable[[Any], Any]) -> Callable[[], shmq.Broker]:
     """`attach()`: join `instance`."""
     return lambda: keep(shmq.attach(instance, timeout=processes.WATCHDOG))
+
+
+@pytest.fixture
+def nsqd(data_path: Path, keep: Callable[[Any], Any]) -> Callable[..., Nsqd]:
+    """`nsqd(**options)`: a real nsqd on `data_path`; see nsqd.Nsqd."""
+    return lambda **options: keep(Nsqd(data_path, **options))
 
 
 @pytest.fixture

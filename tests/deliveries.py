@@ -21,12 +21,21 @@ class Delivered:
     ids: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
 
     def add(self, batch: shmq.Batch) -> None:
         """Remember a batch."""
         self.ids += [f"{number:016x}" for number in batch.ids.tolist()]
         self.bodies += batch.bodies()
         self.attempts += batch.attempts.tolist()
+        self.timestamps += batch.timestamps.tolist()
+
+    def add_one(self, number: str, body: bytes, attempts: int, timestamp: int) -> None:
+        """Remember a message."""
+        self.ids.append(number)
+        self.bodies.append(body)
+        self.attempts.append(attempts)
+        self.timestamps.append(timestamp)
 
     @property
     def twice(self) -> list[bytes]:

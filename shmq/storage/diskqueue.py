@@ -700,9 +700,17 @@ class DiskQueue:
             os.close(fd)
 
     def write_meta(self, depth: int, read_position: int, write_position: int) -> None:
-        """Replace the position file atomically; the directory is fsynced too. Raises OSError."""
+        """Replace the position file atomically; the directory is fsynced too. Raises OSError.
+
+        The end of a file that is written no more is put down as the start of the next one, for
+        nsqd would take it for damage.
+        """
         read_file, read_offset = unpack(read_position)
         write_file, write_offset = unpack(write_position)
+        if read_offset and read_file < write_file:
+            with contextlib.suppress(FileNotFoundError):
+                if self.file_path(read_file).stat().st_size == read_offset:
+                    read_file, read_offset = read_file + 1, 0
         text = f"{depth}\n{read_file},{read_offset}\n{write_file},{write_offset}\n"
         atomic_write(self.meta_path, text.encode("ascii"))
 

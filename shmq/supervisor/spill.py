@@ -177,6 +177,8 @@ class Spiller:
         header, moved = queue.view.header, False
         read, write = queue.positions
         if target and read == write and not int(header["overflowed"]):
+            # nothing in a new file has been read, so a flush can put all that is older in front
+            self._begin_file(queue)
             moved = self._broker.advance(queue.index, _oldest_quarter(queue)) > 0
         for _ in range(_BITES):
             ready, now = queue.ready, time.monotonic()
@@ -219,14 +221,14 @@ class Spiller:
         except OSError as exc:
             if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or queue.batch_bytes == _LEAST_BYTES:
                 raise
-            self._drop_read_file(queue)
+            self._begin_file(queue)
             queue.batch_bytes = max(queue.batch_bytes // 8, _LEAST_BYTES)
             return True
         queue.batch_bytes = min(queue.batch_bytes * 2, _BATCH_BYTES)
         return written
 
-    def _drop_read_file(self, queue: Queue) -> None:
-        """Free a file that is being written but has been read to its end: go on in the next one."""
+    def _begin_file(self, queue: Queue) -> None:
+        """Go on in the next file if this one has been read to its end, and free it."""
         read, write = queue.positions
         file, offset = unpack(read)
         if read == write and offset:

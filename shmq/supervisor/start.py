@@ -24,7 +24,7 @@ import numpy as np
 from shmq import _native, layout, segments
 from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
 from shmq.layout import DirectoryView, EntryState, Ready
-from shmq.names import base_name
+from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
 from shmq.storage import deferred, diskqueue, metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
@@ -153,10 +153,16 @@ def recreate(creator: Creator, data_path: Path) -> None:
 
 
 def _wanted(known: list[TopicMeta], bases: list[str]) -> list[TopicMeta]:
-    """nsqd.dat's topics, and those that only have files (it was written before they were made)."""
+    """nsqd.dat's topics, and those that only have files (it was written before they were made).
+
+    An ordinary channel of an ephemeral topic may have files, too; as with nsqd it finds them when
+    somebody makes it again.
+    """
     topics = {topic.name: topic for topic in known}
     for base in sorted(bases):
         name, colon, channel = base.partition(":")
+        if is_ephemeral(name) or is_ephemeral(channel):
+            continue
         topic = topics.setdefault(name, TopicMeta(name))
         if colon and all(channel != other.name for other in topic.channels):
             topics[name] = TopicMeta(name, topic.paused, (*topic.channels, ChannelMeta(channel)))

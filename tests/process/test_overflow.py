@@ -180,6 +180,29 @@ def test_order_is_kept_over_a_clean_stop(serve: Serve, attach: Attach, count: in
     assert take_all(attach(), "t", "c").bodies == numbered(count)
 
 
+def test_order_is_kept_over_a_stop_after_a_second_overflow(
+    serve: Serve, attach: Attach, instance: str
+) -> None:
+    """Some of what waits in memory was on disk before; what overflowed last was not, and its
+    records are not as long."""
+    server = serve(mem_queue_size=1000)
+    broker = attach()
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    expected = [body + bytes(i * 7919 % 151) for i, body in enumerate(numbered(2700))]
+    with layout.open_readonly(instance) as source:
+        queue = source.queue(source.directory.live_queues()[0])
+        producer.publish_many(expected[:900])
+        eventually(lambda: queue.read("restored"))
+        eventually(lambda: queue.read("disk_read") == queue.read("disk_write"))
+        producer.publish_many(expected[900:1800])
+        producer.publish_many(expected[1800:])
+        eventually(lambda: len(queue.ready) < 750)
+    assert server.kill(signal.SIGTERM) == 0
+    serve()
+    assert take_all(attach(), "t", "c").bodies == expected
+
+
 def existing_records(data_path: Path, base: str) -> list[diskqueue.Record]:
     """What the files of a queue hold between the positions of its meta file."""
     depth, read, _ = (data_path / f"{base}.diskqueue.meta.dat").read_text().splitlines()

@@ -518,6 +518,17 @@ def test_position_file_is_nsqds_byte_for_byte(queue: DiskQueue, tmp_path: Path) 
     assert queue.load_meta() == Meta(0, pack(7, 5), pack(123456, 9))
 
 
+def test_position_file_never_says_the_end_of_a_completed_file(queue: DiskQueue) -> None:
+    read = put(queue, 0, bodies_of([100]))
+    queue.write_meta(0, read, read)
+    assert queue.load_meta() == Meta(0, read, read)
+    write = put(queue, read, bodies_of([100]))
+    queue.write_meta(1, read, write)
+    assert queue.load_meta() == Meta(1, pack(1, 0), write)
+    queue.write_meta(2, 0, write)
+    assert queue.load_meta() == Meta(2, 0, write)
+
+
 @pytest.mark.parametrize(
     "text",
     [b"12\n1,2\n3,4", b" 12\r\n1, 2\r\n3, 4\r\n", b"+12\n1,2\n3,4\nmore\n", b"12\n01,2\n3,4\n"],
