@@ -102,7 +102,9 @@ class Option:
         """The value that the texts of a flag mean, as often as it was given. OptionError."""
         if not self.kind.repeats:
             return self.parse(texts[-1])
-        return self.check([item for text in texts for item in self._convert(self.flag, text)])
+        items = [item for text in texts for item in self._convert(self.flag, text)]
+        # nsqd keeps percentiles in falling order
+        return self.check(sorted(items, reverse=True) if self.kind is Kind.SHARES else items)
 
     def from_config(self, value: Any) -> Any:
         """The value that a TOML file's value means: strings as on the command line, a bare number

@@ -315,15 +315,13 @@ class Session:
         if self._command == b"MPUB" and self._step == 1:
             return ProtocolError(code, "MPUB failed to read message count")
         if self._command == b"MPUB" and self._step == 2:
-            return ProtocolError("E_BAD_MESSAGE", self._unread_message())
+            which = f"message({self._scanned})"
+            return ProtocolError("E_BAD_MESSAGE", f"MPUB failed to read {which} body size")
+        if self._command == b"MPUB" and self._step == 3:
+            return ProtocolError("E_BAD_MESSAGE", "MPUB failed to read message body")
         what = "message body" if code == "E_BAD_MESSAGE" else "body"
         size = " size" if self.need <= 4 else ""
         return ProtocolError(code, f"{name} failed to read {what}{size}")
-
-    def _unread_message(self) -> str:
-        if self.need <= 4:
-            return f"MPUB failed to read message({self._scanned}) body size"
-        return "MPUB failed to read message body"
 
     def _expect(self, command: bytes, body: Callable[[bytearray, int, int], int]) -> None:
         self._command = command
@@ -696,17 +694,14 @@ class Session:
             )
         if whole == left:
             return True
-        missing = 4
-        if end - at >= 4:
-            missing += _SIZE.unpack_from(data, at)[0]
-        self.need = self._at + missing
+        self._step = 3 if end - at >= 4 else 2
+        missing = _SIZE.unpack_from(data, at)[0] if self._step == 3 else 0
+        self.need = self._at + 4 + missing
         if self.need > options.max_body_size + 8 + MAX_LINE:
             # the size before the batch is not used for framing, but memory has a limit
             raise ProtocolError(
                 "E_BAD_BODY", f"MPUB body too big {self.need - 4} > {options.max_body_size}"
             )
-        if missing == 4:
-            self.need = self._at + 4
         return False
 
     def _publish_some(self, data: bytearray, start: int) -> bool:

@@ -25,12 +25,15 @@ from shmq.gateway import tls
 from shmq.gateway.control import Control
 from shmq.gateway.http import Http
 from shmq.gateway.hub import Hub
+from shmq.gateway.lookupd import Lookupd
+from shmq.gateway.statsd import Statsd
 from shmq.gateway.tcp import Connection
 from shmq.logs import set_up_logging
 from shmq.options import Options
 
 _BACKLOG = 1024
 _ATTACH_SECONDS = 30.0
+_LOOKUP_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ class Worker:
 
     async def run(self) -> None:
         """Serve until SIGTERM or the end of stdin."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         context = tls.server_context(self.options)
@@ -82,6 +85,13 @@ class Worker:
         self.http = Http(self)
         following = await self._follow_supervisor()
         await self.control.start()
+        self.lookupd = Lookupd(self)
+        self.hub.new_topic = self._channels_elsewhere
+        tasks = []
+        if self.index == 0:
+            tasks.append(loop.create_task(self.lookupd.run()))
+            if self.options.statsd_address:
+                tasks.append(loop.create_task(Statsd(self).run()))
         servers = await self._serve(context)
         _log.debug("gateway %d: serving", self.index)
         try:
@@ -92,7 +102,8 @@ class Worker:
             for connection in list(self.hub.connections):
                 connection.stop()
             await asyncio.sleep(0)
-            following.cancel()
+            for task in (following, *tasks):
+                task.cancel()
             await self.control.close()
             self.hub.close()
 
@@ -138,7 +149,20 @@ class Worker:
             self.options = self.hub.options = self.options.replace(**question["options"])
             self.http.changed()
             return True
+        if question["ask"] == "lookup":
+            return await self.lookupd.channels(question["topic"])
         return None
+
+    def _channels_elsewhere(self, topic: str) -> list[str]:
+        """Of a topic that is about to be made; called in the pool."""
+        if not self.options.lookupd_tcp_address:
+            return []
+        question = self.control.ask(0, {"ask": "lookup", "topic": topic})
+        try:
+            asked = asyncio.run_coroutine_threadsafe(question, self._loop)
+            return list(asked.result(_LOOKUP_SECONDS) or [])
+        except TimeoutError:
+            return []
 
     def statsd_prefix(self) -> str:
         """What statsd names begin with."""

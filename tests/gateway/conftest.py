@@ -1,0 +1,80 @@
+"""Both servers, for tests that say the same to each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from wire import Client, Server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session", params=["nsqd", "shmq"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which server."""
+    return str(request.param)
+
+
+def _instance() -> str:
+    import os
+    import secrets
+
+    return f"wire-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="session")
+def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with default options, for all tests."""
+    instance = _instance()
+    server = Server(kind, tmp_path_factory.mktemp("server"), instance)
+    yield server
+    server.close()
+    processes.remove_instance(instance)
+
+
+@pytest.fixture
+def start(kind: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """`start(*flags)`: a server of its own; with `again=server` on what that one left."""
+    made: list[tuple[Server, str]] = []
+
+    def make(*words: str, again: Server | None = None) -> Server:
+        instance = next((name for one, name in made if one is again), None) or _instance()
+        server = Server(kind, tmp_path, instance, *words)
+        made.append((server, instance))
+        return server
+
+    yield make
+    for server, instance in made:
+        server.close()
+        processes.remove_instance(instance)
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Callable[[], Client]]:
+    """`connect()`: a new client of `server`."""
+    made: list[Client] = []
+
+    def make(**how: Any) -> Client:
+        made.append(server.connect(**how))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[[], Client]) -> Client:
+    """A client of `server`."""
+    return connect()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test has."""
+    return f"topic-{next(_numbers)}"
