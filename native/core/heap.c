@@ -47,11 +47,12 @@ void heap_push(const heap *h, int64_t when, uint32_t slot)
 
 void heap_remove(const heap *h, uint32_t slot)
 {
-	uint32_t at = h->slots[slot].heap, n = ld(h->length) - 1, last;
+	uint32_t at = h->slots[slot].heap, n = ld(h->length), last;
 	int64_t when;
 
-	if (at > n || h->slot[at] != slot)
-		return; /* a rebuild will see to it; never write outside */
+	if (at >= n || h->slot[at] != slot)
+		return; /* a rebuild will see to it; never look outside */
+	n--;
 	last = h->slot[n];
 	when = h->when[n];
 	st_release(h->length, n);

@@ -16,6 +16,7 @@
 #include "killpoint.h"
 #include "layout.h"
 #include "lock.h"
+#include "plant.h"
 #include "shmq.h"
 
 /* A mapped queue segment. The broker's table holds one reference, handles hold more. */

@@ -15,7 +15,8 @@
 
 static void deliver_died(shmq_map *map)
 {
-	st(&map->q->dirty, 1);
+	if (!SHMQ_PLANTED(7))
+		st(&map->q->dirty, 1);
 	SHMQ_KILLPOINT("recover.deliver_dirty");
 	lock_consistent(&map->q->deliver);
 }
@@ -103,7 +104,8 @@ int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 	if (r == SHMQ_LOCK_DIED) {
 		st(&t->dirty, 1);
 		SHMQ_KILLPOINT("recover.topic_dirty");
-		lock_consistent(&t->publish);
+		if (!SHMQ_PLANTED(8))
+			lock_consistent(&t->publish);
 		r = 0;
 	}
 	if (r)
@@ -400,7 +402,8 @@ static void rebuild_lists(shmq_map *map)
 		held++;
 		held_bytes += block_bytes(s);
 	}
-	sort_slots(map->ready, mask, ready, readies, map->slots, by_order);
+	if (!SHMQ_PLANTED(9))
+		sort_slots(map->ready, mask, ready, readies, map->slots, by_order);
 	sort_slots(map->requeue, mask, back, backs, map->slots, by_order);
 	SHMQ_KILLPOINT("rebuild.sorted");
 	st(&q->inflight_len, inflight);
@@ -617,7 +620,7 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 	}
 	/* It may have died between clearing a waiter's bit and posting: everybody looks again. */
 	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
-		if (ld(&b->waiters[i].owner))
+		if (ld(&b->waiters[i].owner) && !SHMQ_PLANTED(10))
 			bell_ring(b, i);
 	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
 		if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {

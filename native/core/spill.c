@@ -58,7 +58,8 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
 
 	if (out->count == n || (out->count && out->bytes + length > max_bytes))
 		return false;
-	s->pos = SHMQ_NO_POSITION;
+	if (!SHMQ_PLANTED(4))
+		s->pos = SHMQ_NO_POSITION;
 	s->previous = (uint16_t)previous;
 	SHMQ_KILLPOINT("spill.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
@@ -470,7 +471,8 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 		SHMQ_KILLPOINT("restore.state");
 		*used += size;
 	}
-	st_release(&q->disk_read, *used == length ? next_position : position + *used);
+	if (!SHMQ_PLANTED(5))
+		st_release(&q->disk_read, *used == length ? next_position : position + *used);
 	SHMQ_KILLPOINT("restore.committed");
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = free_slot(map, i);
@@ -481,6 +483,8 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 		map->requeue[(tail + i) & mask] = slot;
 		held_add(map, slot);
 	}
+	if (SHMQ_PLANTED(5))
+		st_release(&q->disk_read, *used == length ? next_position : position + *used);
 	st_release(&q->free_head, ld(&q->free_head) + n);
 	SHMQ_KILLPOINT("restore.head");
 	st_release(&q->requeue_tail, tail + n);
@@ -658,7 +662,8 @@ int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t un
 		SHMQ_KILLPOINT("empty.slot");
 		count++;
 	}
-	st_release(&q->disk_read, ld(&q->disk_write));
+	if (!SHMQ_PLANTED(6))
+		st_release(&q->disk_read, ld(&q->disk_write));
 	st(&q->disk_depth, 0);
 	st_release(&q->deferred_gone, ld(&q->deferred_write));
 	st(&q->deferred_depth, 0);

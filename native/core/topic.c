@@ -465,10 +465,13 @@ static bool needs_announcing(shmq_map *map, uint32_t n)
 static void prepare(shmq_slot_desc *s, uint64_t id, uint64_t seq, int64_t now, int64_t due,
                     uint64_t length)
 {
+	if (SHMQ_PLANTED(1))
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED));
 	s->id = id;
 	s->timestamp = now;
 	s->order = seq;
-	s->deadline = due;
+	if (!SHMQ_PLANTED(3))
+		s->deadline = due;
 	s->length = (uint32_t)length;
 	s->attempts = 0;
 	s->heap = SHMQ_NONE;
@@ -579,7 +582,8 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		}
 	if (writer)
 		writer_prepare(writer, mark, seq + n - 1);
-	st_release(&t->committed, seq + n - 1);
+	if (!SHMQ_PLANTED(2))
+		st_release(&t->committed, seq + n - 1);
 	SHMQ_KILLPOINT("publish.committed");
 	for (uint32_t k = 0; k < count; k++) {
 		shmq_map *map = targets[k];
@@ -589,6 +593,8 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		else
 			flip(b, map, NULL, ld(&map->q->free_head) - n, n, due, bytes);
 	}
+	if (SHMQ_PLANTED(2))
+		st_release(&t->committed, seq + n - 1);
 	if (writer)
 		writer_commit(writer);
 	bump(&t->messages, n);

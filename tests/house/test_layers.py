@@ -2,7 +2,7 @@
 
 Left never knows right:
 
-    C       layout atomics killpoint <- clock owner <- lock arena heap <- internal.h <- the rest
+    C       layout atomics killpoint plant <- clock owner <- lock arena heap <- internal.h <- rest
     binding <Python.h>, "shmq.h" and its own headers only; core/ is closed to it
     Python  _native <- errors <- names <- segments <- options, layout <- stats <- storage
             <- client <- broker <- { supervisor | gateway | spark } <- cli
@@ -28,6 +28,7 @@ HEADER_RANKS = {
     "layout.h": 0,
     "atomics.h": 0,
     "killpoint.h": 0,
+    "plant.h": 0,
     "clock.h": 1,
     "owner.h": 1,
     "lock.h": 2,

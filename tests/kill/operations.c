@@ -605,6 +605,13 @@ static void everything_and_a_spill(scene *s)
 	spill_begin(s, s->home, SHMQ_SPILL_READY, 5);
 }
 
+static void everything_and_a_file(scene *s)
+{
+	a_bit_of_everything(s);
+	spill_begin(s, s->home, SHMQ_SPILL_READY, 4);
+	spill_end(s, s->home);
+}
+
 static void empty_it(scene *s)
 {
 	uint64_t dropped;
@@ -852,6 +859,15 @@ static void somebody_died_with_the_deliver_lock(scene *s)
 	a_death(s, come_and_take, 2);
 }
 
+/* The order of the slots is not that of the messages. */
+static void the_slots_wrap(scene *s)
+{
+	eight_more(s);
+	take_alive(s, 6);
+	finish(s, 0, s->consumer, s->m, 6);
+	eight_more(s);
+}
+
 static void come_and_spill_halfway(scene *s)
 {
 	come_to_supervise(s);
@@ -960,6 +976,7 @@ const operation operations[] = {
 	{"expire due", 1, some_are_deferred, come_to_supervise, expire_due, NULL, 1, 1, 0},
 	{"advance", 1, eight_more, come_to_supervise, advance_four, NULL, 1, 0, 0},
 	{"spill", 1, eight_more, come_to_supervise, spill_six, NULL, 1, 0, 0},
+	{"spill again", 1, eight_more, come_and_spill, spill_six, NULL, 1, 0, 0},
 	{"spill in vain", 1, eight_more, come_to_supervise, spill_in_vain, NULL, 1, 0, 0},
 	{"restore", 1, eight_more, come_and_spill, restore_first, NULL, 1, 0, 0},
 	{"flush", 1, a_bit_of_everything, come_to_supervise, flush, NULL, 1, 1, 0},
@@ -972,6 +989,7 @@ const operation operations[] = {
 	{"pause", 1, somebody_waits, come, pause_and_go_on, let_go_on, 0, 0, 0},
 	{"empty", 1, a_bit_of_everything, come, empty_it, NULL, 0, 1, 0},
 	{"empty during a spill", 1, everything_and_a_spill, come, empty_it, the_spill_ends, 0, 1, 0},
+	{"empty with a file", 1, everything_and_a_file, come, empty_it, NULL, 0, 1, 0},
 	{"empty with a chunk", 1, everything_and_a_chunk, come, empty_it, NULL, 0, 1, 0},
 	{"empty during a chunk", 1, half_a_chunk, come, empty_it, the_chunk_ends, 0, 1, 0},
 	{"create a topic", 1, NULL, come_to_supervise, create_topic, create_topic_again, 1, 0, 0},
@@ -990,6 +1008,7 @@ const operation operations[] = {
 	{"take after a death", 2, somebody_died_with_the_deliver_lock, come, come_now_and_take_one, NULL, 0, 0,
 	 0},
 	{"rebuild", 1, a_bit_of_everything, come_to_supervise, rebuild, NULL, 1, 1, 0},
+	{"rebuild what has wrapped", 1, the_slots_wrap, come_to_supervise, rebuild, NULL, 1, 0, 0},
 	{"adopt", 1, the_supervisor_died, come_to_supervise, adopt, NULL, 1, 0, 0},
 	{.name = "close the directory", .channels = 1, .ready = come_to_supervise, .act = close_directory,
 	 .after = nobody_attaches, .alone = true},

@@ -80,10 +80,15 @@ void repair(scene *s, enum comer first)
 static void knock(scene *s)
 {
 	uint32_t moved;
+	int r;
 
-	for (uint32_t i = 0; i < directory_of(s)->topics_committed; i++)
-		if (topics_of(s)[i].state == SHMQ_ENTRY_LIVE)
-			(void)CALL(s, s->home, shmq_pump(s->home, i, topics_of(s)[i].generation, 0, soon(), &moved));
+	for (uint32_t i = 0; i < directory_of(s)->topics_committed; i++) {
+		if (topics_of(s)[i].state != SHMQ_ENTRY_LIVE)
+			continue;
+		r = CALL(s, s->home, shmq_pump(s->home, i, topics_of(s)[i].generation, 0, soon(), &moved));
+		if (r && r != SHMQ_EMPTY)
+			wrong("nobody can publish to topic %u: %s", i, shmq_status_name(r));
+	}
 	for (uint32_t q = 0; q < s->ledger->queues; q++)
 		if (queue_lives(s, q))
 			EQUAL(shmq_consumer_close(consume(s, s->alive, q), soon()), 0);
