@@ -42,8 +42,11 @@ def drop_in(directory: Path) -> str:
 class Server:
     """A running nsqd of one of the two kinds; `close` kills what is left of it."""
 
-    def __init__(self, kind: str, directory: Path, instance: str, *words: str) -> None:
-        """kind: `nsqd` or `shmq`. words: nsqd's flags."""
+    def __init__(
+        self, kind: str, directory: Path, instance: str, *words: str, status: int = 200
+    ) -> None:
+        """kind: `nsqd` or `shmq`. words: nsqd's flags. status: what /ping answers when it is up."""
+        self._up = status
         self.kind = kind
         self.data_path = directory / f"{kind}-{instance}"
         self.data_path.mkdir(exist_ok=True)
@@ -66,12 +69,10 @@ class Server:
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, f"{self.kind} ended\n{self.log}"
         self.addresses = {kind.lower(): where for kind, where in _LISTENING.findall(self.log)}
-        if not self.addresses:
+        if not {"tcp", "http"} <= set(self.addresses):
             return False
-        if "http" not in self.addresses:
-            return True
         with contextlib.suppress(OSError):
-            return self.http("GET", "/ping").status == 200
+            return self.http("GET", "/ping").status == self._up
         return False
 
     @property
@@ -214,6 +215,11 @@ class Client:
             if heartbeats or (kind, data) != (RESPONSE, b"_heartbeat_"):
                 return kind, data
             self.send(b"NOP\n")
+
+    def held(self) -> bytes:
+        """Take what was read beyond the last frame."""
+        held, self._held = self._held, b""
+        return held
 
     def ask(self, data: bytes) -> tuple[int, bytes] | None:
         """Send, and the next frame."""

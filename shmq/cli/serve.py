@@ -16,16 +16,18 @@ from typing import Any
 
 import click
 
+from shmq import __version__
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
-from shmq.gateway import listen
+from shmq.gateway import listen, tls
 from shmq.logs import set_up_logging
-from shmq.options import OPTIONS, Kind, Option, Options
+from shmq.options import OPTIONS, Kind, Option, OptionError, Options
+from shmq.stats import NSQD_VERSION
 from shmq.supervisor import systemd
 from shmq.supervisor.children import Children
 from shmq.supervisor.supervisor import Supervisor
 
-_OWN_FLAGS = ("config", "drain", "starter-pid")
+_OWN_FLAGS = ("config", "drain", "starter-pid", "version")
 
 
 def two_dashes(words: list[str]) -> list[str]:
@@ -69,6 +71,13 @@ def _show_default(option: Option) -> str:
     return option.show(option.default) or "none" if option.kind is not Kind.MODE else "0600"
 
 
+def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        click.echo(f"nsqd v{NSQD_VERSION} (built w/python{python}, shmq {__version__})")
+        context.exit()
+
+
 @click.command()
 @_add_options
 @click.option("--config", type=click.Path(), help="TOML file with any of these options.")
@@ -82,6 +91,14 @@ def _show_default(option: Option) -> str:
     "--drain",
     is_flag=True,
     help="Write what a supervisor of this release left in shared memory to disk, and end.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Print which nsqd this is, and end.",
 )
 def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str | None) -> int:
     """Run the supervisor of an instance until SIGTERM or Ctrl-C.
@@ -104,7 +121,7 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
     supervisor = Supervisor(options, starter_pid, notifier, Gateway(options, sockets))
     try:
         return supervisor.drain() if drain else supervisor.run()
-    except (ShmqError, OSError) as exc:
+    except (ShmqError, OSError, OptionError) as exc:
         logging.critical("%s", _sentence(exc))
         notifier.status(_sentence(exc))
         return ERROR
@@ -121,8 +138,9 @@ class Gateway:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the sockets, close them at the end. OSError."""
+        """Open the sockets, close them at the end. OSError, OptionError."""
         passed = [(item.fd, item.name) for item in self._passed]
+        tls.server_context(self._options)  # so that a mistake is told now
         self._listeners = listeners = listen.open_listeners(self._options, passed)
         try:
             if listeners:

@@ -128,7 +128,7 @@ class Lookupd:
         generation, ping_at = -1, loop.time()
         try:
             while True:
-                self._follow_options()
+                await self._follow_options()
                 directory = self._worker.hub.broker._source().directory
                 now = directory.read("generation")
                 if now != generation:
@@ -142,15 +142,14 @@ class Lookupd:
             for peer in self._peers.values():
                 peer.close()
 
-    def _follow_options(self) -> None:
+    async def _follow_options(self) -> None:
         wanted = self._worker.options.lookupd_tcp_address
         for address in [address for address in self._peers if address not in wanted]:
             self._peers.pop(address).close()
         for address in wanted:
             if address not in self._peers:
                 self._peers[address] = peer = Peer(address, self)
-                task = asyncio.ensure_future(peer.command(b"PING\n"))
-                task.add_done_callback(lambda done: done.exception())
+                await peer.command(b"PING\n")
 
     def _look(self) -> Names:
         directory = self._worker.hub.broker._source().directory

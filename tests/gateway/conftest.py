@@ -42,9 +42,9 @@ def start(kind: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """`start(*flags)`: a server of its own; with `again=server` on what that one left."""
     made: list[tuple[Server, str]] = []
 
-    def make(*words: str, again: Server | None = None) -> Server:
+    def make(*words: str, again: Server | None = None, status: int = 200) -> Server:
         instance = next((name for one, name in made if one is again), None) or _instance()
-        server = Server(kind, tmp_path, instance, *words)
+        server = Server(kind, tmp_path, instance, *words, status=status)
         made.append((server, instance))
         return server
 
