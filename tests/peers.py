@@ -20,6 +20,8 @@ _REMEDIES = {
     "systemd-analyze": "install Debian's systemd",
     "systemd-sysusers": "install Debian's systemd",
     "systemd-tmpfiles": "install Debian's systemd",
+    "openssl": "install Debian's openssl",
+    "unshare": "install Debian's util-linux",
     "tmux": "install Debian's tmux",
 }
 

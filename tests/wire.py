@@ -48,6 +48,7 @@ class Server:
         """kind: `nsqd` or `shmq`. words: nsqd's flags. status: what /ping answers when it is up."""
         self._up = status
         self.kind = kind
+        self.instance = instance
         self.data_path = directory / f"{kind}-{instance}"
         self.data_path.mkdir(exist_ok=True)
         argv = [peer("nsqd") if kind == "nsqd" else drop_in(directory)]

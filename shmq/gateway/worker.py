@@ -93,7 +93,7 @@ class Worker:
             if self.options.statsd_address:
                 tasks.append(loop.create_task(Statsd(self).run()))
         servers = await self._serve(context)
-        _log.debug("gateway %d: serving", self.index)
+        _log.info("gateway %d: serving", self.index)
         try:
             await self._stopped.wait()
         finally:
