@@ -696,12 +696,13 @@ class Session:
             return True
         self._step = 3 if end - at >= 4 else 2
         missing = _SIZE.unpack_from(data, at)[0] if self._step == 3 else 0
-        self.need = self._at + 4 + missing
-        if self.need > options.max_body_size + 8 + MAX_LINE:
+        need = self._at + 4 + missing
+        if need > options.max_body_size + 8 + MAX_LINE:
             # the size before the batch is not used for framing, but memory has a limit
             raise ProtocolError(
-                "E_BAD_BODY", f"MPUB body too big {self.need - 4} > {options.max_body_size}"
+                "E_BAD_BODY", f"MPUB body too big {need - 4} > {options.max_body_size}"
             )
+        self.need = need
         return False
 
     def _publish_some(self, data: bytearray, start: int) -> bool:
