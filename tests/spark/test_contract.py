@@ -1,0 +1,343 @@
+"""The streaming reader and the staged writes, driven by hand in the orders that Spark may call
+them in
+(it stops, dies, repeats): no JVM, so milliseconds each."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import shmq
+from shmq import LeaseFenced, LeaseLost
+
+pytest.importorskip("pyspark")
+pa = pytest.importorskip("pyarrow")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows  # noqa: E402
+
+from shmq.spark import staging  # noqa: E402
+from shmq.spark.options import Settings  # noqa: E402
+from shmq.spark.reading import ShmqReader, finish, give_back  # noqa: E402
+from shmq.spark.stream import DataLoss, ShmqStreamReader  # noqa: E402
+
+Offset = dict[str, Any]
+
+
+class Query:
+    """A query's runner: a reader, and what Spark would ask it."""
+
+    def __init__(self, broker: shmq.Broker, **options: object) -> None:
+        given = {"instance": broker.instance, "topic": "t", "channel": "c", "consumer": "q"}
+        given |= {"pollTimeout": "10ms", "minPartitionRows": "1", "numPartitions": "2"}
+        given |= {name: str(value) for name, value in options.items()}
+        self.reader: ShmqStreamReader = pickle.loads(
+            pickle.dumps(ShmqStreamReader(Settings(given)))
+        )
+
+    def begin(self) -> Offset:
+        return self.reader.initialOffset()
+
+    def latest(self, start: Offset, rows: int = 3) -> Offset:
+        return self.reader.latestOffset(start, ReadMaxRows(rows))
+
+    def read(self, start: Offset, end: Offset) -> list[bytes]:
+        parts = [pickle.loads(pickle.dumps(part)) for part in self.reader.partitions(start, end)]
+        batches = [batch for part in parts for batch in self.reader.read(part)]
+        return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+
+def publish(broker: shmq.Broker, first: int, last: int) -> list[bytes]:
+    broker.create_channel("t", "c")
+    bodies = [b"%03d" % number for number in range(first, last)]
+    broker.producer("t").publish_many(bodies)
+    return bodies
+
+
+def taken(broker: shmq.Broker) -> list[tuple[bytes, int]]:
+    with broker.consumer("t", "c", max_in_flight=1000) as consumer:
+        batch = consumer.take_many(1000, 0)
+        found = [(message.body, message.attempts) for message in batch]
+        batch.finish()
+    return found
+
+
+def test_batches_follow_each_other_and_the_last_is_finished_when_spark_says_so(
+    broker: shmq.Broker,
+) -> None:
+    bodies, query = publish(broker, 0, 7), Query(broker)
+    offsets, came = [query.begin()], []
+    while (end := query.latest(offsets[-1])) != offsets[-1]:
+        came.append(query.read(offsets[-1], end))
+        offsets.append(end)
+    assert came == [bodies[:3], bodies[3:6], bodies[6:]]
+    assert [offset["p"] for offset in offsets[1:]] == [offset["l"] for offset in offsets[:-1]]
+    assert broker.channel_stats("t", "c").leased == 0
+    assert query.reader.reportLatestOffset()["depth"] == 0
+    query.reader.commit(offsets[-1])
+    query.reader.commit(offsets[1])
+    assert query.reader.partitions(offsets[-1], offsets[-1]) == []
+
+
+def test_rows_are_what_the_schema_says(broker: shmq.Broker) -> None:
+    ids = broker.producer("t").publish_many([b"a"])
+    broker.create_channel("t", "c")
+    columns = "channel,body,id,timestamp,attempts,topic"
+    query = Query(broker, columns=columns)
+    start = query.begin()
+    (part,) = query.reader.partitions(start, query.latest(start))
+    (batch,) = query.reader.read(part)
+    (row,) = batch.to_pylist()
+    assert list(row) == columns.split(",")
+    assert (row["topic"], row["channel"], row["body"], row["attempts"]) == ("t", "c", b"a", 1)
+    assert row["id"] == ids[0]
+    (batch,) = broker.read_lease("t", "c", part.lease)
+    assert int(row["timestamp"].timestamp() * 1e6) == batch.timestamps[0] // 1000
+
+
+def test_a_batch_is_read_as_often_as_spark_likes(broker: shmq.Broker) -> None:
+    bodies, query = publish(broker, 0, 5), Query(broker)
+    start = query.begin()
+    end = query.latest(start, 5)
+    for _ in range(3):
+        assert query.read(start, end) == bodies
+    again = Query(broker)  # the driver was killed: no latestOffset, just the logged offsets
+    assert again.read(start, end) == bodies
+    assert again.latest(end) == end
+    assert broker.channel_stats("t", "c").leased == 0
+
+
+def test_a_batch_that_spark_did_not_write_down_is_given_again(broker: shmq.Broker) -> None:
+    publish(broker, 0, 9)
+    query = Query(broker)
+    start = query.begin()
+    first = query.latest(start)
+    lost = query.latest(first)
+    again = Query(broker)
+    assert again.latest(first) == lost
+    assert again.latest(first) == lost
+    fresh = Query(broker)
+    other = fresh.latest(fresh.begin(), 2)  # the checkpoint was deleted: nothing follows lease 0
+    assert other["l"] > lost["l"]
+    assert fresh.read(start, other) == [b"003", b"004"]
+    assert broker.channel_stats("t", "c").leased == 2
+
+
+def test_the_newest_run_of_a_query_wins(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    before, after = Query(broker), Query(broker)
+    start = before.begin()
+    end = before.latest(start)
+    assert after.latest(start) == end
+    with pytest.raises(LeaseFenced):
+        before.latest(end)
+    before.reader.stop()
+    assert after.read(start, end) == [b"000", b"001", b"002"]
+
+
+def test_a_lost_batch_fails_the_query_or_is_left_out(broker: shmq.Broker) -> None:
+    publish(broker, 0, 4)
+    query = Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    broker.end_lease("t", "c", end["l"], requeue=True)
+    with pytest.raises(DataLoss, match=f"lease {end['l']}"):
+        query.read(start, end)
+    with pytest.raises(LeaseLost, match="onLostLease"):
+        query.latest(end)
+    loose = Query(broker, failOnDataLoss="false", onLostLease="warn")
+    assert loose.read(start, end) == []
+    following = loose.latest(end, 10)
+    assert [body for body, _ in taken(broker)] == []
+    assert loose.read(end, following) == [b"000", b"001", b"002", b"003"]
+    assert loose.reader.reportLatestOffset()["lost_leases"] == 2
+
+
+def test_a_channel_made_anew_is_told_from_the_old_one(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    parts = query.reader.partitions(start, end)
+    broker.delete_channel("t", "c")
+    bodies = publish(broker, 5, 8)
+    again = Query(broker)
+    with pytest.raises(LeaseLost, match="anew"):
+        list(again.reader.read(parts[0]))
+    with pytest.raises(DataLoss):
+        again.read(start, end)
+    following = again.latest(end)  # `end` was processed: a new chain begins
+    assert following["p"] == 0
+    assert again.read(end, following) == bodies
+
+
+def test_a_batch_that_fails_for_ever_is_named(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker, maxReplays=2)
+    start = query.begin()
+    end = query.latest(start)
+    query.read(start, end)
+    query.read(start, end)
+    with pytest.raises(shmq.ShmqError, match="shmq lease requeue"):
+        query.read(start, end)
+
+
+def test_available_now_ends_where_it_began(broker: shmq.Broker) -> None:
+    bodies, query = publish(broker, 0, 5), Query(broker)
+    query.reader.prepareForTriggerAvailableNow()
+    offset, came = query.begin(), []
+    while (end := query.latest(offset, 3)) != offset:
+        came += query.read(offset, end)
+        offset = end
+        publish(broker, 100, 102)
+    assert came == bodies
+    assert broker.channel_stats("t", "c").leased == 0
+
+
+def test_limits(broker: shmq.Broker) -> None:
+    publish(broker, 0, 9)
+    query = Query(broker, maxBytesPerTrigger=6)
+    offset, sizes = query.begin(), []
+    for limit in (ReadMaxRows(5), ReadMaxBytes(3), ReadAllAvailable()):
+        end = query.reader.latestOffset(offset, limit)
+        sizes.append(len(query.read(offset, end)))
+        offset = end
+    assert sizes == [2, 1, 6]
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(1_000_000)
+
+
+def test_a_batch_may_wait_for_more_messages(broker: shmq.Broker) -> None:
+    publish(broker, 0, 2)
+    query = Query(broker, minMessagesPerTrigger=3, maxTriggerDelay="never")
+    start = query.begin()
+    soon = Query(broker, consumer="r", minMessagesPerTrigger=3, maxTriggerDelay="0s")
+    query.reader._settings._values["maxTriggerDelay"] = 1e9
+    assert query.latest(start) == start
+    publish(broker, 2, 3)
+    end = query.latest(start)
+    assert len(query.read(start, end)) == 3
+    publish(broker, 3, 4)
+    begin = soon.begin()
+    assert soon.latest(begin) != begin
+
+
+def test_a_batch_read_sees_the_same_until_it_is_finished(broker: shmq.Broker) -> None:
+    bodies = publish(broker, 0, 6)
+    given = {"instance": broker.instance, "topic": "t", "channel": "c", "minPartitionRows": "1"}
+    reader = ShmqReader(Settings(given | {"consumer": "once", "maxMessagesPerTrigger": "4"}))
+    for _ in range(2):
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        rows = [body for batch in batches for body in batch.column("body").to_pylist()]
+        assert rows == bodies[:4]
+    assert give_back(broker.instance, "t", "c", "once") == 4
+    assert len(reader.partitions()) > 0
+    assert finish(broker.instance, "t", "c", "once") == 4
+    assert finish(broker.instance, "t", "c", "once") == 0
+    assert taken(broker) == [(bodies[4], 1), (bodies[5], 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({}, "topic"),
+        ({"topic": "t", "chanel": "c"}, "no option 'chanel'; there are instance"),
+        ({"topic": "not valid"}, "option topic"),
+        ({"topic": "t", "columns": "id,nothing"}, "some of id"),
+        ({"topic": "t", "leaseTtl": "soon"}, "10m"),
+        ({"topic": "t", "maxBytesPerTrigger": "0"}, "64m"),
+        ({"topic": "t", "publish": "later"}, "commit or immediate"),
+        ({"topic": "t", "failOnDataLoss": "maybe"}, "true or false"),
+    ],
+)
+def test_options_are_checked_where_they_are_given(options: dict[str, str], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Settings(options)
+
+
+def test_options_are_parsed() -> None:
+    given = {"topic": "t", "LEASETTL": "10m", "maxbytespertrigger": "64MB", "restartGrace": "never"}
+    settings = Settings({**given, "path": "x", "pollTimeout": "50ms"})
+    assert (settings.leaseTtl, settings.maxBytesPerTrigger) == (600.0, 64 << 20)
+    assert (settings.restartGrace, settings.pollTimeout) == (None, 0.05)
+
+
+# ---- writing ----
+
+
+def sink(broker: shmq.Broker, **options: object) -> Settings:
+    given = {"instance": broker.instance, "topic": "t"}
+    return Settings(given | {name: str(value) for name, value in options.items()})
+
+
+def batch_of(*bodies: bytes | None, kind: Any = None) -> Any:
+    return pa.record_batch({"body": pa.array(bodies, kind or pa.binary())})
+
+
+def stage(settings: Settings, epoch: int, *batches: Any, key: str = "q") -> Any:
+    staged = staging.stage(batches, settings, key, epoch)
+    assert staged is not None
+    return staged
+
+
+def test_an_epoch_is_published_when_it_is_committed_and_once(broker: shmq.Broker) -> None:
+    broker.create_channel("t", "c")
+    settings = sink(broker)
+    first = stage(settings, 0, batch_of(b"a", b"b"), batch_of(b"c"))
+    second = stage(settings, 0, batch_of("d", kind=pa.string()))
+    never = stage(settings, 0, batch_of(b"a dead attempt's"))
+    assert broker.channel_stats("t", "c").depth == 0
+    assert staging.commit([first, second], settings, "q", 0) == 4
+    again = stage(settings, 0, batch_of(b"the same epoch, after a restart"))
+    assert staging.commit([again], settings, "q", 0) == 0
+    other = stage(settings, 0, batch_of(b"another query's"), key="r")
+    assert staging.commit([other], settings, "r", 0) == 1
+    staging.drop([stage(settings, 1, batch_of(b"aborted")), None], settings)
+    assert never
+    came = [body for body, _ in taken(broker)]
+    assert came == [b"a", b"b", b"c", b"d", b"another query's"]
+
+
+def test_a_commit_that_was_cut_short_goes_on_where_it_was(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_channel("t", "c")
+    settings = sink(broker)
+    bodies = [b"%04d" % number for number in range(1000)]
+    monkeypatch.setattr(staging, "_ROWS", 100)
+
+    class Killed(BaseException):
+        pass
+
+    from shmq.client import Producer
+
+    whole, calls = Producer.publish_marked, []
+
+    def dies(self: Producer, *arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise Killed
+        return whole(self, *arguments)
+
+    first = stage(settings, 3, batch_of(*bodies))
+    monkeypatch.setattr(Producer, "publish_marked", dies, raising=False)
+    with pytest.raises(Killed):
+        staging.commit([first], settings, "q", 3)
+    monkeypatch.delattr(Producer, "publish_marked")
+    reordered = stage(settings, 3, batch_of(*reversed(bodies)))
+    assert staging.commit([reordered], settings, "q", 3) == 700
+    assert [body for body, _ in taken(broker)] == bodies
+
+
+def test_rows_that_cannot_be_messages_fail_their_task(broker: shmq.Broker) -> None:
+    settings = sink(broker, body="text")
+    for column, match in (
+        (pa.array([1]), "cast it"),
+        (pa.array(["a", None]), "null"),
+        (pa.array(["a", ""]), "1 byte or more"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            staging.stage([pa.record_batch({"text": column})], settings, "q", 0)
+    with pytest.raises(ValueError, match="no column 'text'"):
+        staging.stage([batch_of(b"a")], settings, "q", 0)
+    assert staging.stage([], settings, "q", 0) is None
