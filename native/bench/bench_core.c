@@ -2,11 +2,13 @@
  * The core's own limit: what two processes reach through shmq.h alone, with robust locks, no Python
  * and no supervisor at work beside them. tools/bench.py runs it as one contestant among others.
  *
- *     bench_core one|batch|roundtrip [--seconds S] [--size BYTES] [--batch N] [--memory N]
- *                [--cpus A,B]
+ *     bench_core one|batch|roundtrip|expire [--seconds S] [--size BYTES] [--batch N] [--memory N]
+ *                [--inflight N] [--cpus A,B]
  *
  * one, batch: a process publishes, another takes, copies the bodies to memory of its own and
  * finishes; one message at a time or N. roundtrip: a message there, another one back, both finished.
+ * expire: one process has N messages in flight, the scan gives back those whose time is up first;
+ * they are taken again, which is not measured.
  * --cpus: who begins runs on A only, the other one on B. --memory: mem_queue_size.
  * Prints one JSON object. Exit status 0; 1 with a sentence on stderr.
  */
@@ -33,9 +35,10 @@
 static struct options {
 	const char *what;
 	double seconds;
-	uint32_t size, batch, memory;
+	uint32_t size, batch, memory, inflight;
 	int cpus[2]; /* -1: wherever the kernel likes */
-} options = {.seconds = 1.0, .size = 100, .batch = 200, .memory = 100000, .cpus = {-1, -1}};
+} options = {.seconds = 1.0, .size = 100, .batch = 200, .memory = 100000, .inflight = 1000,
+             .cpus = {-1, -1}};
 
 /* What parent and children share beside the segments. */
 static struct shared {
@@ -49,6 +52,7 @@ static struct shared {
 static int directory_fd;
 static struct {
 	uint64_t serial;
+	uint32_t index;
 	int fd;
 } queues[2];
 static const char *const topics[2] = {"there", "back"};
@@ -101,6 +105,7 @@ static void make_queue(shmq_broker *broker, unsigned i)
 	      shmq_queue_create(broker, fd, queue, serial, topic, topics[i], 0, 0, 0, false, false));
 	check("queue_enter", shmq_queue_enter(broker, queue, serial, topic, "bench", soon()));
 	queues[i].serial = serial;
+	queues[i].index = queue;
 	queues[i].fd = fd;
 }
 
@@ -111,9 +116,9 @@ static shmq_broker *make_instance(void)
 		.max_msg_timeout_ns = 900 * SECOND,
 		.max_req_timeout_ns = 3600 * SECOND,
 		.max_msg_size = 1 << 20,
-		.arena_size = 64 << 20,
+		.arena_size = (64 << 20) + 2 * (uint64_t)options.inflight * (options.size + 128),
 		.mem_queue_size = options.memory,
-		.inflight_slots = 16384,
+		.inflight_slots = options.inflight > 16384 ? options.inflight : 16384,
 	};
 	shmq_broker *broker;
 
@@ -160,7 +165,8 @@ static shmq_producer *producer_of(shmq_broker *broker, unsigned i)
 	return producer;
 }
 
-static shmq_consumer *consumer_of(shmq_broker *broker, unsigned i)
+static shmq_consumer *consumer_of(shmq_broker *broker, unsigned i, uint32_t max_in_flight,
+                                  int64_t msg_timeout)
 {
 	uint32_t topic, generation, queue;
 	uint64_t serial;
@@ -169,7 +175,7 @@ static shmq_consumer *consumer_of(shmq_broker *broker, unsigned i)
 
 	check("topic_find", shmq_topic_find(broker, topics[i], &topic, &generation));
 	check("queue_find", shmq_queue_find(broker, topic, "bench", &queue, &serial));
-	while ((status = shmq_consumer_open(broker, queue, serial, options.batch, 0, soon(),
+	while ((status = shmq_consumer_open(broker, queue, serial, max_in_flight, msg_timeout, soon(),
 	                                    &consumer)) == SHMQ_NEED_MAP)
 		map_missing(broker);
 	check("consumer_open", status);
@@ -253,7 +259,7 @@ static bool copy(const shmq_message *messages, uint32_t got, char *into)
 static void consume(uint32_t n)
 {
 	shmq_broker *broker = join_instance();
-	shmq_consumer *consumer = consumer_of(broker, 0);
+	shmq_consumer *consumer = consumer_of(broker, 0, options.batch, 0);
 	shmq_message *messages = calloc(n, sizeof(*messages));
 	char *bodies = calloc(n, options.size);
 	uint64_t count = 0;
@@ -300,7 +306,7 @@ static void call(uint32_t unused)
 {
 	shmq_broker *broker = join_instance();
 	shmq_producer *producer = producer_of(broker, 0);
-	shmq_consumer *consumer = consumer_of(broker, 1);
+	shmq_consumer *consumer = consumer_of(broker, 1, options.batch, 0);
 	float *samples = malloc(SAMPLES_MAX * sizeof(*samples));
 	char *body = calloc(1, options.size);
 	uint32_t n = 0;
@@ -333,7 +339,7 @@ static void call(uint32_t unused)
 static void answer(uint32_t unused)
 {
 	shmq_broker *broker = join_instance();
-	shmq_consumer *consumer = consumer_of(broker, 0);
+	shmq_consumer *consumer = consumer_of(broker, 0, options.batch, 0);
 	shmq_producer *producer = producer_of(broker, 1);
 	char *body = calloc(1, options.size);
 
@@ -344,6 +350,54 @@ static void answer(uint32_t unused)
 		publish(broker, producer, &(shmq_body){body, options.size}, 1, soon());
 	check("close", shmq_consumer_close(consumer, soon()));
 	check("detach", shmq_broker_detach(broker, soon()));
+}
+
+/* ---- timeouts --------------------------------------------------------------------------------- */
+
+#define BITE 256u     /* as the supervisor's scan */
+#define TIMEOUTS 16u  /* different ones, so that deadlines do not come in the order of taking */
+
+static void take_again(shmq_consumer *consumer, uint32_t n)
+{
+	shmq_message messages[BITE];
+
+	for (uint32_t got; n; n -= got)
+		got = take(consumer, messages, n, soon());
+}
+
+static void expire(shmq_broker *broker)
+{
+	shmq_producer *producer = producer_of(broker, 0);
+	shmq_consumer *consumers[TIMEOUTS];
+	shmq_body bodies[BITE];
+	char *body = calloc(1, options.size);
+	int64_t end, spent = 0;
+	uint32_t expired, due, turn = 0;
+
+	check_errno("calloc", body != NULL);
+	for (uint32_t i = 0; i < BITE; i++)
+		bodies[i] = (shmq_body){body, options.size};
+	for (uint32_t i = 0; i < TIMEOUTS; i++)
+		consumers[i] = consumer_of(broker, 0, UINT32_MAX, 60 * SECOND + (int64_t)i * SECOND / 100);
+	for (uint32_t left = options.inflight, n; left; left -= n) {
+		n = left < BITE ? left : BITE;
+		publish(broker, producer, bodies, n, soon());
+		take_again(consumers[turn++ % TIMEOUTS], n);
+	}
+	end = shmq_now() + (int64_t)(options.seconds * (double)SECOND);
+	for (int64_t from, to = 0; to < end; spent += to - from) {
+		from = shmq_now();
+		check("expire", shmq_expire(broker, queues[0].index, INT64_MAX - 1, shmq_realtime(), BITE,
+		                            soon(), &expired, &due));
+		to = shmq_now();
+		shared->messages += expired;
+		take_again(consumers[turn++ % TIMEOUTS], expired);
+	}
+	shared->ended = shared->began + spent;
+	for (uint32_t i = 0; i < TIMEOUTS; i++)
+		shmq_consumer_free(consumers[i]);
+	shmq_producer_close(producer);
+	free(body);
 }
 
 /* ---- main ------------------------------------------------------------------------------------ */
@@ -402,8 +456,8 @@ static void run(void (*first)(uint32_t), void (*second)(uint32_t), uint32_t n)
 
 static void usage(void)
 {
-	fputs("usage: bench_core one|batch|roundtrip [--seconds S] [--size BYTES] [--batch N] "
-	      "[--memory N] [--cpus A,B]\n",
+	fputs("usage: bench_core one|batch|roundtrip|expire [--seconds S] [--size BYTES] [--batch N] "
+	      "[--memory N] [--inflight N] [--cpus A,B]\n",
 	      stderr);
 	exit(2);
 }
@@ -431,6 +485,8 @@ static void parse(int argc, char **argv)
 			options.batch = (uint32_t)value;
 		else if (strcmp(argv[i], "--memory") == 0)
 			options.memory = (uint32_t)value;
+		else if (strcmp(argv[i], "--inflight") == 0)
+			options.inflight = (uint32_t)value;
 		else
 			usage();
 	}
@@ -453,6 +509,8 @@ int main(int argc, char **argv)
 		run(produce, consume, options.batch);
 	else if (strcmp(options.what, "roundtrip") == 0)
 		run(call, answer, 1);
+	else if (strcmp(options.what, "expire") == 0)
+		expire(broker);
 	else
 		usage();
 	check("detach", shmq_broker_detach(broker, soon()));
