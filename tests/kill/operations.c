@@ -69,6 +69,19 @@ static void publish_in_vain(scene *s)
 	EQUAL(try_publish(s, s->mine, s->my_producer, 2, SMALL, 0), SHMQ_FULL);
 }
 
+static void come_and_find_it_full(scene *s)
+{
+	come(s);
+	publish_in_vain(s);
+}
+
+static void wait_for_room(scene *s)
+{
+	int r = WATCHED(shmq_producer_wait(s->my_producer, shmq_now()));
+
+	CHECK(r == 0 || r == SHMQ_TIMEOUT);
+}
+
 /* A client waits on queue 0 with a doorbell of its own; it is not there to be woken. */
 static void wait_on_first(scene *s, shmq_broker *b, uint32_t bell)
 {
@@ -292,6 +305,15 @@ static void open_consumer(scene *s)
 	s->my_consumer = consume(s, s->mine, 0);
 }
 
+static void limit_and_tell(scene *s)
+{
+	watch_begin();
+	shmq_consumer_limit(s->my_consumer, 7);
+	shmq_consumer_pass(s->my_consumer);
+	shmq_consumer_wake(s->my_consumer);
+	watch_end();
+}
+
 static void close_consumer(scene *s)
 {
 	EQUAL(WATCHED(shmq_consumer_close(s->my_consumer, soon())), 0);
@@ -319,6 +341,7 @@ static void wait_for_many(scene *s)
 	CHECK(r == 0 || r == SHMQ_TIMEOUT);
 	EQUAL(count, 0);
 	watch_begin();
+	shmq_waiter_wake(waiter);
 	shmq_waiter_close(waiter);
 	watch_end();
 }
@@ -343,6 +366,202 @@ static void expire_due(scene *s)
 		s->ledger->due[i] = 0;
 	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s), 0, INT64_MAX, 100, soon(), &expired, &due)), 0);
 	EQUAL(due, 2);
+}
+
+/* ---- leases ---- */
+
+static void lessee_open(scene *s, shmq_broker *b)
+{
+	EQUAL(CALL(s, b, shmq_lessee_open(b, first_queue(s), s->ledger->queue[0].serial, "reader", SECOND, 1,
+	                                  soon(), &s->lessee)),
+	      0);
+}
+
+static void lease(scene *s, shmq_broker *b, uint32_t n)
+{
+	EQUAL(WATCHED(shmq_lease_take(b, &s->lessee, s->lease.id, n, UINT64_MAX, 2, soon(), &s->lease)), 0);
+	EQUAL(s->lease.count, n);
+}
+
+static void come_to_lease(scene *s)
+{
+	come(s);
+	lessee_open(s, s->mine);
+}
+
+static void come_and_lease(scene *s)
+{
+	come_to_lease(s);
+	lease(s, s->mine, 2);
+	lease(s, s->mine, 1);
+}
+
+static void lease_alive(scene *s)
+{
+	lessee_open(s, s->alive);
+	lease(s, s->alive, 2);
+	lease(s, s->alive, 1);
+}
+
+static void lessee_open_again(scene *s)
+{
+	lessee_open(s, s->mine);
+	EQUAL(WATCHED(shmq_lessee_touch(s->mine, &s->lessee, soon())), 0);
+	EQUAL(WATCHED(shmq_lessee_close(s->mine, &s->lessee, soon())), 0);
+}
+
+static void lease_three(scene *s)
+{
+	lease(s, s->mine, 3);
+}
+
+static void look_at_leases(scene *s)
+{
+	shmq_lease found[2];
+	uint32_t count;
+
+	EQUAL(WATCHED(shmq_lease_list(s->mine, &s->lessee, found, 2, soon(), &count)), 0);
+	EQUAL(count, 2);
+	EQUAL(WATCHED(shmq_lease_look(s->mine, &s->lessee, s->lease.id, true, soon(), found)), 0);
+	EQUAL(WATCHED(shmq_lease_wait(s->mine, &s->lessee, shmq_now())), 0);
+}
+
+static void finish_leases(scene *s)
+{
+	uint64_t messages;
+
+	for (uint32_t i = 0; i < 3; i++)
+		s->ledger->fate[0][i] = EITHER;
+	EQUAL(WATCHED(shmq_lease_finish(s->mine, &s->lessee, s->lease.id, soon(), &messages)), 0);
+	EQUAL(messages, 3);
+	for (uint32_t i = 0; i < 3; i++)
+		s->ledger->fate[0][i] = DONE;
+}
+
+static void return_leases(scene *s)
+{
+	uint64_t messages;
+
+	EQUAL(WATCHED(shmq_lease_return(s->mine, &s->lessee, s->lease.id, soon(), &messages)), 0);
+	EQUAL(messages, 1);
+	EQUAL(WATCHED(shmq_lease_return(s->mine, &s->lessee, s->lease.parent, soon(), &messages)), 0);
+	EQUAL(messages, 2);
+}
+
+static void end_leases(scene *s)
+{
+	uint64_t messages;
+
+	EQUAL(WATCHED(shmq_lease_end(s->mine, first_queue(s), s->ledger->queue[0].serial, s->lease.id, true,
+	                             soon(), &messages)),
+	      0);
+	s->ledger->fate[0][0] = s->ledger->fate[0][1] = EITHER;
+	EQUAL(WATCHED(shmq_lease_end(s->mine, first_queue(s), s->ledger->queue[0].serial, s->lease.parent,
+	                             false, soon(), &messages)),
+	      0);
+	s->ledger->fate[0][0] = s->ledger->fate[0][1] = DONE;
+}
+
+static void expire_leases(scene *s)
+{
+	uint32_t expired, due;
+
+	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s), shmq_now() + 100 * SECOND, 0, 100, soon(),
+	                          &expired, &due)),
+	      0);
+	EQUAL(queue_of(s, 0)->leased, 0);
+}
+
+/* A lease is whole: as many messages as it says, each once, in parts that make up all of it. */
+static void leases_are_whole(scene *s)
+{
+	const shmq_queue_desc *q = queue_of(s, 0);
+	const shmq_lease_desc *leases = (const void *)((const uint8_t *)q + q->leases_at);
+	const shmq_slot_desc *slots = (const void *)((const uint8_t *)q + q->slots_at);
+	uint32_t leased = 0;
+
+	for (uint32_t i = 0; q->leases_committed && i < SHMQ_LEASES; i++) {
+		uint32_t slot = leases[i].first[0], n = 0;
+
+		if (!leases[i].word)
+			continue;
+		EQUAL(leases[i].word & 0xff, SHMQ_LEASE_HELD);
+		for (; slot < q->slots_committed && n <= leases[i].count; slot = slots[slot].next, n++) {
+			EQUAL(slots[slot].word & 0xff, SHMQ_LEASED);
+			EQUAL(slots[slot].move, leases[i].word >> 8);
+			EQUAL(slots[slot].turn, n);
+			for (uint32_t p = 0; p < leases[i].parts; p++)
+				if (n == p * leases[i].count / leases[i].parts)
+					EQUAL(leases[i].first[p], slot);
+		}
+		EQUAL(n, leases[i].count);
+		leased += n;
+	}
+	EQUAL(q->leased, leased);
+}
+
+/* ---- marks ---- */
+
+/* Two messages with always the same mark: only the first time they are published. */
+static int publish_two_marked(scene *s, shmq_broker *b, shmq_producer *p)
+{
+	shmq_mark mark = {.key = {7, 8}, .epoch = 0, .after = 0, .upto = 2};
+	uint32_t first = s->ledger->next;
+	shmq_body bodies[2];
+	uint64_t id;
+	int r;
+
+	for (uint32_t i = 0; i < 2; i++)
+		bodies[i] = (shmq_body){body_make(first + i, SMALL), SMALL};
+	set_fates(s, first, 2, GROUP);
+	s->ledger->next += 2;
+	s->ledger->marked = s->ledger->marked ? s->ledger->marked : first;
+	r = CALL(s, b, shmq_publish_marked(p, bodies, 2, &mark, soon(), &id));
+	set_fates(s, first, 2, r ? NEVER : DUE);
+	for (uint32_t i = 0; i < 2; i++)
+		free((void *)(uintptr_t)bodies[i].data);
+	return r;
+}
+
+static void publish_marked(scene *s)
+{
+	EQUAL(publish_two_marked(s, s->mine, s->my_producer), 0);
+}
+
+/* Again, as after a death: it goes through if it had not, and then the first ones are not there. */
+static void publish_marked_again(scene *s)
+{
+	uint32_t first = s->ledger->marked;
+	int r = publish_two_marked(s, s->alive, s->producer);
+
+	CHECK(r == 0 || r == SHMQ_REPEATED);
+	set_fates(s, first, 2, r ? DUE : NEVER);
+	EQUAL(publish_two_marked(s, s->alive, s->producer), SHMQ_REPEATED);
+}
+
+static void read_mark(scene *s)
+{
+	uint64_t key[2] = {7, 8};
+	shmq_mark mark;
+
+	EQUAL(CALL(s, s->mine, shmq_mark_read(s->my_producer, key, soon(), &mark)), 0);
+	CHECK(mark.epoch == 1 && mark.upto == 2);
+}
+
+/* What a death right after the commit word leaves. */
+static void come_and_publish_half_marked(scene *s)
+{
+	shmq_writer_desc *w = (void *)(s->files->map[0] + directory_of(s)->writers_at);
+
+	come(s);
+	publish_marked(s);
+	w->epoch = w->rows = 0;
+	w->next_seq = topics_of(s)[s->topic].committed;
+}
+
+static void publish_after_the_mark(scene *s)
+{
+	EQUAL(publish_two_marked(s, s->mine, s->my_producer), SHMQ_REPEATED);
 }
 
 /* ---- overflow ---- */
@@ -400,6 +619,13 @@ static void a_bit_of_everything(scene *s)
 	some_are_deferred(s);
 }
 
+static void spill_what_came_back(scene *s)
+{
+	spill_begin(s, s->mine, SHMQ_SPILL_RETURNED, 2);
+	EQUAL(s->spill.count, 2);
+	spill_end(s, s->mine);
+}
+
 static void flush(scene *s)
 {
 	spill_begin(s, s->mine, SHMQ_SPILL_ALL, 64);
@@ -422,6 +648,19 @@ static void come_spill_and_restore(scene *s)
 {
 	come_and_spill(s);
 	restore_first(s);
+}
+
+/* The read position jumps over what is on disk: as damaged, it is set aside. */
+static void jump(scene *s)
+{
+	uint64_t depth = queue_of(s, 0)->disk_depth;
+
+	for (uint32_t i = 4; i < 10; i++)
+		s->ledger->fate[0][i] = EITHER;
+	EQUAL(depth, 6);
+	EQUAL(WATCHED(shmq_disk_set(s->mine, first_queue(s), 0, s->ledger->written, 0, soon())), 0);
+	for (uint32_t i = 4; i < 10; i++)
+		s->ledger->fate[0][i] = DONE;
 }
 
 static void unrestore_six(scene *s)
@@ -849,6 +1088,16 @@ static void somebody_died(scene *s)
 	a_death(s, come_and_hold_everything, 0);
 }
 
+static void somebody_died_leasing(scene *s)
+{
+	a_death(s, come_and_lease, 0);
+}
+
+static void somebody_died_marking(scene *s)
+{
+	a_death(s, come_and_publish_half_marked, 1);
+}
+
 static void somebody_died_with_both_locks(scene *s)
 {
 	a_death(s, come_and_take, 3);
@@ -881,9 +1130,51 @@ static void the_supervisor_died(scene *s)
 	a_death(s, come_and_spill_halfway, 3);
 }
 
+/* The doorbell and what rang it. */
+static void wait_to_supervise(scene *s)
+{
+	uint32_t why;
+
+	EQUAL(WATCHED(shmq_supervisor_wait(s->mine, shmq_now(), &why)), 0);
+}
+
 static void reap(scene *s)
 {
 	reap_all(s, s->mine);
+}
+
+static void spare_them(scene *s)
+{
+	uint32_t found;
+	shmq_dead dead[4];
+
+	EQUAL(WATCHED(shmq_reap_scan(s->mine, dead, 4, &found)), 0);
+	EQUAL(found, 1);
+	watch_begin();
+	shmq_reap_spare(s->mine, dead[0].client, dead[0].generation);
+	watch_end();
+}
+
+/* As its process ends at last: its entry is watched by its pid, and is reaped when that is gone. */
+static void spared_ones_end(scene *s)
+{
+	uint32_t returned;
+
+	for (uint32_t i = 0; i < directory_of(s)->clients_committed; i++)
+		if (clients_of(s)[i].state == SHMQ_CLIENT_LIVE && clients_of(s)[i].orphan)
+			EQUAL(CALL(s, s->home, shmq_reap(s->home, i, clients_of(s)[i].generation, soon(), &returned)),
+			      0);
+	no_request_is_left(s);
+}
+
+static void ask_for_the_supervisor(scene *s)
+{
+	CHECK(!WATCHED(shmq_supervisor_alive(s->mine)));
+}
+
+static void recount_chunks(scene *s)
+{
+	EQUAL(WATCHED(shmq_chunk_depth(s->mine, first_queue(s), 3, soon())), 0);
 }
 
 static void rebuild(scene *s)
@@ -960,6 +1251,7 @@ const operation operations[] = {
 	{"take what came back", 1, some_came_back, come_to_take, take_four, NULL, 0, 1, 0},
 	{"take with deferred ones", 1, some_are_deferred, come_to_take, take_four, NULL, 0, 0, 0},
 	{"take after much came and went", 1, much_came_and_went, come_to_take, take_four, NULL, 0, 0, 0},
+	{"wait for room", 1, fill_to_the_brim, come_and_find_it_full, wait_for_room, NULL, 0, 0, 0},
 	{"finish one", 1, NULL, come_and_take, finish_one, NULL, 0, 0, 0},
 	{"finish many", 1, NULL, come_and_take, finish_three, NULL, 0, 0, 0},
 	{"finish pinned ones", 1, NULL, come_take_and_pin, finish_three, NULL, 0, 0, 0},
@@ -969,16 +1261,21 @@ const operation operations[] = {
 	{"pin", 1, NULL, come_and_take, pin_one, NULL, 0, 0, 0},
 	{"unpin", 1, NULL, come_take_pin_and_finish, unpin_one, NULL, 0, 0, 0},
 	{"open a consumer", 1, NULL, come, open_consumer, NULL, 0, 0, 0},
+	{"limit a consumer, wake others", 1, somebody_waits, come_to_take, limit_and_tell, NULL, 0, 0, 0},
 	{"close a consumer", 1, somebody_waits, come_and_take, close_consumer, NULL, 0, 0, 0},
 	{"wait", 1, nothing_is_there, come_to_take, wait_a_moment, NULL, 0, 0, 0},
 	{"wait for many", 1, nothing_is_there, come_to_take, wait_for_many, NULL, 0, 0, 0},
 	{"expire in flight", 1, take_three_alive, come_to_supervise, expire_in_flight, NULL, 1, 1, 0},
 	{"expire due", 1, some_are_deferred, come_to_supervise, expire_due, NULL, 1, 1, 0},
 	{"advance", 1, eight_more, come_to_supervise, advance_four, NULL, 1, 0, 0},
+	{"advance after much came and went", 1, much_came_and_went, come_to_supervise, advance_four, NULL, 1, 0,
+	 0},
 	{"spill", 1, eight_more, come_to_supervise, spill_six, NULL, 1, 0, 0},
 	{"spill again", 1, eight_more, come_and_spill, spill_six, NULL, 1, 0, 0},
+	{"spill what came back", 1, some_came_back, come_to_supervise, spill_what_came_back, NULL, 1, 1, 0},
 	{"spill in vain", 1, eight_more, come_to_supervise, spill_in_vain, NULL, 1, 0, 0},
 	{"restore", 1, eight_more, come_and_spill, restore_first, NULL, 1, 0, 0},
+	{"jump over damage", 1, eight_more, come_and_spill, jump, NULL, 1, 0, 0},
 	{"flush", 1, a_bit_of_everything, come_to_supervise, flush, NULL, 1, 1, 0},
 	{"flush: unread", 1, eight_more, come_spill_and_restore, unrestore_six, NULL, 1, 0, 0},
 	{"flush: write ahead", 1, eight_more, come_and_read_some, write_ahead, NULL, 1, 1, 0},
@@ -986,6 +1283,7 @@ const operation operations[] = {
 	{"write a chunk", 1, four_are_deferred, come_to_supervise, write_chunk, NULL, 1, 1, 0},
 	{"write a chunk in vain", 1, four_are_deferred, come_to_supervise, write_chunk_in_vain, NULL, 1, 1, 0},
 	{"read a chunk", 1, four_are_deferred, come_and_write_chunk, read_chunk, NULL, 1, 1, 0},
+	{"recount chunks", 1, four_are_deferred, come_and_write_chunk, recount_chunks, NULL, 1, 1, 0},
 	{"pause", 1, somebody_waits, come, pause_and_go_on, let_go_on, 0, 0, 0},
 	{"empty", 1, a_bit_of_everything, come, empty_it, NULL, 0, 1, 0},
 	{"empty during a spill", 1, everything_and_a_spill, come, empty_it, the_spill_ends, 0, 1, 0},
@@ -999,14 +1297,31 @@ const operation operations[] = {
 	{"delete a topic", 1, NULL, come_to_supervise, remove_topic, remove_topic_again, 1, 0, 0},
 	{"pump", 0, a_backlog_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},
 	{"ask the supervisor", 1, NULL, come, post_request, no_request_is_left, 0, 0, 0},
+	{"wait for work", 1, somebody_asks, come_to_supervise, wait_to_supervise, NULL, 1, 0, 0},
 	{"answer a client", 1, somebody_asks, come_to_supervise, answer_request, the_request_is_there, 1, 0, 0},
 	{"attach", 1, NULL, NULL, attach_one, NULL, 0, 0, 0},
 	{"attach to supervise", 1, NULL, NULL, attach_to_supervise, NULL, 1, 0, 0},
 	{"detach", 2, NULL, come_and_hold_everything, leave, no_request_is_left, 0, 0, 0},
 	{"reap", 2, somebody_died, come_to_supervise, reap, no_request_is_left, 1, 0, 0},
+	{"spare a client", 2, somebody_died, come_to_supervise, spare_them, spared_ones_end, 1, 0, 0},
+	{"ask whether the supervisor lives", 1, the_supervisor_died, come, ask_for_the_supervisor, NULL, 1, 0, 0},
 	{"publish after a death", 2, somebody_died_with_both_locks, come, publish_three, NULL, 0, 0, 0},
 	{"take after a death", 2, somebody_died_with_the_deliver_lock, come, come_now_and_take_one, NULL, 0, 0,
 	 0},
+	{"publish with a mark", 3, NULL, come, publish_marked, publish_marked_again, 0, 0, 0},
+	{"read a mark after a death", 2, somebody_died_marking, come, read_mark, publish_marked_again, 0, 0, 0},
+	{"publish with a mark after a death", 2, somebody_died_marking, come, publish_after_the_mark,
+	 publish_marked_again, 0, 0, 0},
+	{"open and close a lessee", 1, lease_alive, come, lessee_open_again, leases_are_whole, 0, 0, 0},
+	{"lease", 1, NULL, come_to_lease, lease_three, leases_are_whole, 0, 0, 0},
+	{"lease what came back", 1, some_came_back, come_to_lease, lease_three, leases_are_whole, 0, 1, 0},
+	{"look at leases", 1, NULL, come_and_lease, look_at_leases, leases_are_whole, 0, 0, 0},
+	{"finish leases", 1, NULL, come_and_lease, finish_leases, leases_are_whole, 0, 0, 0},
+	{"return leases", 1, NULL, come_and_lease, return_leases, leases_are_whole, 0, 0, 0},
+	{"end leases", 1, NULL, come_and_lease, end_leases, leases_are_whole, 0, 0, 0},
+	{"expire leases", 1, lease_alive, come_to_supervise, expire_leases, leases_are_whole, 1, 0, 0},
+	{"flush leases", 1, lease_alive, come_to_supervise, flush, leases_are_whole, 1, 0, 0},
+	{"reap a lessee", 1, somebody_died_leasing, come_to_supervise, reap, leases_are_whole, 1, 0, 0},
 	{"rebuild", 1, a_bit_of_everything, come_to_supervise, rebuild, NULL, 1, 1, 0},
 	{"rebuild what has wrapped", 1, the_slots_wrap, come_to_supervise, rebuild, NULL, 1, 0, 0},
 	{"adopt", 1, the_supervisor_died, come_to_supervise, adopt, NULL, 1, 0, 0},

@@ -80,7 +80,7 @@ shmq_broker *attach(scene *s, enum shmq_kind kind)
 
 /* ---- messages ---- */
 
-static uint8_t *body_make(uint32_t number, uint32_t length)
+uint8_t *body_make(uint32_t number, uint32_t length)
 {
 	uint8_t *body = malloc(length);
 
@@ -262,6 +262,7 @@ uint32_t make_queue(scene *s, shmq_broker *b, const char *channel, uint64_t *ser
 	EQUAL(WATCHED(shmq_queue_create(b, s->files->fd[*serial], index, *serial, s->topic, "t:c", 0, 0, 0,
 	                                false, false)),
 	      0);
+	EQUAL(WATCHED(shmq_chunk_start(s->files->fd[*serial], 0, 0)), 0);
 	EQUAL(CALL(s, b, shmq_queue_enter(b, index, *serial, s->topic, channel, soon())), 0);
 	return index;
 }

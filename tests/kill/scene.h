@@ -53,6 +53,7 @@ typedef struct ledger {
 	} queue[QUEUES];
 	uint64_t new_serial;    /* being made */
 	uint32_t new_index;
+	uint32_t marked;        /* number of the first message that is published with a mark; 0: none */
 	uint64_t written;       /* bytes of the disk file 0 of queue 0 */
 	uint8_t disk[4096];
 	uint32_t chunk_count, chunk_lengths[8]; /* chunk 1 of queue 0 */
@@ -79,8 +80,10 @@ typedef struct scene {
 	shmq_message m[64];
 	uint32_t got;
 	shmq_loan *loan;
+	shmq_lessee lessee;
+	shmq_lease lease;
 	shmq_spill spill;
-	uint32_t spill_slots[64], spill_lengths[64];
+	uint32_t spill_slots[64], spill_lengths[64]; /* what `spill` points to */
 	uint64_t spill_positions[64];
 } scene;
 
@@ -171,7 +174,8 @@ bool load_chunk(scene *s, shmq_broker *b, uint32_t most);
 /* Of a batch, on every queue that a publish reaches. */
 void set_fates(scene *s, uint32_t first, uint32_t n, enum fate fate);
 
-/* Number of a message by its body, all of which is looked at; MESSAGES: it is torn. */
+/* The body of a message; and its number by its body, all of which is looked at; MESSAGES: it is torn. */
+uint8_t *body_make(uint32_t number, uint32_t length);
 uint32_t body_number(const uint8_t *body, uint64_t length);
 
 /* ---- the bytes ---- */

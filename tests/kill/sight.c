@@ -52,11 +52,17 @@ static void found(const scene *s, finding *f, const char *when, uint32_t q, cons
 		f->number[f->count++] = number;
 }
 
-static bool returned_to(const scene *s, uint32_t q, const shmq_slot_desc *slot, unsigned state)
+/* A message of the queue, and not what is left of one. */
+static bool is_there(const scene *s, uint32_t q, const shmq_slot_desc *slot, unsigned state)
 {
+	const shmq_lease_desc *leases =
+	        (const void *)((const uint8_t *)queue_of(s, q) + queue_of(s, q)->leases_at);
+
+	if (state == SHMQ_LEASED)
+		return queue_of(s, q)->leases_committed &&
+		       leases[slot->move % SHMQ_LEASES].word == (slot->move << 8 | SHMQ_LEASE_HELD);
 	if (state != SHMQ_SPILLING)
-		return state == SHMQ_READY || state == SHMQ_BACK || state == SHMQ_INFLIGHT ||
-		       state == SHMQ_DEFERRED;
+		return true;
 	return slot->previous == SHMQ_DEFERRED ? slot->pos > queue_of(s, q)->deferred_write
 	                                       : slot->pos >= queue_of(s, q)->disk_write;
 }
@@ -74,7 +80,7 @@ static void see_state(const scene *s, finding *f, const char *when, uint32_t q, 
 		for (uint32_t i = 0; i < queue_of(s, q)->slots_committed; i++) {
 			const shmq_slot_desc *slot = &slots[i];
 
-			if ((slot->word & 0xff) != state || !returned_to(s, q, slot, state))
+			if ((slot->word & 0xff) != state || !is_there(s, q, slot, state))
 				continue;
 			if (!in_turn) { /* `order` means nothing: all at once */
 				if (!first)
@@ -168,6 +174,7 @@ static void see_queue(const scene *s, finding *f, const char *when, uint32_t q)
 	see_state(s, f, when, q, SHMQ_INFLIGHT, false);
 	see_state(s, f, when, q, SHMQ_SPILLING, false);
 	see_state(s, f, when, q, SHMQ_DEFERRED, false);
+	see_state(s, f, when, q, SHMQ_LEASED, false);
 	see_chunk(s, f, when, q);
 	for (uint32_t i = 0; i < queue_of(s, q)->slots_committed; i++) {
 		const uint8_t *body = (const uint8_t *)queue_of(s, q) + queue_of(s, q)->arena_at + slots[i].body;

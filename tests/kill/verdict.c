@@ -122,9 +122,12 @@ static void drain(scene *s, uint32_t q)
 			restore(s, s->home, q);
 			continue;
 		}
-		EQUAL(shmq_expire(s->home, s->ledger->queue[q].index, 0, INT64_MAX, 100, soon(), &expired, &due),
+		/* What is deferred, and what is leased: nobody holds anything in flight any more. */
+		EQUAL(shmq_expire(s->home, s->ledger->queue[q].index, INT64_MAX - 1, INT64_MAX, 100, soon(),
+		                  &expired, &due),
 		      0);
-		if (!due && !(q == 0 && load_chunk(s, s->home, 8)))
+		EQUAL(expired, 0);
+		if (!due && queue_of(s, q)->requeue_head == queue_of(s, q)->requeue_tail && !(q == 0 && load_chunk(s, s->home, 8)))
 			break;
 	}
 	EQUAL(shmq_consumer_close(c, soon()), 0);

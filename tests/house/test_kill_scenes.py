@@ -1,0 +1,57 @@
+"""Every function of shmq.h that stores to shared memory is killed at each of its instructions."""
+
+from __future__ import annotations
+
+import re
+
+from processes import ROOT
+
+#: These read, or store only to memory of the process's own.
+STORES_NOTHING = {
+    "shmq_broker_client", "shmq_broker_close", "shmq_broker_forked", "shmq_broker_map",
+    "shmq_broker_missing", "shmq_broker_unmap", "shmq_constants", "shmq_consumer_free",
+    "shmq_consumer_get_info", "shmq_directory_bytes", "shmq_fork_generation", "shmq_layout",
+    "shmq_layout_fingerprint", "shmq_layout_size", "shmq_layout_version", "shmq_lease_copy",
+    "shmq_lease_measure", "shmq_lease_open", "shmq_loan_data", "shmq_loan_free",
+    "shmq_message_held", "shmq_name_ephemeral", "shmq_name_valid", "shmq_now",
+    "shmq_producer_close", "shmq_producer_open", "shmq_queue_bytes", "shmq_queue_find",
+    "shmq_realtime", "shmq_records_scan", "shmq_segment_release", "shmq_segment_view",
+    "shmq_status_name", "shmq_status_sentence", "shmq_topic_find", "shmq_waiter_free",
+    "shmq_why", "shmq_window_add", "shmq_window_find", "shmq_window_free", "shmq_window_open",
+    "shmq_window_remove", "shmq_window_reserve", "shmq_wire_bodies", "shmq_wire_finishes",
+    "shmq_wire_frame", "shmq_wire_id",
+}  # fmt: skip
+
+#: Other names, or other ends, of functions that are killed.
+KILLED_ELSEWHERE = {
+    "shmq_killpoint_arm": "the tests' own",
+    "shmq_request_wait": "waits as shmq_consumer_wait does, and asks as shmq_supervisor_alive",
+    "shmq_take_bytes": "shmq_take calls it",
+}
+
+
+def declared() -> set[str]:
+    text = (ROOT / "native" / "include" / "shmq.h").read_text()
+    return set(re.findall(r"^(?:\w+ )+\**(shmq_\w+)\(", text, re.M))
+
+
+def killed() -> set[str]:
+    """Called between watch_begin and watch_end."""
+    found: set[str] = set()
+    for file in (ROOT / "tests" / "kill").glob("*.c"):
+        text = file.read_text()
+        found |= set(
+            re.findall(
+                r"\b(?:WATCHED|CALL)\((?:\w+(?:->\w+)*, \w+(?:->\w+)*,\s+)?(shmq_\w+)\(", text
+            )
+        )
+        for part in re.findall(r"watch_begin\(\);(.*?)watch_end\(\);", text, re.S):
+            found |= set(re.findall(r"\b(shmq_\w+)\(", part))
+    return found
+
+
+def test_every_function_is_killed_or_stores_nothing() -> None:
+    names = declared()
+    assert len(names) > 100
+    assert names - killed() - STORES_NOTHING - set(KILLED_ELSEWHERE) == set()
+    assert (STORES_NOTHING | set(KILLED_ELSEWHERE)) - names == set()
