@@ -249,6 +249,9 @@ class Broker:
 
     def adopt(self, queue: int) -> None: ...
     def rebuild(self, queue: int) -> None: ...
+    def audit(self, queue: int) -> bool:
+        """Whether it had to be rebuilt. LayoutMismatch: it cannot be."""
+
     def reap_scan(self) -> list[tuple[int, int, int, int, int]]:
         """(client, generation, pid, start time, program) whose life lock is free. GIL released."""
 

@@ -29,9 +29,7 @@ HEADER = {"directory": _native.SIZES["segment"], "queue": _native.SIZES["segment
 def words(structure: str) -> dict[int, str]:
     """Offset of each 8 bytes of the header and what lies there."""
     found: dict[int, str] = {}
-    for name, (kind, offset, size, count) in _native.LAYOUT[structure].items():
-        if kind == "arena":
-            continue  # chains of free blocks: only walking them all would show that they are right
+    for name, (_, offset, size, count) in _native.LAYOUT[structure].items():
         for at in range(offset & ~7, offset + size * min(count, 2), 8):
             found.setdefault(at, f"{structure}.{name}")
     return found

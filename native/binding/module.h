@@ -344,6 +344,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(pump, "pump($self, topic, generation, n)\n--\n\nFrom the backlog to the channels.")          \
 	X(adopt, "adopt($self, queue)\n--\n\nResolve what a dead supervisor left.")                    \
 	X(rebuild, "rebuild($self, queue)\n--\n\nRebuild what is derived.")                            \
+	X(audit, "audit($self, queue)\n--\n\nRebuild what is derived if it does not add up.")            \
 	X(reap_scan, "reap_scan($self)\n--\n\nClients whose life lock is free.")                       \
 	X(reap_spare, "reap_spare($self, client, generation)\n--\n\nOnly its thread ended.")           \
 	X(reap, "reap($self, client, generation)\n--\n\nGive back what a dead client held.")

@@ -510,6 +510,21 @@ PyObject *broker_rebuild(broker_object *self, PyObject *const *args, Py_ssize_t 
 	return done_on(self, status, "rebuild queue", queue);
 }
 
+PyObject *broker_audit(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                       PyObject *kwnames)
+{
+	uint32_t queue;
+	bool repaired;
+	int status;
+
+	if (ARGUMENTS("audit", 1, {"queue", ARGUMENT_U32, &queue}) < 0)
+		return NULL;
+	BROKER_TRY(self, status, shmq_audit(self->handle, queue, until, &repaired));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "audit queue %u", queue);
+	return PyBool_FromLong(repaired);
+}
+
 PyObject *broker_reap_scan(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {

@@ -1,5 +1,7 @@
 #include "arena.h"
 
+#include "sane.h"
+
 #include <string.h>
 
 #define UNIT SHMQ_ARENA_UNIT
@@ -46,7 +48,22 @@ static void bin_of(uint64_t size, unsigned *f, unsigned *s)
 	}
 }
 
-static void list_push(shmq_arena_desc *a, uint8_t *base, uint64_t offset, uint64_t size)
+/* May a block of at least one unit begin here? The sentinel is one. */
+static bool block_in(uint64_t committed, uint64_t offset)
+{
+	return SANE(offset % UNIT == 0 && offset <= committed - UNIT);
+}
+
+/* The size of the block at a place inside, or 0: it cannot be right. */
+static uint64_t size_in(uint8_t *base, uint64_t committed, uint64_t offset)
+{
+	uint64_t size = block_size(block_at(base, offset));
+
+	return SANE(size && size <= committed - UNIT - offset) ? size : 0;
+}
+
+static bool list_push(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t offset,
+                      uint64_t size)
 {
 	block *b = block_at(base, offset);
 	unsigned f, s;
@@ -54,45 +71,64 @@ static void list_push(shmq_arena_desc *a, uint8_t *base, uint64_t offset, uint64
 	bin_of(size, &f, &s);
 	b->next = a->heads[f][s];
 	b->previous = 0;
-	if (b->next)
+	if (b->next) {
+		if (!block_in(committed, b->next - 1))
+			return false;
 		block_at(base, b->next - 1)->previous = offset + 1;
+	}
 	a->heads[f][s] = offset + 1;
 	a->sl[f] |= (uint8_t)(1u << s);
 	a->fl |= 1u << f;
 	a->free_bytes += size;
+	return true;
 }
 
-static void list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t offset)
+/* Both neighbours, or the list's head, must know this block. */
+static bool list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t offset,
+                        uint64_t size)
 {
 	block *b = block_at(base, offset);
-	uint64_t size = block_size(b);
+	uint64_t next = b->next, previous = b->previous;
 	unsigned f, s;
 
 	bin_of(size, &f, &s);
-	if (b->next)
-		block_at(base, b->next - 1)->previous = b->previous;
-	if (b->previous)
-		block_at(base, b->previous - 1)->next = b->next;
+	if (next && !(block_in(committed, next - 1) &&
+	              SANE(block_at(base, next - 1)->previous == offset + 1)))
+		return false;
+	if (previous ? !(block_in(committed, previous - 1) &&
+	                 SANE(block_at(base, previous - 1)->next == offset + 1))
+	             : !SANE(a->heads[f][s] == offset + 1))
+		return false;
+	if (next)
+		block_at(base, next - 1)->previous = previous;
+	if (previous)
+		block_at(base, previous - 1)->next = next;
 	else
-		a->heads[f][s] = b->next;
+		a->heads[f][s] = next;
 	if (!a->heads[f][s]) {
 		a->sl[f] &= (uint8_t)~(1u << s);
 		if (!a->sl[f])
 			a->fl &= ~(1u << f);
 	}
 	a->free_bytes -= size;
+	return true;
 }
 
 /* First block that surely holds `size`: a higher list, or one of its own list that is big enough. */
-static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t size)
+static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t size)
 {
 	unsigned f, s;
 	uint32_t firsts, seconds;
+	uint64_t at;
 
 	bin_of(size, &f, &s);
-	for (uint64_t at = a->heads[f][s], tries = 8; at && tries--; at = block_at(base, at - 1)->next)
+	at = a->heads[f][s];
+	for (int tries = 8; at && tries--; at = block_at(base, at - 1)->next) {
+		if (!block_in(committed, at - 1))
+			return ARENA_BROKEN;
 		if (block_size(block_at(base, at - 1)) >= size)
 			return at - 1;
+	}
 	seconds = s == 7 ? 0 : a->sl[f] & (0xffu << (s + 1));
 	if (!seconds) {
 		firsts = f == 31 ? 0 : a->fl & (0xffffffffu << (f + 1));
@@ -101,7 +137,8 @@ static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t size)
 		f = (unsigned)__builtin_ctz(firsts);
 		seconds = a->sl[f];
 	}
-	return a->heads[f][__builtin_ctz(seconds)] - 1;
+	at = seconds ? a->heads[f][__builtin_ctz(seconds)] : 0;
+	return at && block_in(committed, at - 1) ? at - 1 : ARENA_BROKEN;
 }
 
 void arena_reset(shmq_arena_desc *a)
@@ -109,13 +146,14 @@ void arena_reset(shmq_arena_desc *a)
 	memset(a, 0, offsetof(shmq_arena_desc, reserved));
 }
 
-static void make_free(shmq_arena_desc *a, uint8_t *base, uint64_t at, uint64_t size, uint64_t before)
+static bool make_free(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t at,
+                      uint64_t size, uint64_t before)
 {
 	block *b = block_at(base, at);
 
 	b->size_flags = size;
 	b->before = before;
-	list_push(a, base, at, size);
+	return list_push(a, base, committed, at, size);
 }
 
 static void make_sentinel(uint8_t *base, uint64_t committed, uint64_t before)
@@ -134,19 +172,23 @@ void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed)
 	arena_seal(a, base, committed, &cursor);
 }
 
-uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t length, uint32_t *capacity)
+uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t length,
+                     uint32_t *capacity)
 {
-	uint64_t size = arena_block_size(length), at = find(a, base, size), whole;
+	uint64_t size = arena_block_size(length), at = find(a, base, committed, size), whole;
 	block *b;
 
-	if (at == ARENA_FAILED)
-		return ARENA_FAILED;
+	if (at == ARENA_FAILED || at == ARENA_BROKEN)
+		return at;
 	b = block_at(base, at);
-	list_remove(a, base, at);
-	whole = block_size(b);
+	whole = size_in(base, committed, at);
+	if (!SANE(whole >= size && !(b->size_flags & IN_USE)) ||
+	    !list_remove(a, base, committed, at, whole))
+		return ARENA_BROKEN;
 	if (whole > size) {
 		block_at(base, at + whole)->before = whole - size;
-		make_free(a, base, at + size, whole - size, size);
+		if (!make_free(a, base, committed, at + size, whole - size, size))
+			return ARENA_BROKEN;
 		whole = size;
 	}
 	b->size_flags = whole | IN_USE;
@@ -154,38 +196,56 @@ uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t length, uint32_
 	return at + HEAD;
 }
 
-void arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t body)
+bool arena_owns(const uint8_t *base, uint64_t committed, uint64_t body, uint32_t capacity)
 {
-	uint64_t at = body - HEAD, size, before;
-	block *b = block_at(base, at), *neighbour;
+	uint64_t at = body - HEAD, size = (uint64_t)capacity + HEAD;
 
-	size = block_size(b);
-	neighbour = block_at(base, at + size);
-	if (!(neighbour->size_flags & IN_USE)) {
-		list_remove(a, base, at + size);
-		size += block_size(neighbour);
-	}
-	before = b->before;
-	if (before) {
-		neighbour = block_at(base, at - before);
-		if (!(neighbour->size_flags & IN_USE)) {
-			list_remove(a, base, at - before);
-			at -= before;
-			size += before;
-			before = neighbour->before;
-		}
-	}
-	block_at(base, at + size)->before = size;
-	make_free(a, base, at, size, before);
+	return SANE(body >= HEAD && at % UNIT == 0 && at <= committed - UNIT &&
+	            size <= committed - UNIT - at &&
+	            ((const block *)(const void *)(base + at))->size_flags == (size | IN_USE));
 }
 
-void arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed)
+/* A block in use becomes a free one, together with its free neighbours. */
+static bool release(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t at,
+                    uint64_t size)
+{
+	uint64_t before, beside;
+
+	if (!(block_at(base, at + size)->size_flags & IN_USE)) {
+		beside = size_in(base, committed, at + size);
+		if (!beside || !list_remove(a, base, committed, at + size, beside))
+			return false;
+		size += beside;
+	}
+	before = block_at(base, at)->before;
+	if (!SANE(before <= at && before % UNIT == 0))
+		return false;
+	if (before && !(block_at(base, at - before)->size_flags & IN_USE)) {
+		if (!SANE(block_size(block_at(base, at - before)) == before) ||
+		    !list_remove(a, base, committed, at - before, before))
+			return false;
+		at -= before;
+		size += before;
+		before = block_at(base, at)->before;
+	}
+	block_at(base, at + size)->before = size;
+	return make_free(a, base, committed, at, size, before);
+}
+
+bool arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t body,
+                uint32_t capacity)
+{
+	return arena_owns(base, committed, body, capacity) &&
+	       release(a, base, committed, body - HEAD, (uint64_t)capacity + HEAD);
+}
+
+bool arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed)
 {
 	block *b = block_at(base, old - UNIT); /* the old sentinel becomes a block and is freed */
 
 	b->size_flags = (committed - old) | IN_USE;
 	make_sentinel(base, committed, committed - old);
-	arena_free(a, base, old - UNIT + HEAD);
+	return release(a, base, committed, old - UNIT, committed - old);
 }
 
 bool arena_claim(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cursor *cursor,
@@ -198,7 +258,7 @@ bool arena_claim(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cu
 	    size > committed - UNIT || at > committed - UNIT - size)
 		return false;
 	if (at > cursor->at) {
-		make_free(a, base, cursor->at, at - cursor->at, cursor->before);
+		(void)make_free(a, base, committed, cursor->at, at - cursor->at, cursor->before);
 		cursor->before = at - cursor->at;
 	}
 	b = block_at(base, at);
@@ -214,7 +274,7 @@ void arena_seal(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cur
 	uint64_t end = committed - UNIT;
 
 	if (cursor->at < end) {
-		make_free(a, base, cursor->at, end - cursor->at, cursor->before);
+		(void)make_free(a, base, committed, cursor->at, end - cursor->at, cursor->before);
 		cursor->before = end - cursor->at;
 	}
 	make_sentinel(base, committed, cursor->before);

@@ -5,6 +5,10 @@
  *
  *   block: { u64 size | flags, u64 size of the block before } body ...   size a multiple of 64
  *   the last 64 bytes of the committed part are a sentinel block that is never free.
+ *
+ * Lists and tags lie in shared memory, so any of them may be garbage. No function here reads or
+ * writes outside [0, committed); one that meets what cannot be right says so, and the caller has it
+ * all made anew.
  */
 #ifndef SHMQ_ARENA_H
 #define SHMQ_ARENA_H
@@ -13,18 +17,25 @@
 
 #include <stdbool.h>
 
-#define ARENA_FAILED UINT64_MAX
+#define ARENA_FAILED UINT64_MAX       /* no block is large enough */
+#define ARENA_BROKEN (UINT64_MAX - 1) /* lists or tags are garbage: rebuild */
 
 /* Bytes a block for `length` bytes of body takes. */
 uint64_t arena_block_size(uint64_t length);
 void arena_reset(shmq_arena_desc *a);
 /* One free block over [0, committed). */
 void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed);
-/* Offset of a body of at least `length` bytes, `capacity` what it really has; or ARENA_FAILED. */
-uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t length, uint32_t *capacity);
-void arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t body);
-/* The committed part grew from `old` to `committed`. */
-void arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed);
+/* Offset of a body of at least `length` bytes, `capacity` what it really has; or ARENA_FAILED,
+ * ARENA_BROKEN. */
+uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t length,
+                     uint32_t *capacity);
+/* Is there a block in use with exactly this body? */
+bool arena_owns(const uint8_t *base, uint64_t committed, uint64_t body, uint32_t capacity);
+/* false: it is no such block, or its surroundings are broken. */
+bool arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t body,
+                uint32_t capacity);
+/* The committed part grew from `old` to `committed`. false: broken. */
+bool arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed);
 
 /* Rebuild. `cursor` starts { 0, 0 }. claim: false if the block cannot be right (overlaps, outside). */
 typedef struct arena_cursor {

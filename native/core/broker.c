@@ -61,13 +61,13 @@ uint32_t shmq_broker_client(const shmq_broker *b)
 /* Pages and life locks of client entries up to `n`, once and for all. Registry held. */
 static int clients_commit(shmq_broker *b, uint32_t n)
 {
-	uint32_t have = ld(&b->d->clients_committed);
+	uint32_t have = clients_of(b);
 	int r = 0;
 
 	if (n <= have)
 		return 0;
 	n = n + 15 < SHMQ_CLIENTS ? n + 15 : SHMQ_CLIENTS;
-	r = segment_commit(b->base, b->d->clients_at + have * sizeof(shmq_client_desc),
+	r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->clients[have] - b->base),
 	                   (n - have) * sizeof(shmq_client_desc));
 	while (!r && have < n) {
 		r = lock_init(&b->clients[have].life);
@@ -221,7 +221,7 @@ int map_get_serial(shmq_broker *b, uint32_t index, uint64_t serial, shmq_map **o
 
 int map_get(shmq_broker *b, uint32_t index, shmq_map **out)
 {
-	if (index >= ld_acquire(&b->d->queues_committed) ||
+	if (index >= queues_of(b) ||
 	    ld_acquire(&b->entries[index].state) == SHMQ_ENTRY_FREE)
 		return SHMQ_GONE;
 	return map_get_serial(b, index, b->entries[index].serial, out);

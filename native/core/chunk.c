@@ -33,12 +33,17 @@ static bool is_ours(const shmq_map *map, const shmq_spill *s, uint32_t i)
 static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail), count = 0;
+	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail), count = 0;
+	uint32_t all = at_most(ld(&q->deferred_len), slots_of(map));
 	uint64_t bytes = 0;
 
-	for (uint32_t i = 0; i < ld(&q->deferred_len) && count < n; i++) {
+	for (uint32_t i = 0; i < all && count < n; i++) {
 		uint32_t slot = map->deferred.slot[i];
 
+		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_is_in(map, &map->slots[slot])) {
+			queue_broken(map);
+			return 0;
+		}
 		if (map->deferred.when[i] < from_due)
 			continue;
 		bytes += map->slots[slot].length + RECORD_HEAD;
@@ -50,40 +55,24 @@ static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max
 	return count;
 }
 
-int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
-                     uint64_t max_bytes, int64_t until, shmq_spill *out)
+/* D held. */
+static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t n,
+                      uint64_t max_bytes, shmq_spill *out)
 {
-	shmq_map *map;
-	shmq_queue_desc *q;
-	uint32_t mask, tail, count;
-	int r = map_get(b, queue, &map);
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail), count;
 
-	if (r)
-		return r;
-	touch(b, queue);
-	out->queue = queue;
-	out->from = SHMQ_SPILL_CHUNK;
-	out->position = chunk;
-	out->count = 0;
-	out->bytes = 0;
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
-	q = map->q;
-	if (chunk <= ld(&q->deferred_write) || chunk >> (64 - SHMQ_CHUNK_SHIFT)) {
-		r = because(SHMQ_INVALID, "chunk %llu is used already", (unsigned long long)chunk);
-		goto unlock;
-	}
+	if (out->position <= ld(&q->deferred_write) || out->position >> (64 - SHMQ_CHUNK_SHIFT))
+		return because(SHMQ_INVALID, "chunk %llu is used already",
+		               (unsigned long long)out->position);
 	defer_drain(b, map);
-	mask = ld(&q->ring_mask);
-	tail = ld(&q->requeue_tail);
 	/* While its files bear another name none is added to them. */
 	count = ld(&q->base_pending) ? 0 : choose(map, from_due, n, max_bytes);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t slot = map->requeue[(tail + i) & mask];
 		shmq_slot_desc *s = &map->slots[slot];
 
-		s->pos = chunk;
+		s->pos = out->position;
 		s->previous = SHMQ_DEFERRED;
 		SHMQ_KILLPOINT("chunk.fields");
 		st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
@@ -95,10 +84,39 @@ int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t fro
 		out->bytes += out->lengths[i];
 	}
 	out->count = count;
-	r = count ? 0 : SHMQ_EMPTY;
-unlock:
-	queue_unlock(map);
-out:
+	return count ? 0 : SHMQ_EMPTY;
+}
+
+int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
+                     uint64_t max_bytes, int64_t until, shmq_spill *out)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	touch(b, queue);
+	out->queue = queue;
+	out->from = SHMQ_SPILL_CHUNK;
+	out->position = chunk;
+	out->count = 0;
+	out->bytes = 0;
+	for (bool repaired = false;; repaired = true) {
+		bool broken;
+
+		r = queue_lock(b, map, until);
+		if (r)
+			break;
+		r = begin_some(b, map, from_due, n, max_bytes, out);
+		broken = !out->count && ld(&map->q->dirty);
+		queue_unlock(map);
+		if (!broken)
+			break;
+		if (repaired) {
+			r = queue_corrupt(map);
+			break;
+		}
+	}
 	map_release(map);
 	return r;
 }
@@ -173,12 +191,16 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 		               (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
 		               (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
 	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
-		if (map->slots[free_slot(map, i)].capacity < lengths[i])
+		if (!free_slot_for(map, i, lengths[i]))
 			return SHMQ_AGAIN;
 	defer_drain(b, map);
 	for (uint32_t i = 0; i < n; i++, at += size) {
-		shmq_slot_desc *s = &map->slots[free_slot(map, i)];
+		shmq_slot_desc *s = free_slot_for(map, i, lengths[i]);
 
+		if (!s) { /* the free ring names one twice */
+			queue_broken(map);
+			return SHMQ_AGAIN;
+		}
 		(void)record_read(data + at, length - at, UINT32_MAX, &rec, &size);
 		record_place(s, map->arena + s->body, &rec);
 		s->order = 0;
@@ -195,6 +217,10 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 		uint32_t slot = free_slot(map, i);
 		shmq_slot_desc *s = &map->slots[slot];
 
+		if (!slot_is(map, slot, SHMQ_RESTORED)) {
+			queue_broken(map);
+			continue;
+		}
 		st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED));
 		SHMQ_KILLPOINT("load.deferred");
 		heap_push(&map->deferred, s->deadline, slot);

@@ -46,7 +46,7 @@ int registry_lock(shmq_broker *b, int64_t until)
 
 	if (r == SHMQ_LOCK_DIED) {
 		/* whoever was ATTACHING held this lock, so it is dead and holds nothing yet */
-		for (uint32_t i = 0; i < ld(&b->d->clients_committed); i++)
+		for (uint32_t i = 0; i < clients_of(b); i++)
 			if (ld(&b->clients[i].state) == SHMQ_CLIENT_ATTACHING)
 				st_release(&b->clients[i].state, SHMQ_CLIENT_FREE);
 		lock_consistent(&b->d->registry);
@@ -62,7 +62,7 @@ void registry_unlock(shmq_broker *b)
 
 int shmq_topic_find(shmq_broker *b, const char *name, uint32_t *topic, uint32_t *generation)
 {
-	uint32_t n = ld_acquire(&b->d->topics_committed);
+	uint32_t n = topics_of(b);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_topic_desc *t = &b->topics[i];
@@ -86,7 +86,7 @@ bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic)
 int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_t *queue,
                     uint64_t *serial)
 {
-	uint32_t n = ld_acquire(&b->d->queues_committed);
+	uint32_t n = queues_of(b);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_entry_desc *e = &b->entries[i];
@@ -124,7 +124,7 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 	r = shmq_topic_find(b, name, topic, generation);
 	if (!r)
 		goto out;
-	n = ld(&b->d->topics_committed);
+	n = topics_of(b);
 	for (i = 0; i < n && !t; i++)
 		if (ld(&b->topics[i].state) == SHMQ_ENTRY_FREE)
 			t = &b->topics[i];
@@ -132,7 +132,7 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 		uint32_t more = n + 12 < SHMQ_TOPICS ? n + 12 : SHMQ_TOPICS;
 
 		r = n == SHMQ_TOPICS ? SHMQ_TABLE_FULL
-		                     : segment_commit(b->base, b->d->topics_at + n * sizeof(*t),
+		                     : segment_commit(b->base, (uint64_t)((uint8_t *)&b->topics[n] - b->base),
 		                                      (more - n) * sizeof(*t));
 		for (i = n; !r && i < more; i++)
 			r = lock_init(&b->topics[i].publish);
@@ -168,7 +168,7 @@ int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t 
 
 	if (r)
 		return r;
-	n = ld(&b->d->queues_committed);
+	n = queues_of(b);
 	for (i = 0; i < n; i++)
 		if (ld(&b->entries[i].state) == SHMQ_ENTRY_FREE)
 			break;
@@ -177,7 +177,7 @@ int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t 
 
 		r = n == SHMQ_QUEUES ? SHMQ_TABLE_FULL
 		                     : segment_commit(b->base,
-		                                      b->d->queues_at + n * sizeof(shmq_entry_desc),
+		                                      (uint64_t)((uint8_t *)&b->entries[n] - b->base),
 		                                      (more - n) * sizeof(shmq_entry_desc));
 		if (!r)
 			st_release(&b->d->queues_committed, more);
@@ -193,7 +193,7 @@ int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t 
 /* Registry and P of a live topic. */
 static int registry_and_topic(shmq_broker *b, uint32_t topic, int64_t until)
 {
-	int r = topic < ld(&b->d->topics_committed) ? registry_lock(b, until) : SHMQ_INVALID;
+	int r = topic < topics_of(b) ? registry_lock(b, until) : SHMQ_INVALID;
 
 	if (r)
 		return r;
@@ -266,7 +266,7 @@ int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, in
 		r = SHMQ_INVALID;
 		goto out;
 	}
-	for (i = 0; i < ld(&b->d->queues_committed); i++)
+	for (i = 0; i < queues_of(b); i++)
 		if (entry_is(b, i, topic) && ld(&b->entries[i].role) == SHMQ_ROLE_CHANNEL) {
 			r = SHMQ_INVALID;
 			goto out;
@@ -331,7 +331,7 @@ int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_
 	uint32_t topic;
 	int r;
 
-	if (queue >= ld(&b->d->queues_committed) || ld(&e->state) == SHMQ_ENTRY_FREE ||
+	if (queue >= queues_of(b) || ld(&e->state) == SHMQ_ENTRY_FREE ||
 	    e->serial != serial)
 		return SHMQ_GONE;
 	topic = e->topic;
@@ -367,7 +367,7 @@ int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64
 		return r;
 	if (ld(&t->generation) != generation)
 		r = SHMQ_GONE;
-	for (uint32_t i = 0; !r && i < ld(&b->d->queues_committed); i++)
+	for (uint32_t i = 0; !r && i < queues_of(b); i++)
 		if (entry_is(b, i, topic))
 			r = SHMQ_INVALID; /* its queues go first */
 	if (!r) {
@@ -430,7 +430,7 @@ bool shmq_supervisor_alive(shmq_broker *b)
 	shmq_lock_desc *life;
 	int r;
 
-	if (!client || client > ld(&b->d->clients_committed))
+	if (!client || client > clients_of(b))
 		return false;
 	if (b->attached && client == b->client + 1)
 		return true;
@@ -488,7 +488,7 @@ void shmq_supervisor_stopping(shmq_broker *b)
 void shmq_directory_close(shmq_broker *b)
 {
 	st_release(&b->d->segment.ready, SHMQ_CLOSED_STATE);
-	for (uint32_t i = 0; i < ld(&b->d->queues_committed); i++) {
+	for (uint32_t i = 0; i < queues_of(b); i++) {
 		shmq_map *map;
 
 		if (ld(&b->entries[i].state) == SHMQ_ENTRY_LIVE && !map_get(b, i, &map)) {
@@ -496,7 +496,7 @@ void shmq_directory_close(shmq_broker *b)
 			map_release(map);
 		}
 	}
-	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner))
 			bell_ring(b, i);
 }
@@ -552,6 +552,7 @@ fail:
 int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 {
 	shmq_request_desc *q = &b->requests[ticket];
+	uint32_t bell = q->waiter;
 	bool slept;
 	int r = 0;
 
@@ -566,8 +567,8 @@ int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 			return SHMQ_NOT_RUNNING;
 		if (r == SHMQ_TIMEOUT || r == SHMQ_INTERRUPTED)
 			return r;
-		if (q->waiter != SHMQ_NONE) {
-			r = bell_wait(b, q->waiter, deadline, NS_PER_S / 4, &slept);
+		if (bell < SHMQ_WAITERS) {
+			r = bell_wait(b, bell, deadline, NS_PER_S / 4, &slept);
 		} else {
 			struct timespec t = timespec_of(5 * NS_PER_MS);
 

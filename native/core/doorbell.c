@@ -48,15 +48,19 @@ int bell_get(shmq_broker *b, uint32_t *bell)
 
 void bell_drain(shmq_broker *b, uint32_t bell)
 {
-	while (!sem_trywait(&b->waiters[bell].bell))
+	/* More rings than there are waiters is garbage; a ring that is left only makes us look again. */
+	for (int n = 0; n < SHMQ_WAITERS && !sem_trywait(&b->waiters[bell].bell); n++)
 		;
 }
 
 void bell_put(shmq_broker *b, uint32_t bell)
 {
+	if (!SANE(bell < SHMQ_WAITERS))
+		return;
 	bell_drain(b, bell);
 	pthread_mutex_lock(&b->mutex);
-	b->idle[b->idle_count++] = bell;
+	if (SANE(b->idle_count < SHMQ_WAITERS))
+		b->idle[b->idle_count++] = bell;
 	pthread_mutex_unlock(&b->mutex);
 }
 
@@ -135,7 +139,8 @@ int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice)
 
 void bell_ring(shmq_broker *b, uint32_t bell)
 {
-	sem_post(&b->waiters[bell].bell);
+	if (SANE(bell < SHMQ_WAITERS))
+		sem_post(&b->waiters[bell].bell);
 }
 
 void wait_announce(shmq_waitset_desc *w, uint32_t bell)

@@ -1,7 +1,18 @@
 #include "heap.h"
 
+#include "sane.h"
+
+static void broken(const heap *h)
+{
+	st(h->dirty, 1);
+}
+
 static void place(const heap *h, uint32_t at, int64_t when, uint32_t slot)
 {
+	if (!SANE(slot < h->most)) {
+		broken(h);
+		return;
+	}
 	h->when[at] = when;
 	h->slot[at] = slot;
 	h->slots[slot].heap = at;
@@ -41,6 +52,10 @@ void heap_push(const heap *h, int64_t when, uint32_t slot)
 {
 	uint32_t n = ld(h->length);
 
+	if (!SANE(n < h->most)) {
+		broken(h);
+		return;
+	}
 	place(h, up(h, n, when), when, slot);
 	st_release(h->length, n + 1);
 }
@@ -50,8 +65,10 @@ void heap_remove(const heap *h, uint32_t slot)
 	uint32_t at = h->slots[slot].heap, n = ld(h->length), last;
 	int64_t when;
 
-	if (at >= n || h->slot[at] != slot)
-		return; /* a rebuild will see to it; never look outside */
+	if (!SANE(n <= h->most && at < n && h->slot[at] == slot)) {
+		broken(h);
+		return;
+	}
 	n--;
 	last = h->slot[n];
 	when = h->when[n];
@@ -69,8 +86,10 @@ void heap_change(const heap *h, uint32_t slot, int64_t when)
 {
 	uint32_t at = h->slots[slot].heap, n = ld(h->length);
 
-	if (at >= n || h->slot[at] != slot)
+	if (!SANE(n <= h->most && at < n && h->slot[at] == slot)) {
+		broken(h);
 		return;
+	}
 	if (when < h->when[at])
 		place(h, up(h, at, when), when, slot);
 	else

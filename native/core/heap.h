@@ -1,6 +1,6 @@
 /*
  * Indexed min-heap of (time, slot) in two arrays that numpy can see; each slot knows its position.
- * Belongs to D, derived: heap_make builds it anew.
+ * Belongs to D, derived: heap_make builds it anew. Garbage in it makes the queue dirty.
  */
 #ifndef SHMQ_HEAP_H
 #define SHMQ_HEAP_H
@@ -12,6 +12,8 @@ typedef struct heap {
 	uint32_t *slot;
 	_Atomic uint32_t *length;
 	shmq_slot_desc *slots;
+	uint32_t most;           /* entries it has room for, and slots there may be */
+	_Atomic uint32_t *dirty; /* set if what is found in it cannot be right */
 } heap;
 
 void heap_push(const heap *h, int64_t when, uint32_t slot);

@@ -17,6 +17,7 @@
 #include "layout.h"
 #include "lock.h"
 #include "plant.h"
+#include "sane.h"
 #include "shmq.h"
 
 /* A mapped queue segment. The broker's table holds one reference, handles hold more. */
@@ -35,6 +36,10 @@ typedef struct shmq_map {
 	shmq_lessee_desc *lessees;
 	shmq_latency_desc *latency;
 	uint8_t *arena;
+	/* Of the header, what is fixed when it is made; as it was when it was checked. */
+	uint32_t topic, slots_max, rings_max, mem_queue_size, inflight_slots;
+	uint64_t arena_max;
+	_Atomic uint64_t arena_seen; /* what D last read of arena_committed, which is P's */
 } shmq_map;
 
 struct shmq_broker {
@@ -86,9 +91,8 @@ int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size);
 int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out);
 void map_hold(shmq_map *map);
 void map_release(shmq_map *map);
-void map_place(shmq_map *map);
 uint64_t round_page(uint64_t bytes);
-int queue_commit_slots(uint8_t *base, const shmq_queue_desc *q, uint32_t n);
+int queue_commit_slots(const shmq_map *map, uint32_t n);
 
 /* broker.c */
 extern _Atomic uint32_t fork_count;
@@ -139,24 +143,121 @@ int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until);
 int both_lock(shmq_broker *b, shmq_map *map, int64_t until);
 void both_unlock(shmq_broker *b, shmq_map *map);
 void queue_unlock(shmq_map *map);
-void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
+/* P and D held (or the segment is not READY yet). SHMQ_CORRUPT: there is nothing to rebuild it from;
+ * it stays dirty. */
+int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
+/* Both locks, or the one under which `map` was found to be garbage: the next locker of D repairs. */
+static inline void queue_broken(shmq_map *map)
+{
+	st(&map->q->dirty, 1);
+}
+/* Garbage again behind a repair: somebody writes it. */
+int queue_corrupt(const shmq_map *map);
+
+/* What is read from a segment and used as an index, a count or an offset: never beyond what was
+ * mapped, whatever is there. */
+static inline uint32_t at_most(uint32_t value, uint32_t most)
+{
+	return SANE(value <= most) ? value : most;
+}
+static inline uint32_t slots_of(const shmq_map *map)
+{
+	return at_most(ld(&map->q->slots_committed), map->slots_max);
+}
+static inline uint32_t ring_mask_of(const shmq_map *map)
+{
+	return at_most(ld(&map->q->ring_mask), map->rings_max);
+}
+/* Under P. Never so little that nothing could be compared with it. */
+static inline uint64_t arena_of(const shmq_map *map)
+{
+	uint64_t n = ld(&map->q->arena_committed);
+
+	return SANE(n >= SHMQ_ARENA_UNIT && n <= map->arena_max && n % SHMQ_ARENA_UNIT == 0)
+	               ? n
+	               : SHMQ_ARENA_UNIT;
+}
+/* Can the words be true that say how much there is? All of one cache line. */
+static inline bool words_are_sane(const shmq_map *map)
+{
+	uint32_t n = ld(&map->q->slots_committed), mask = ld(&map->q->ring_mask);
+
+	return SANE(n - 1 < map->slots_max && n - 1 <= mask && mask <= map->rings_max &&
+	            !(mask & (mask + 1)));
+}
+static inline uint32_t sessions_of(const shmq_map *map)
+{
+	return at_most(ld(&map->q->sessions_committed), SHMQ_SESSIONS);
+}
+static inline uint32_t clients_of(const shmq_broker *b)
+{
+	return at_most(ld_acquire(&b->d->clients_committed), SHMQ_CLIENTS);
+}
+static inline uint32_t topics_of(const shmq_broker *b)
+{
+	return at_most(ld_acquire(&b->d->topics_committed), SHMQ_TOPICS);
+}
+static inline uint32_t queues_of(const shmq_broker *b)
+{
+	return at_most(ld_acquire(&b->d->queues_committed), SHMQ_QUEUES);
+}
+static inline uint32_t waiters_of(const shmq_broker *b)
+{
+	return at_most(ld(&b->d->waiters_high), SHMQ_WAITERS);
+}
+/* Is it a slot, and in this state? Whatever a ring or heap names is. */
+static inline bool slot_is(const shmq_map *map, uint32_t slot, unsigned state)
+{
+	return SANE(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
+}
+/* Does the slot's body lie where bodies are? */
+static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)
+{
+	uint64_t end = s->body + s->capacity, committed;
+
+	if (SANE(s->body <= map->arena_max && s->length <= s->capacity && end <= ld(&map->arena_seen)))
+		return true;
+	committed = ld_acquire(&map->q->arena_committed);
+	st(&map->arena_seen, committed < map->arena_max ? committed : map->arena_max);
+	return SANE(s->body <= map->arena_max && s->length <= s->capacity &&
+	            end <= ld(&map->arena_seen));
+}
 
 /* queue.c: all under D unless said otherwise */
 static inline shmq_topic_desc *topic_of(const shmq_broker *b, const shmq_map *map)
 {
-	return &b->topics[map->q->topic];
+	return &b->topics[map->topic];
 }
 static inline uint32_t ring_count(_Atomic uint32_t *head, _Atomic uint32_t *tail)
 {
 	return ld_acquire(tail) - ld_acquire(head);
 }
-static inline uint32_t ready_budget(const shmq_queue_desc *q)
+static inline uint32_t ready_budget(const shmq_map *map)
 {
-	return q->mem_queue_size > SHMQ_TRANSIT ? q->mem_queue_size : SHMQ_TRANSIT;
+	return map->mem_queue_size > SHMQ_TRANSIT ? map->mem_queue_size : SHMQ_TRANSIT;
 }
-static inline uint64_t bytes_budget(const shmq_queue_desc *q)
+static inline uint64_t bytes_budget(const shmq_map *map)
 {
-	return q->arena_max / 4 * 3;
+	return map->arena_max / 4 * 3;
+}
+/* What is held must leave room for the spill. */
+static inline bool may_hold_more(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+
+	return ld(&q->held) < map->inflight_slots &&
+	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(map));
+}
+/* Can the counts that decide whether there is room be true? */
+static inline bool counts_are_sane(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = slots_of(map);
+
+	return SANE(ring_count(&q->ready_head, &q->ready_tail) <= n && ld(&q->held) <= n &&
+	            ld(&q->leased) <= n &&
+	            ld(&q->spilling_count) <= n && ld(&q->spilling) <= 1 &&
+	            ld(&q->held_bytes) <= map->arena_max + (uint64_t)n * SHMQ_ARENA_HEAD);
 }
 /* One message of a session less in flight. */
 static inline void session_leave(shmq_session_desc *s)
@@ -168,12 +269,6 @@ static inline uint64_t block_bytes(const shmq_slot_desc *s)
 {
 	return (uint64_t)s->capacity + SHMQ_ARENA_HEAD;
 }
-/* What is held must leave room for the spill. */
-static inline bool may_hold_more(shmq_queue_desc *q)
-{
-	return ld(&q->held) < q->inflight_slots &&
-	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(q));
-}
 static inline bool on_disk(shmq_queue_desc *q)
 {
 	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
@@ -181,6 +276,11 @@ static inline bool on_disk(shmq_queue_desc *q)
 static inline uint64_t word_next(uint64_t word, unsigned state)
 {
 	return SHMQ_WORD(state, 0, SHMQ_GENERATION_OF(word));
+}
+/* What a slot is again that was SPILLING or MOVING and is not to go. */
+static inline unsigned previous_of(const shmq_slot_desc *s)
+{
+	return s->previous == SHMQ_READY || s->previous == SHMQ_DEFERRED ? s->previous : SHMQ_BACK;
 }
 bool queue_is_empty(shmq_queue_desc *q);
 /* Without D: is there something to take, or to be told (closed, gone, dirty)? */
@@ -246,7 +346,18 @@ int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_
 int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until);
 static inline uint32_t free_slot(shmq_map *map, uint32_t ahead)
 {
-	return map->free[(ld(&map->q->free_head) + ahead) & ld(&map->q->ring_mask)];
+	return map->free[(ld(&map->q->free_head) + ahead) & ring_mask_of(map)];
+}
+/* That slot if it is FREE and owns a block for so long a body, else NULL. */
+static inline shmq_slot_desc *free_slot_for(shmq_map *map, uint32_t ahead, uint64_t length)
+{
+	uint32_t slot = free_slot(map, ahead);
+	shmq_slot_desc *s = &map->slots[slot];
+
+	return slot_is(map, slot, SHMQ_FREE) && s->capacity >= length &&
+	                       arena_owns(map->arena, arena_of(map), s->body, s->capacity)
+	               ? s
+	               : NULL;
 }
 
 /* record.c */

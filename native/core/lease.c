@@ -50,10 +50,10 @@ static shmq_slot_desc *slot_of(const shmq_map *map, const shmq_lease_desc *e, ui
 {
 	shmq_slot_desc *s;
 
-	if (slot >= ld(&map->q->slots_committed))
+	if (!slot_is(map, slot, SHMQ_LEASED))
 		return NULL;
 	s = &map->slots[slot];
-	return SHMQ_STATE_OF(ld(&s->word)) == SHMQ_LEASED && s->move == LEASE_ID(ld(&e->word)) ? s : NULL;
+	return s->move == LEASE_ID(ld(&e->word)) ? s : NULL;
 }
 
 /* ---- for the rebuild ---- */
@@ -130,13 +130,18 @@ static void finish(shmq_map *map, shmq_lease_desc *e)
 	bump(&map->q->finished, e->count);
 }
 
-static void give_back(shmq_map *map, shmq_lease_desc *e)
+/* false: not at all, what it would come in front of is garbage; the next who locks repairs. */
+static bool give_back(shmq_map *map, shmq_lease_desc *e)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->requeue_head), mask = ld(&q->ring_mask), n = e->count, slot = e->first[0];
+	uint32_t head = ld(&q->requeue_head), mask = ring_mask_of(map), n = e->count, slot = e->first[0];
 	uint64_t id = LEASE_ID(ld(&e->word));
 	bool waits = head != ld(&q->requeue_tail);
 
+	if (waits && !slot_is(map, map->requeue[head & mask], SHMQ_BACK)) {
+		queue_broken(map);
+		return false;
+	}
 	e->base = (waits ? map->slots[map->requeue[head & mask]].order : ld(&q->order) + 1) - n;
 	SHMQ_KILLPOINT("lease.returning");
 	st_release(&e->word, WORD(SHMQ_LEASE_RETURNED, id));
@@ -145,8 +150,8 @@ static void give_back(shmq_map *map, shmq_lease_desc *e)
 		shmq_slot_desc *s = slot_of(map, e, slot);
 
 		if (!s) {
-			st(&q->dirty, 1); /* garbage: the next who locks makes of it what it can */
-			return;
+			queue_broken(map); /* a rebuild makes of it what it can */
+			return true;
 		}
 		map->requeue[(head - n + i) & mask] = slot;
 		slot = s->next;
@@ -162,6 +167,7 @@ static void give_back(shmq_map *map, shmq_lease_desc *e)
 	st(&q->leased, ld(&q->leased) - n);
 	bump(&q->returned, n);
 	st_release(&e->word, 0);
+	return true;
 }
 
 /* The lessee's open lease of the highest id, or NULL. */
@@ -201,8 +207,9 @@ static uint32_t return_all_of(shmq_map *map, uint32_t lessee, uint64_t *messages
 	uint32_t n = 0;
 
 	while ((e = newest_of(map, lessee)) && !ld(&map->q->dirty)) {
+		if (!give_back(map, e))
+			break;
 		*messages += e->count;
-		give_back(map, e);
 		n++;
 	}
 	return n;
@@ -282,9 +289,11 @@ static int tables_commit(shmq_map *map)
 
 	if (has_leases(map))
 		return 0;
-	r = segment_commit(map->base, q->leases_at, SHMQ_LEASES * sizeof(shmq_lease_desc));
+	r = segment_commit(map->base, (uint64_t)((uint8_t *)map->leases - map->base),
+	                   SHMQ_LEASES * sizeof(shmq_lease_desc));
 	if (!r)
-		r = segment_commit(map->base, q->lessees_at, SHMQ_LESSEES * sizeof(shmq_lessee_desc));
+		r = segment_commit(map->base, (uint64_t)((uint8_t *)map->lessees - map->base),
+		                   SHMQ_LESSEES * sizeof(shmq_lessee_desc));
 	if (!r)
 		st_release(&q->leases_committed, 1);
 	return r;
@@ -457,7 +466,7 @@ static shmq_lease_desc *entry_new(shmq_map *map, uint64_t *id)
 static uint32_t gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t taken = 0, slot, mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail);
+	uint32_t taken = 0, slot, mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	shmq_slot_desc *last = NULL;
 	_Atomic uint32_t *head;
 
@@ -531,7 +540,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	for (uint32_t p = 0; p < e->parts; p++) {
 		uint32_t at = (uint32_t)((uint64_t)p * e->count / e->parts);
 
-		e->first[p] = map->requeue[(ld(&q->requeue_tail) + at) & ld(&q->ring_mask)];
+		e->first[p] = map->requeue[(ld(&q->requeue_tail) + at) & ring_mask_of(map)];
 	}
 	SHMQ_KILLPOINT("lease.gathered");
 	st_release(&e->word, WORD(SHMQ_LEASE_HELD, id));
@@ -654,7 +663,8 @@ int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t
 	e = held(map, id);
 	if (e && e->lessee == l->index) {
 		*messages = e->count;
-		give_back(map, e);
+		if (!give_back(map, e))
+			r = SHMQ_AGAIN;
 	} else {
 		r = SHMQ_LEASE_LOST;
 	}
@@ -688,7 +698,8 @@ int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 	}
 	*messages = e->count;
 	if (back) {
-		give_back(map, e);
+		if (!give_back(map, e))
+			r = SHMQ_AGAIN;
 		queue_unlock(map);
 	} else {
 		finish(map, e);
@@ -760,13 +771,13 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 /* A slot's body, if it lies where there is memory. Whether it is the lease's is seen afterwards. */
 static bool body_at(const shmq_map *map, uint32_t slot, const shmq_slot_desc **s, uint32_t *length)
 {
-	uint64_t end = ld_acquire(&map->q->arena_committed);
+	uint64_t end = arena_of(map);
 
-	if (slot >= ld_acquire(&map->q->slots_committed))
+	if (!SANE(slot < slots_of(map)))
 		return false;
 	*s = &map->slots[slot];
 	*length = (*s)->length;
-	return (*s)->body <= end && *length <= end - (*s)->body;
+	return SANE((*s)->body <= end && *length <= end - (*s)->body);
 }
 
 int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
@@ -845,7 +856,7 @@ static bool may_lease(shmq_map *map)
 	if (ld(&q->paused))
 		return false;
 	return ld(&q->requeue_head) != ld(&q->requeue_tail) ||
-	       (ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(q));
+	       (ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(map));
 }
 
 int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline)

@@ -40,7 +40,7 @@ static void free_push(shmq_map *map, uint32_t slot)
 {
 	uint32_t tail = ld(&map->q->free_tail);
 
-	map->free[tail & ld(&map->q->ring_mask)] = slot;
+	map->free[tail & ring_mask_of(map)] = slot;
 	SHMQ_KILLPOINT("release.ring");
 	st_release(&map->q->free_tail, tail + 1);
 }
@@ -75,7 +75,7 @@ void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
 	SHMQ_KILLPOINT("back.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
 	SHMQ_KILLPOINT("back.state");
-	map->requeue[tail & ld(&q->ring_mask)] = slot;
+	map->requeue[tail & ring_mask_of(map)] = slot;
 	SHMQ_KILLPOINT("back.ring");
 	st_release(&q->requeue_tail, tail + 1);
 }
@@ -107,8 +107,12 @@ void defer_drain(shmq_broker *b, shmq_map *map)
 	if (head == tail)
 		return;
 	for (; head != tail; head++) {
-		uint32_t slot = map->defer[head & ld(&q->ring_mask)];
+		uint32_t slot = map->defer[head & ring_mask_of(map)];
 
+		if (!slot_is(map, slot, SHMQ_DEFERRED)) {
+			queue_broken(map);
+			return;
+		}
 		heap_push(&map->deferred, map->slots[slot].deadline, slot);
 		held_add(map, slot);
 		SHMQ_KILLPOINT("defer.heap");
@@ -132,7 +136,7 @@ void wake_space(shmq_broker *b, shmq_map *map)
 	fence_unlocked();
 	if (!ld(&q->space.summary))
 		return;
-	budget = ready_budget(q);
+	budget = ready_budget(map);
 	ready = ring_count(&q->ready_head, &q->ready_tail) + ld(&q->spilling_count);
 	if (ready <= budget - budget / 4)
 		wait_wake(b, &q->space, WAKE_ALL);
@@ -143,7 +147,7 @@ void wake_space(shmq_broker *b, shmq_map *map)
 static int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, uint32_t *session)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->sessions_committed), i;
+	uint32_t n = sessions_of(map), more = n ? 2 * n : SHMQ_SESSIONS_FIRST, i;
 	shmq_session_desc *s;
 
 	for (i = 0; i < n; i++)
@@ -152,11 +156,12 @@ static int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, u
 	if (i == n) {
 		int r = n == SHMQ_SESSIONS
 		                ? because(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
-		                : segment_commit(map->base, q->sessions_at, 2 * n * sizeof(*s));
+		                : segment_commit(map->base, (uint64_t)((uint8_t *)map->sessions - map->base),
+		                                more * sizeof(*s));
 
 		if (r)
 			return r;
-		st(&q->sessions_committed, 2 * n < SHMQ_SESSIONS ? 2 * n : SHMQ_SESSIONS);
+		st(&q->sessions_committed, more < SHMQ_SESSIONS ? more : SHMQ_SESSIONS);
 	}
 	s = &map->sessions[i];
 	memset((char *)s + sizeof(s->client), 0, sizeof(*s) - sizeof(s->client));
@@ -178,7 +183,7 @@ static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
 		uint32_t slot = pin & 0xffffff;
 		shmq_slot_desc *s = &map->slots[slot];
 
-		if (pin >> 24 != map->serial || slot >= ld(&map->q->slots_committed))
+		if (pin >> 24 != map->serial || slot >= slots_of(map))
 			continue;
 		if (s->pins && !--s->pins && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DONE) {
 			held_remove(map, slot);
@@ -191,8 +196,8 @@ static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
 uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t session)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail);
-	uint32_t found = 0, sessions = ld(&q->sessions_committed);
+	uint32_t n = slots_of(map), mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
+	uint32_t found = 0, sessions = sessions_of(map);
 
 	/* The requeue ring behind its tail is scratch space: collect, put in order of delivery. */
 	for (uint32_t i = 0; i < n; i++) {
@@ -314,61 +319,65 @@ void shmq_consumer_free(shmq_consumer *c)
 
 /* ---- take ---- */
 
-/* Which ring gives the next message: the requeue ring's, the ready ring's, or none. */
-enum source { FROM_NONE, FROM_REQUEUE, FROM_READY };
-
-static enum source next_source(shmq_map *map)
+/* Nothing is to be taken from a ring that names what is not in its state, or has no body. */
+static bool may_be_taken(shmq_map *map, uint32_t slot, unsigned state)
 {
-	shmq_queue_desc *q = map->q;
-	uint32_t back = ld(&q->requeue_head), ready = ld(&q->ready_head), mask = ld(&q->ring_mask);
-	bool have_ready;
-	shmq_slot_desc *b;
-
-	if ((int32_t)(q->ready_tail_seen - ready) <= 0) /* a spill may have passed it */
-		q->ready_tail_seen = ld_acquire(&q->ready_tail);
-	have_ready = ready != q->ready_tail_seen && !on_disk(q);
-
-	if (back != ld(&q->requeue_tail)) {
-		if (!have_ready)
-			return FROM_REQUEUE;
-		/* A requeued message waits for what was published before it came back, unless that may
-		 * not be taken: it is held already, and would wait for ever for itself. */
-		b = &map->slots[map->requeue[back & mask]];
-		if (!b->after || map->slots[map->ready[ready & mask]].order >= b->after ||
-		    !may_hold_more(q))
-			return FROM_REQUEUE;
-	}
-	return have_ready && may_hold_more(q) ? FROM_READY : FROM_NONE;
+	if (slot_is(map, slot, state) && body_is_in(map, &map->slots[slot]))
+		return true;
+	queue_broken(map);
+	return false;
 }
 
 bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
 {
-	enum source source = next_source(map);
+	shmq_queue_desc *q = map->q;
+	uint32_t back = ld(&q->requeue_head), ready = ld(&q->ready_head), mask = ring_mask_of(map);
+	uint32_t first;
+	bool have_ready;
 
-	*head = source == FROM_READY ? &map->q->ready_head : &map->q->requeue_head;
-	*slot = (source == FROM_READY ? map->ready : map->requeue)[ld(*head) & ld(&map->q->ring_mask)];
-	return source != FROM_NONE;
+	if ((int32_t)(q->ready_tail_seen - ready) <= 0) /* a spill may have passed it */
+		q->ready_tail_seen = ld_acquire(&q->ready_tail);
+	have_ready = ready != q->ready_tail_seen && !on_disk(q);
+	first = have_ready ? map->ready[ready & mask] : SHMQ_NONE;
+
+	if (back != ld(&q->requeue_tail)) {
+		uint64_t after;
+
+		*slot = map->requeue[back & mask];
+		*head = &q->requeue_head;
+		if (!may_be_taken(map, *slot, SHMQ_BACK))
+			return false;
+		/* A requeued message waits for what was published before it came back, unless that may
+		 * not be taken: it is held already, and would wait for ever for itself. */
+		after = map->slots[*slot].after;
+		if (!have_ready || !after || !may_hold_more(map))
+			return true;
+		if (!may_be_taken(map, first, SHMQ_READY))
+			return false;
+		if (map->slots[first].order >= after)
+			return true;
+	}
+	*slot = first;
+	*head = &q->ready_head;
+	if (have_ready && may_hold_more(map))
+		return may_be_taken(map, first, SHMQ_READY);
+	if (have_ready && !counts_are_sane(map))
+		queue_broken(map);
+	return false;
 }
 
-int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
-                    int64_t until, uint32_t *got)
+/* D held. */
+static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
+                          bool *more)
 {
 	shmq_map *map = c->map;
 	shmq_queue_desc *q = map->q;
-	shmq_session_desc *session;
-	uint32_t taken = 0, mask, left;
+	shmq_session_desc *session = &map->sessions[c->session];
+	uint32_t taken = 0, slot, left;
+	_Atomic uint32_t *head;
 	int64_t now, deadline;
 	uint64_t order, bytes = 0;
-	bool more;
-	int r = consumer_status(c);
 
-	if (r)
-		return r;
-	r = queue_lock(c->b, map, until);
-	if (r)
-		return r;
-	session = &map->sessions[c->session];
-	mask = ld(&q->ring_mask);
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
 		defer_drain(c->b, map);
 	left = ld(&session->in_flight);
@@ -377,24 +386,15 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 		n = left;
 	if (ld(&q->paused))
 		n = 0;
-	if (!n) {
-		queue_unlock(map);
-		return SHMQ_EMPTY;
-	}
+	if (!n)
+		return 0;
 	now = now_coarse_ns();
 	deadline = later(now, c->msg_timeout);
 	order = ld(&q->order);
-	while (taken < n && bytes < max_bytes) {
-		enum source source = next_source(map);
-		_Atomic uint32_t *head = source == FROM_READY ? &q->ready_head : &q->requeue_head;
-		uint32_t slot;
-		shmq_slot_desc *s;
+	while (taken < n && bytes < max_bytes && queue_next(map, &slot, &head)) {
+		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word;
 
-		if (source == FROM_NONE)
-			break;
-		slot = (source == FROM_READY ? map->ready : map->requeue)[ld(head) & mask];
-		s = &map->slots[slot];
 		word = SHMQ_WORD(SHMQ_INFLIGHT, c->b->client, SHMQ_GENERATION_OF(ld(&s->word)) + 1);
 		s->deadline = deadline;
 		s->delivered = now;
@@ -408,7 +408,7 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 		s->attempts++;
 		heap_push(&map->inflight, deadline, slot);
 		SHMQ_KILLPOINT("take.heap");
-		if (source == FROM_READY)
+		if (head == &q->ready_head)
 			held_add(map, slot);
 		out[taken++] = (shmq_message){.word = word,
 		                              .id = s->id,
@@ -419,15 +419,42 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 		                              .attempts = s->attempts};
 		bytes += s->length;
 	}
-	more = taken && next_source(map) != FROM_NONE;
-	if (taken) {
-		st(&q->order, order);
-		bump(&session->in_flight, taken);
-		session->delivered += taken;
-		bump(&q->delivered, taken);
-		deadline_note(c->b, map);
+	if (!taken)
+		return 0;
+	*more = queue_next(map, &slot, &head);
+	st(&q->order, order);
+	bump(&session->in_flight, taken);
+	session->delivered += taken;
+	bump(&q->delivered, taken);
+	deadline_note(c->b, map);
+	return taken;
+}
+
+int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
+                    int64_t until, uint32_t *got)
+{
+	shmq_map *map = c->map;
+	shmq_queue_desc *q = map->q;
+	uint32_t taken = 0;
+	bool more = false;
+	int r = consumer_status(c);
+
+	if (r)
+		return r;
+	for (bool repaired = false;; repaired = true) {
+		bool broken;
+
+		r = queue_lock(c->b, map, until);
+		if (r)
+			return r;
+		taken = take_some(c, out, n, max_bytes, &more);
+		broken = !taken && ld(&q->dirty);
+		queue_unlock(map);
+		if (!broken)
+			break;
+		if (repaired)
+			return queue_corrupt(map);
 	}
-	queue_unlock(map);
 	if (!taken)
 		return SHMQ_EMPTY;
 	wake_space(c->b, map);
@@ -465,7 +492,7 @@ bool may_take(shmq_consumer *c)
 		return false;
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail))
 		return true;
-	return ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(q);
+	return ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(c->map);
 }
 
 bool consumer_enter(shmq_consumer *c, uint32_t bell)
@@ -539,7 +566,7 @@ static shmq_slot_desc *in_flight(shmq_consumer *c, const shmq_message *m)
 {
 	shmq_slot_desc *s;
 
-	if (m->slot >= ld(&c->map->q->slots_committed))
+	if (m->slot >= slots_of(c->map))
 		return NULL;
 	s = &c->map->slots[m->slot];
 	return ld(&s->word) == m->word ? s : NULL;
@@ -547,7 +574,8 @@ static shmq_slot_desc *in_flight(shmq_consumer *c, const shmq_message *m)
 
 static void session_settle(shmq_consumer *c, shmq_slot_desc *s)
 {
-	session_leave(&c->map->sessions[s->session < SHMQ_SESSIONS ? s->session : 0]);
+	if (SANE(s->session < sessions_of(c->map)))
+		session_leave(&c->map->sessions[s->session]);
 }
 
 /* One lock for many: what `each` does to a slot that is in flight to us. D is held afterwards if it
@@ -624,8 +652,8 @@ int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok
 	bump(&q->finished, done);
 	/* Somebody may wait not for messages but for this: his own limit, or the queue's. */
 	limited = ld(&session->in_flight) + done >= ld(&c->max_in_flight) ||
-	          ld(&q->held) + done >= q->inflight_slots ||
-	          ld(&q->held_bytes) > bytes_budget(q) / 2;
+	          ld(&q->held) + done >= c->map->inflight_slots ||
+	          ld(&q->held_bytes) > bytes_budget(c->map) / 2;
 	queue_unlock(c->map);
 	if (done)
 		wake_space(c->b, c->map);
@@ -815,7 +843,11 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 		uint32_t slot = map->inflight.slot[0];
 		shmq_slot_desc *s = &map->slots[slot];
 
-		if (s->session < ld(&q->sessions_committed)) {
+		if (!slot_is(map, slot, SHMQ_INFLIGHT) || !SANE(s->deadline == map->inflight.when[0])) {
+			queue_broken(map);
+			break;
+		}
+		if (SANE(s->session < sessions_of(map))) {
 			shmq_session_desc *session = &map->sessions[s->session];
 
 			session_leave(session);
@@ -831,6 +863,10 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 	       heap_first(&map->deferred) <= realtime) {
 		uint32_t slot = map->deferred.slot[0];
 
+		if (!slot_is(map, slot, SHMQ_DEFERRED)) {
+			queue_broken(map);
+			break;
+		}
 		slot_back(map, slot, after);
 		SHMQ_KILLPOINT("expire.due");
 		heap_remove(&map->deferred, slot);

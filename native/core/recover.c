@@ -43,10 +43,21 @@ void queue_unlock(shmq_map *map)
 	lock_drop(&map->q->deliver);
 }
 
-static void queue_repair(shmq_broker *b, shmq_map *map)
+static int queue_repair(shmq_broker *b, shmq_map *map)
 {
-	queue_rebuild(b, map, false);
-	atomic_fetch_add(&b->d->rebuilt, 1);
+	int r = queue_rebuild(b, map, false);
+
+	if (!r)
+		atomic_fetch_add(&b->d->rebuilt, 1);
+	return r;
+}
+
+int queue_corrupt(const shmq_map *map)
+{
+	return because(SHMQ_CORRUPT,
+	               "queue segment %llu: something has overwritten its header; delete the channel, or "
+	               "stop the broker (what is on disk is kept)",
+	               (unsigned long long)map->serial);
 }
 
 int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until)
@@ -59,15 +70,18 @@ int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until)
 		queue_unlock(map);
 		return SHMQ_GONE;
 	}
-	if (ld(&map->q->dirty))
-		queue_repair(b, map);
-	return 0;
+	if (!ld(&map->q->dirty) && words_are_sane(map))
+		return 0;
+	r = queue_repair(b, map);
+	if (r)
+		queue_unlock(map);
+	return r;
 }
 
 /* Every queue of a topic whose P holder died. P held. */
 static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 {
-	uint32_t topic = (uint32_t)(t - b->topics), n = ld_acquire(&b->d->queues_committed);
+	uint32_t topic = (uint32_t)(t - b->topics), n = queues_of(b);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_map *map;
@@ -82,7 +96,7 @@ static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 			return r;
 		r = deliver_take(map, until);
 		if (!r) {
-			queue_repair(b, map);
+			(void)queue_repair(b, map); /* CORRUPT: it stays dirty, the others need not */
 			queue_unlock(map);
 		}
 		map_release(map);
@@ -135,7 +149,7 @@ int queue_lock(shmq_broker *b, shmq_map *map, int64_t until)
 			queue_unlock(map);
 			return SHMQ_GONE;
 		}
-		if (!ld(&map->q->dirty))
+		if (!ld(&map->q->dirty) && words_are_sane(map))
 			return 0;
 		queue_unlock(map);
 		t = topic_of(b, map);
@@ -226,7 +240,7 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 	uint64_t committed = ld(&topic_of(b, map)->committed);
 	uint64_t written = ld(&q->disk_write), read = ld(&q->disk_read);
 	uint64_t chunks = ld(&q->deferred_write), loaded = ld(&q->deferred_read);
-	uint32_t n = ld(&q->slots_committed);
+	uint32_t n = slots_of(map);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
@@ -250,10 +264,10 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 			if (s->previous == SHMQ_DEFERRED ? s->pos <= chunks : s->pos < written)
 				next = SHMQ_DONE;
 			else if (adopting)
-				next = s->previous == SHMQ_INFLIGHT ? SHMQ_BACK : s->previous;
+				next = previous_of(s);
 			break;
 		case SHMQ_MOVING:
-			next = s->move <= committed ? SHMQ_DONE : s->previous;
+			next = s->move <= committed ? SHMQ_DONE : previous_of(s);
 			break;
 		case SHMQ_READY:
 			if (s->order < SHMQ_ORDER_FIRST)
@@ -295,7 +309,7 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 /* Pins are what the clients' logs say. */
 static void recount_pins(shmq_broker *b, shmq_map *map)
 {
-	uint32_t n = ld(&map->q->slots_committed), clients = ld(&b->d->clients_committed);
+	uint32_t n = slots_of(map), clients = clients_of(b);
 
 	for (uint32_t i = 0; i < n; i++)
 		map->slots[i].pins = 0;
@@ -315,8 +329,8 @@ static void recount_pins(shmq_broker *b, shmq_map *map)
 static void rebuild_arena(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask), used = 0;
-	uint64_t committed = ld(&q->arena_committed);
+	uint32_t n = slots_of(map), mask = ring_mask_of(map), used = 0;
+	uint64_t committed = arena_of(map);
 	arena_cursor cursor = {0, 0};
 
 	for (uint32_t i = 0; i < n; i++) {
@@ -346,11 +360,11 @@ static void rebuild_arena(shmq_map *map)
 static void rebuild_lists(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed), mask = ld(&q->ring_mask);
+	uint32_t n = slots_of(map), mask = ring_mask_of(map);
 	uint32_t ready = ld(&q->ready_head), back = ld(&q->requeue_head), nobody = ld(&q->free_head);
 	uint32_t readies = 0, backs = 0, frees = 0, inflight = 0, deferred = 0, held = 0, spilling = 0;
 	uint32_t leased = 0;
-	uint32_t sessions = ld(&q->sessions_committed);
+	uint32_t sessions = sessions_of(map);
 	uint64_t held_bytes = 0, order = ld(&q->order);
 
 	for (uint32_t i = 0; i < sessions; i++)
@@ -415,6 +429,8 @@ static void rebuild_lists(shmq_map *map)
 	st(&q->held_bytes, held_bytes);
 	st(&q->leased, leased);
 	st(&q->spilling_count, spilling);
+	if (ld(&q->spilling) > 1) /* garbage */
+		st(&q->spilling, spilling != 0);
 	q->reclaimed = nobody + frees;
 	q->endowed = nobody;
 	q->free_tail_seen = nobody + frees;
@@ -433,7 +449,7 @@ static void derive_flags(shmq_broker *b, shmq_map *map)
 	shmq_entry_desc *e = &b->entries[map->index];
 	bool ephemeral;
 
-	if (map->index >= ld(&b->d->queues_committed) || !entry_is(b, map->index, q->topic) ||
+	if (map->index >= queues_of(b) || !entry_is(b, map->index, map->topic) ||
 	    e->serial != q->segment.serial)
 		return;
 	if (ld(&e->role) == SHMQ_ROLE_CHANNEL) {
@@ -445,17 +461,22 @@ static void derive_flags(shmq_broker *b, shmq_map *map)
 	q->flags = e->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
 }
 
-/* P and D held (or the segment is not READY yet). */
-void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
+int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 {
 	shmq_queue_desc *q = map->q;
+	uint32_t n = ld(&q->slots_committed), mask;
 
 	st(&q->dirty, 1);
 	SHMQ_KILLPOINT("rebuild.begin");
+	if (!SANE(n - 1 < map->slots_max && arena_of(map) >= SHMQ_ARENA_FIRST))
+		return queue_corrupt(map);
+	for (mask = 0; mask < n - 1; mask = 2 * mask + 1)
+		;
+	st(&q->ring_mask, mask);
 	derive_flags(b, map);
 	resolve(b, map, adopting);
 	recount_pins(b, map);
-	for (uint32_t i = 0, n = ld(&q->slots_committed); i < n; i++) {
+	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
 		uint64_t word = ld(&s->word);
 
@@ -475,6 +496,7 @@ void queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	st_release(&q->dirty, 0);
 	wait_wake(b, &q->takers, WAKE_ALL);
 	wait_wake(b, &q->space, WAKE_ALL);
+	return 0;
 }
 
 int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
@@ -486,7 +508,61 @@ int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
 		return r;
 	r = both_lock(b, map, until);
 	if (!r) {
-		queue_rebuild(b, map, false);
+		r = queue_rebuild(b, map, false);
+		both_unlock(b, map);
+	}
+	map_release(map);
+	return r;
+}
+
+/* Is every slot somewhere, and what is held counted? P and D held. */
+static bool adds_up(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = slots_of(map), loaned = 0, leased = 0, unlisted = 0;
+	uint64_t listed = (uint64_t)ring_count(&q->requeue_head, &q->requeue_tail) +
+	                  ld(&q->inflight_len) + ld(&q->deferred_len);
+	uint64_t all = (uint64_t)ring_count(&q->ready_head, &q->ready_tail) + ld(&q->held) +
+	               ring_count(&q->defer_head, &q->defer_tail) + ld(&q->spilling_count) +
+	               ring_count(&q->free_head, &q->free_tail);
+	uint64_t bytes = 0;
+
+	if (!counts_are_sane(map))
+		return false;
+	if (all == n && listed + ld(&q->leased) == ld(&q->held) &&
+	    ld(&q->held_bytes) <= bytes_budget(map))
+		return true;
+	/* Loans, views, leases and chunks that are being written are in no list. */
+	for (uint32_t i = 0; i < n; i++) {
+		const shmq_slot_desc *s = &map->slots[i];
+		unsigned state = SHMQ_STATE_OF(ld(&s->word));
+		bool chunk = state == SHMQ_SPILLING && s->previous == SHMQ_DEFERRED;
+
+		loaned += state == SHMQ_LOANED;
+		leased += state == SHMQ_LEASED;
+		unlisted += state == SHMQ_DONE || chunk;
+		if (state == SHMQ_DONE || state == SHMQ_LEASED || chunk || state == SHMQ_BACK ||
+		    state == SHMQ_INFLIGHT || (state == SHMQ_DEFERRED && s->heap != SHMQ_NONE))
+			bytes += block_bytes(s);
+	}
+	return all + loaned == n && listed + leased + unlisted == ld(&q->held) &&
+	       leased == ld(&q->leased) && bytes == ld(&q->held_bytes);
+}
+
+int shmq_audit(shmq_broker *b, uint32_t queue, int64_t until, bool *repaired)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	*repaired = false;
+	if (r)
+		return r;
+	touch(b, queue);
+	r = both_lock(b, map, until);
+	if (!r) {
+		*repaired = !adds_up(map);
+		if (*repaired)
+			r = queue_repair(b, map);
 		both_unlock(b, map);
 	}
 	map_release(map);
@@ -502,7 +578,7 @@ int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
 		return r;
 	r = both_lock(b, map, until);
 	if (!r) {
-		queue_rebuild(b, map, true);
+		r = queue_rebuild(b, map, true);
 		both_unlock(b, map);
 	}
 	map_release(map);
@@ -513,7 +589,7 @@ int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
 
 int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
 {
-	uint32_t clients = ld_acquire(&b->d->clients_committed);
+	uint32_t clients = clients_of(b);
 
 	*found = 0;
 	for (uint32_t i = 0; i < clients && *found < n; i++) {
@@ -569,7 +645,7 @@ static int reap_queue(shmq_broker *b, uint32_t queue, uint32_t client, int64_t u
 	}
 	if (!r) {
 		*returned += queue_return(b, map, client, SHMQ_NONE);
-		for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+		for (uint32_t i = 0; i < waiters_of(b); i++)
 			if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
 				wait_withdraw(&map->q->takers, i);
 				wait_withdraw(&map->q->space, i);
@@ -579,7 +655,8 @@ static int reap_queue(shmq_broker *b, uint32_t queue, uint32_t client, int64_t u
 		wait_wake(b, &map->q->space, WAKE_ALL);
 	}
 	map_release(map);
-	return r == SHMQ_GONE ? 0 : r;
+	/* Of a queue that cannot be repaired nothing can be given back; of the others it must. */
+	return r == SHMQ_GONE || r == SHMQ_CORRUPT ? 0 : r;
 }
 
 int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t until,
@@ -588,7 +665,7 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 	shmq_client_desc *c = &b->clients[client];
 
 	*returned = 0;
-	if (client >= ld(&b->d->clients_committed) || ld(&c->generation) != generation ||
+	if (client >= clients_of(b) || ld(&c->generation) != generation ||
 	    ld(&c->state) != SHMQ_CLIENT_LIVE)
 		return SHMQ_GONE;
 	for (uint32_t word = 0; word < SHMQ_QUEUES / 64; word++) {
@@ -619,10 +696,10 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE);
 	}
 	/* It may have died between clearing a waiter's bit and posting: everybody looks again. */
-	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner) && !SHMQ_PLANTED(10))
 			bell_ring(b, i);
-	for (uint32_t i = 0; i < ld(&b->d->waiters_high); i++)
+	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
 			sem_destroy(&b->waiters[i].bell);
 			sem_init(&b->waiters[i].bell, 1, 0);

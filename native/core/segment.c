@@ -177,6 +177,18 @@ static void limits_store(shmq_limits_desc *to, const shmq_limits *from)
 	to->arena_size = from->arena_size;
 }
 
+static shmq_limits limits_load(const shmq_limits_desc *from)
+{
+	return (shmq_limits){.msg_timeout_ns = from->msg_timeout,
+	                     .max_msg_timeout_ns = from->max_msg_timeout,
+	                     .max_req_timeout_ns = from->max_req_timeout,
+	                     .max_msg_size = from->max_msg_size,
+	                     .arena_size = from->arena_size,
+	                     .node_id = from->node_id,
+	                     .mem_queue_size = from->mem_queue_size,
+	                     .inflight_slots = from->inflight_slots};
+}
+
 static int limits_check(const shmq_limits *l)
 {
 	uint64_t slots = (uint64_t)l->mem_queue_size + l->inflight_slots;
@@ -258,6 +270,7 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 
 int shmq_broker_open(int fd, shmq_broker **out)
 {
+	directory_plan plan;
 	shmq_broker *b;
 	uint64_t size;
 	int r = segment_check(fd, SHMQ_SEGMENT_DIRECTORY, &size);
@@ -277,14 +290,15 @@ int shmq_broker_open(int fd, shmq_broker **out)
 		segment_unmap(b->base, size);
 		goto fail;
 	}
-	b->clients = (void *)(b->base + b->d->clients_at);
-	b->waiters = (void *)(b->base + b->d->waiters_at);
-	b->requests = (void *)(b->base + b->d->requests_at);
-	b->topics = (void *)(b->base + b->d->topics_at);
-	b->entries = (void *)(b->base + b->d->queues_at);
-	b->next_deadline = (void *)(b->base + b->d->deadline_at);
-	b->next_due = (void *)(b->base + b->d->due_at);
-	b->writers = (void *)(b->base + b->d->writers_at);
+	plan = plan_directory();
+	b->clients = (void *)(b->base + plan.clients);
+	b->waiters = (void *)(b->base + plan.waiters);
+	b->requests = (void *)(b->base + plan.requests);
+	b->topics = (void *)(b->base + plan.topics);
+	b->entries = (void *)(b->base + plan.queues);
+	b->next_deadline = (void *)(b->base + plan.deadline);
+	b->next_due = (void *)(b->base + plan.due);
+	b->writers = (void *)(b->base + plan.writers);
 	b->fork_generation = ld(&fork_count);
 	b->bell = SHMQ_NONE;
 	st(&b->references, 1);
@@ -340,43 +354,52 @@ uint64_t shmq_queue_bytes(const shmq_limits *l)
 	return plan_queue(l->mem_queue_size, l->inflight_slots, round_page(l->arena_size)).size;
 }
 
-void map_place(shmq_map *map)
+static heap heap_place(const shmq_map *map, uint64_t when, uint64_t slot, _Atomic uint32_t *length)
+{
+	return (heap){(void *)(map->base + when), (void *)(map->base + slot), length, map->slots,
+	              map->slots_max,             &map->q->dirty};
+}
+
+/* Where everything is: by the plan, not by what the header says again. */
+static void map_place(shmq_map *map, const queue_plan *p)
 {
 	shmq_queue_desc *q = (shmq_queue_desc *)(void *)map->base;
 
 	map->q = q;
-	map->slots = (void *)(map->base + q->slots_at);
-	map->ready = (void *)(map->base + q->ready_at);
-	map->defer = (void *)(map->base + q->defer_at);
-	map->requeue = (void *)(map->base + q->requeue_at);
-	map->free = (void *)(map->base + q->free_at);
-	map->inflight = (heap){(void *)(map->base + q->inflight_when_at),
-	                       (void *)(map->base + q->inflight_slot_at), &q->inflight_len, map->slots};
-	map->deferred = (heap){(void *)(map->base + q->deferred_when_at),
-	                       (void *)(map->base + q->deferred_slot_at), &q->deferred_len, map->slots};
-	map->sessions = (void *)(map->base + q->sessions_at);
-	map->leases = (void *)(map->base + q->leases_at);
-	map->lessees = (void *)(map->base + q->lessees_at);
-	map->latency = (void *)(map->base + q->latency_at);
-	map->arena = map->base + q->arena_at;
+	map->slots_max = p->slots_max;
+	map->rings_max = power_of_two(p->slots_max) - 1;
+	map->slots = (void *)(map->base + p->slots);
+	map->ready = (void *)(map->base + p->ready);
+	map->defer = (void *)(map->base + p->defer);
+	map->requeue = (void *)(map->base + p->requeue);
+	map->free = (void *)(map->base + p->free);
+	map->inflight = heap_place(map, p->inflight_when, p->inflight_slot, &q->inflight_len);
+	map->deferred = heap_place(map, p->deferred_when, p->deferred_slot, &q->deferred_len);
+	map->sessions = (void *)(map->base + p->sessions);
+	map->leases = (void *)(map->base + p->leases);
+	map->lessees = (void *)(map->base + p->lessees);
+	map->latency = (void *)(map->base + p->latency);
+	map->arena = map->base + p->arena;
 }
 
 /* Pages behind the first n slots and what goes with them. */
-int queue_commit_slots(uint8_t *base, const shmq_queue_desc *q, uint32_t n)
+int queue_commit_slots(const shmq_map *map, uint32_t n)
 {
 	uint64_t cap = power_of_two(n);
 	struct {
-		uint64_t at, bytes;
+		const void *at;
+		uint64_t bytes;
 	} part[] = {
-		{q->slots_at, n * sizeof(shmq_slot_desc)}, {q->ready_at, cap * 4},
-		{q->defer_at, cap * 4},                    {q->requeue_at, cap * 4},
-		{q->free_at, cap * 4},                     {q->inflight_when_at, (uint64_t)n * 8},
-		{q->inflight_slot_at, (uint64_t)n * 4},    {q->deferred_when_at, (uint64_t)n * 8},
-		{q->deferred_slot_at, (uint64_t)n * 4},
+		{map->slots, n * sizeof(shmq_slot_desc)}, {map->ready, cap * 4},
+		{map->defer, cap * 4},                    {map->requeue, cap * 4},
+		{map->free, cap * 4},                     {map->inflight.when, (uint64_t)n * 8},
+		{map->inflight.slot, (uint64_t)n * 4},    {map->deferred.when, (uint64_t)n * 8},
+		{map->deferred.slot, (uint64_t)n * 4},
 	};
 
 	for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++) {
-		int r = segment_commit(base, part[i].at, part[i].bytes);
+		uint64_t at = (uint64_t)((const uint8_t *)part[i].at - map->base);
+		int r = segment_commit(map->base, at, part[i].bytes);
 
 		if (r)
 			return r;
@@ -388,17 +411,24 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
                       const char *file_base, uint64_t disk_read, uint64_t disk_write,
                       uint64_t disk_depth, bool ephemeral, bool paused)
 {
-	const shmq_limits_desc *l = &b->d->limits;
-	uint64_t arena_max = round_page(l->arena_size);
-	queue_plan p = plan_queue(l->mem_queue_size, l->inflight_slots, arena_max);
-	shmq_map map = {0};
+	shmq_limits limits = limits_load(&b->d->limits);
+	shmq_map map = {.index = queue,
+	                .topic = topic,
+	                .mem_queue_size = limits.mem_queue_size,
+	                .inflight_slots = limits.inflight_slots,
+	                .arena_max = round_page(limits.arena_size)};
 	shmq_queue_desc *q;
-	uint32_t first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
-	int r;
+	queue_plan p;
+	uint32_t first;
+	int r = limits_check(&limits);
 
+	if (r)
+		return r;
 	because_nothing();
-	if (strlen(file_base) >= SHMQ_BASE)
+	if (strlen(file_base) >= SHMQ_BASE || topic >= topics_of(b))
 		return SHMQ_INVALID;
+	p = plan_queue(map.mem_queue_size, map.inflight_slots, map.arena_max);
+	first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
 	if (ftruncate(fd, (off_t)p.size))
 		return because(SHMQ_NO_SPACE, "sizing the queue: %s", strerror(errno));
 	r = segment_map(fd, p.size, &map.base);
@@ -412,10 +442,10 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	q->index = queue;
 	q->topic = topic;
 	q->slots_max = p.slots_max;
-	q->mem_queue_size = l->mem_queue_size;
-	q->inflight_slots = l->inflight_slots;
+	q->mem_queue_size = map.mem_queue_size;
+	q->inflight_slots = map.inflight_slots;
 	q->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
-	q->arena_max = arena_max;
+	q->arena_max = map.arena_max;
 	q->slots_at = p.slots;
 	q->ready_at = p.ready;
 	q->defer_at = p.defer;
@@ -431,7 +461,8 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	q->latency_at = p.latency;
 	q->arena_at = p.arena;
 	SHMQ_KILLPOINT("queue.filled");
-	r = queue_commit_slots(map.base, q, first);
+	map_place(&map, &p);
+	r = queue_commit_slots(&map, first);
 	if (!r)
 		r = segment_commit(map.base, q->arena_at, SHMQ_ARENA_FIRST);
 	if (!r)
@@ -443,8 +474,6 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 		r = lock_init(&q->deliver);
 	if (r)
 		goto out;
-	map.index = queue;
-	map_place(&map);
 	st(&q->slots_committed, first);
 	st(&q->ring_mask, power_of_two(first) - 1);
 	st(&q->sessions_committed, SHMQ_SESSIONS_FIRST);
@@ -455,7 +484,9 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	st(&q->paused, paused);
 	st(&q->order, SHMQ_ORDER_FIRST);
 	strcpy(q->base, file_base);
-	queue_rebuild(b, &map, false);
+	r = queue_rebuild(b, &map, false);
+	if (r)
+		goto out;
 	SHMQ_KILLPOINT("queue.ready");
 	st_release(&q->segment.ready, SHMQ_READY_STATE);
 out:
@@ -463,15 +494,21 @@ out:
 	return r;
 }
 
-static bool queue_sane(const shmq_queue_desc *q, uint64_t size)
+/* Copies what the header says of its making and checks it and all else by that. */
+static bool queue_sane(shmq_map *map, queue_plan *out)
 {
+	const shmq_queue_desc *q = map->q;
 	queue_plan p;
 
-	if (!q->inflight_slots || (uint64_t)q->mem_queue_size + q->inflight_slots > 1u << 23 ||
-	    q->arena_max > (uint64_t)1 << 38)
+	map->topic = q->topic;
+	map->mem_queue_size = q->mem_queue_size;
+	map->inflight_slots = q->inflight_slots;
+	map->arena_max = q->arena_max;
+	if (!map->inflight_slots || (uint64_t)map->mem_queue_size + map->inflight_slots > 1u << 23 ||
+	    map->arena_max > (uint64_t)1 << 38)
 		return false;
-	p = plan_queue(q->mem_queue_size, q->inflight_slots, q->arena_max);
-	return size == p.size && q->slots_max == p.slots_max &&
+	*out = p = plan_queue(map->mem_queue_size, map->inflight_slots, map->arena_max);
+	return map->size == p.size && q->slots_max == p.slots_max &&
 	       q->slots_at == p.slots && q->ready_at == p.ready && q->defer_at == p.defer &&
 	       q->requeue_at == p.requeue && q->free_at == p.free &&
 	       q->inflight_when_at == p.inflight_when && q->inflight_slot_at == p.inflight_slot &&
@@ -479,16 +516,17 @@ static bool queue_sane(const shmq_queue_desc *q, uint64_t size)
 	       q->sessions_at == p.sessions && q->leases_at == p.leases &&
 	       q->lessees_at == p.lessees &&
 	       q->latency_at == p.latency && q->arena_at == p.arena &&
-	       q->topic < SHMQ_TOPICS && q->slots_committed <= q->slots_max &&
-	       ld(&q->inflight_len) <= q->slots_max && ld(&q->deferred_len) <= q->slots_max &&
+	       map->topic < SHMQ_TOPICS && q->slots_committed <= p.slots_max &&
+	       ld(&q->inflight_len) <= p.slots_max && ld(&q->deferred_len) <= p.slots_max &&
 	       q->ring_mask >= power_of_two(q->slots_committed) - 1 && /* above it: amid growing */
-	       q->ring_mask < power_of_two(q->slots_max) && !(q->ring_mask & (q->ring_mask + 1)) &&
-	       q->arena_committed <= q->arena_max && q->sessions_committed <= SHMQ_SESSIONS;
+	       q->ring_mask < power_of_two(p.slots_max) && !(q->ring_mask & (q->ring_mask + 1)) &&
+	       q->arena_committed <= map->arena_max && q->sessions_committed <= SHMQ_SESSIONS;
 }
 
 int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out)
 {
 	shmq_map *map;
+	queue_plan plan;
 	uint64_t size;
 	int r = segment_check(fd, SHMQ_SEGMENT_QUEUE, &size);
 
@@ -506,7 +544,7 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 	map->index = index;
 	map->serial = serial;
 	map->q = (shmq_queue_desc *)(void *)map->base;
-	if (!queue_sane(map->q, size) || map->q->index != index ||
+	if (!queue_sane(map, &plan) || map->q->index != index ||
 	    map->q->segment.serial != serial || map->q->segment.instance[0] != instance[0] ||
 	    map->q->segment.instance[1] != instance[1]) {
 		r = because(SHMQ_CORRUPT, "queue segment %llu: its header cannot be right, or it belongs "
@@ -515,7 +553,7 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 		segment_unmap(map->base, size);
 		goto fail;
 	}
-	map_place(map);
+	map_place(map, &plan);
 	st(&map->references, 1);
 	*out = map;
 	return 0;

@@ -30,9 +30,13 @@ int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint
 	q = map->q;
 	defer_drain(b, map); /* into `held` */
 	while (*moved < n && ld(&q->ready_head) != ld_acquire(&q->ready_tail) &&
-	       ld(&q->held) < q->inflight_slots) {
-		uint32_t head = ld(&q->ready_head), slot = map->ready[head & ld(&q->ring_mask)];
+	       ld(&q->held) < map->inflight_slots) {
+		uint32_t head = ld(&q->ready_head), slot = map->ready[head & ring_mask_of(map)];
 
+		if (!slot_is(map, slot, SHMQ_READY)) {
+			queue_broken(map);
+			break;
+		}
 		slot_back(map, slot, 0);
 		SHMQ_KILLPOINT("advance.back");
 		st_release(&q->ready_head, head + 1);
@@ -54,8 +58,13 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
                       unsigned previous)
 {
 	shmq_slot_desc *s = &map->slots[slot];
-	uint32_t length = s->length + RECORD_HEAD;
+	uint32_t length;
 
+	if (!slot_is(map, slot, previous) || !body_is_in(map, s)) {
+		queue_broken(map);
+		return false;
+	}
+	length = s->length + RECORD_HEAD;
 	if (out->count == n || (out->count && out->bytes + length > max_bytes))
 		return false;
 	if (!SHMQ_PLANTED(4))
@@ -78,11 +87,31 @@ static void spill_ready(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max
 	uint32_t head = ld(&q->ready_head), tail = ld_acquire(&q->ready_tail);
 
 	for (; head != tail; head++) {
-		if (!spill_add(map, out, n, max_bytes, map->ready[head & ld(&q->ring_mask)], SHMQ_READY))
+		uint32_t slot = map->ready[head & ring_mask_of(map)];
+
+		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_READY))
 			break;
 		st_release(&q->ready_head, head + 1);
 		SHMQ_KILLPOINT("spill.head");
 	}
+}
+
+/* What is in flight, by delivery, to the requeue ring behind `tail`, which is scratch space. */
+static bool gather_inflight(shmq_map *map, uint32_t tail, uint32_t n)
+{
+	uint32_t mask = ring_mask_of(map);
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = map->inflight.slot[i];
+
+		if (!slot_is(map, slot, SHMQ_INFLIGHT) || !body_is_in(map, &map->slots[slot])) {
+			queue_broken(map);
+			return false;
+		}
+		map->requeue[(tail + i) & mask] = slot;
+	}
+	sort_slots(map->requeue, mask, tail, n, map->slots, by_delivery);
+	return true;
 }
 
 /* Flush: in flight (the oldest), the requeue ring, the ready ring. */
@@ -90,23 +119,21 @@ static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n
                       uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t inflight = ld(&q->inflight_len), mask = ld(&q->ring_mask), tail;
+	uint32_t inflight = at_most(ld(&q->inflight_len), slots_of(map)), mask = ring_mask_of(map), tail;
 
 	defer_drain(b, map);
-	/* The requeue ring behind its tail is scratch space. */
 	tail = ld(&q->requeue_tail);
-	for (uint32_t i = 0; i < inflight; i++)
-		map->requeue[(tail + i) & mask] = map->inflight.slot[i];
-	sort_slots(map->requeue, mask, tail, inflight, map->slots, by_delivery);
+	if (!gather_inflight(map, tail, inflight))
+		return;
 	for (uint32_t i = 0; i < inflight; i++) {
-		uint32_t slot = map->requeue[(tail + i) & mask], session = map->slots[slot].session;
+		uint32_t slot = map->requeue[(tail + i) & mask];
 
 		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_INFLIGHT))
 			return;
 		heap_remove(&map->inflight, slot);
 		held_remove(map, slot);
-		if (session < SHMQ_SESSIONS)
-			session_leave(&map->sessions[session]);
+		if (SANE(map->slots[slot].session < sessions_of(map)))
+			session_leave(&map->sessions[map->slots[slot].session]);
 	}
 	while (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
 		uint32_t slot = map->requeue[ld(&q->requeue_head) & mask];
@@ -123,14 +150,19 @@ static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n
 static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), mask = ld(&q->ring_mask);
+	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), mask = ring_mask_of(map);
 	uint32_t first = tail, chosen = 0, to;
 	uint64_t bytes = 0;
 
 	for (uint32_t at = tail; at != head && chosen < n; at--) {
 		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
-		uint32_t length = s->length + RECORD_HEAD;
+		uint32_t length;
 
+		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_BACK)) {
+			queue_broken(map);
+			return;
+		}
+		length = s->length + RECORD_HEAD;
 		if (!s->after)
 			continue;
 		if (chosen && bytes + length > max_bytes)
@@ -167,18 +199,28 @@ static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uin
 static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t inflight = ld(&q->inflight_len), mask = ld(&q->ring_mask), first, all;
-	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail);
+	uint32_t inflight = at_most(ld(&q->inflight_len), slots_of(map)), mask = ring_mask_of(map);
+	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), first, all;
 	uint64_t read = ld(&q->disk_read), before = read & ((UINT64_C(1) << 40) - 1), bytes = 0;
 	uint64_t order = ld(&q->order);
 
 	first = all = inflight + (tail - head);
 	if (read == ld(&q->disk_write) || !all)
 		return SHMQ_EMPTY;
-	/* The requeue ring behind its tail is scratch space. */
-	for (uint32_t i = 0; i < inflight; i++)
-		map->requeue[(tail + i) & mask] = map->inflight.slot[i];
-	sort_slots(map->requeue, mask, tail, inflight, map->slots, by_delivery);
+	if (!SANE(all <= slots_of(map))) {
+		queue_broken(map);
+		return SHMQ_EMPTY;
+	}
+	for (uint32_t i = head; i != tail; i++) {
+		uint32_t slot = map->requeue[i & mask];
+
+		if (!slot_is(map, slot, SHMQ_BACK) || !body_is_in(map, &map->slots[slot])) {
+			queue_broken(map);
+			return SHMQ_EMPTY;
+		}
+	}
+	if (!gather_inflight(map, tail, inflight))
+		return SHMQ_EMPTY;
 #define NTH(i) map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask]
 	for (; first && all - first < n; first--) {
 		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
@@ -211,12 +253,36 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 		if (i >= inflight)
 			continue;
 		heap_remove(&map->inflight, slot);
-		if (session < ld(&q->sessions_committed))
+		if (SANE(session < sessions_of(map)))
 			session_leave(&map->sessions[session]);
 	}
 	st_release(&q->requeue_tail, first < inflight ? head : head + first - inflight);
 #undef NTH
 	return 0;
+}
+
+/* D held. */
+static int spill_some(shmq_broker *b, shmq_map *map, enum shmq_spill_from from, uint32_t n,
+                      uint64_t max_bytes, shmq_spill *out)
+{
+	if (ld(&map->q->base_pending))
+		return SHMQ_EMPTY; /* its files still bear another name */
+	if (from == SHMQ_SPILL_AHEAD || from == SHMQ_SPILL_ALL)
+		lease_return_all(map);
+	if (from == SHMQ_SPILL_AHEAD)
+		return ahead_begin(map, n, out);
+	st(&map->q->spilling, 1); /* counts as "on disk": what is READY behind it waits */
+	SHMQ_KILLPOINT("spill.flag");
+	if (from == SHMQ_SPILL_ALL)
+		spill_all(b, map, out, n, max_bytes);
+	else if (from == SHMQ_SPILL_RETURNED)
+		spill_returned(map, out, n, max_bytes);
+	else
+		spill_ready(map, out, n, max_bytes);
+	if (out->count)
+		return 0;
+	st(&map->q->spilling, 0);
+	return SHMQ_EMPTY;
 }
 
 int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
@@ -232,31 +298,22 @@ int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, 
 	out->from = from;
 	out->count = 0;
 	out->bytes = 0;
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
-	if (ld(&map->q->base_pending)) {
-		r = SHMQ_EMPTY; /* its files still bear another name */
-	} else if (from == SHMQ_SPILL_AHEAD) {
-		lease_return_all(map);
-		r = ahead_begin(map, n, out);
-	} else {
-		st(&map->q->spilling, 1); /* counts as "on disk": what is READY behind it waits */
-		SHMQ_KILLPOINT("spill.flag");
-		if (from == SHMQ_SPILL_ALL) {
-			lease_return_all(map);
-			spill_all(b, map, out, n, max_bytes);
-		} else if (from == SHMQ_SPILL_RETURNED)
-			spill_returned(map, out, n, max_bytes);
-		else
-			spill_ready(map, out, n, max_bytes);
-		if (!out->count) {
-			st(&map->q->spilling, 0);
-			r = SHMQ_EMPTY;
+	for (bool repaired = false;; repaired = true) {
+		bool broken;
+
+		r = queue_lock(b, map, until);
+		if (r)
+			break;
+		r = spill_some(b, map, from, n, max_bytes, out);
+		broken = !out->count && ld(&map->q->dirty);
+		queue_unlock(map);
+		if (!broken)
+			break;
+		if (repaired) {
+			r = queue_corrupt(map);
+			break;
 		}
 	}
-	queue_unlock(map);
-out:
 	map_release(map);
 	return r;
 }
@@ -279,7 +336,7 @@ int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
 		                       .attempts = from->attempts};
 
 		/* Emptied and reused meanwhile: the batch will be abandoned; stay inside its record. */
-		if (slot.body + slot.length > map->q->arena_max)
+		if (!SANE(slot.length <= map->arena_max && slot.body <= map->arena_max - slot.length))
 			slot.body = 0;
 		record_write(at, &slot, map->arena + slot.body);
 		at += s->lengths[i];
@@ -303,7 +360,7 @@ static void spill_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 			slot->after = 0;
 			slot->previous = SHMQ_BACK;
 		}
-		st_release(&slot->word, word_next(word, slot->previous));
+		st_release(&slot->word, word_next(word, previous_of(slot)));
 	}
 	st(&map->q->spilling, 0);
 	queue_rebuild(b, map, false);
@@ -446,20 +503,24 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
                         uint64_t next_position, uint64_t *used)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t mask = ld(&q->ring_mask), tail = ld(&q->requeue_tail);
+	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	uint64_t order = ld(&q->order);
 
 	if (ld(&q->disk_read) != position)
 		return SHMQ_GONE;
 	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
-		if (map->slots[free_slot(map, i)].capacity < lengths[i])
+		if (!free_slot_for(map, i, lengths[i]))
 			return SHMQ_AGAIN;
 	st(&q->order, order + n);
 	for (uint32_t i = 0; i < n; i++) {
-		shmq_slot_desc *s = &map->slots[free_slot(map, i)];
+		shmq_slot_desc *s = free_slot_for(map, i, lengths[i]);
 		record rec;
 		uint64_t size;
 
+		if (!s) { /* the free ring names one twice */
+			queue_broken(map);
+			return SHMQ_AGAIN;
+		}
 		(void)record_read(data + *used, length - *used, UINT32_MAX, &rec, &size);
 		record_place(s, map->arena + s->body, &rec);
 		s->order = order + 1 + i;
@@ -478,6 +539,10 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 		uint32_t slot = free_slot(map, i);
 		shmq_slot_desc *s = &map->slots[slot];
 
+		if (!slot_is(map, slot, SHMQ_RESTORED)) {
+			queue_broken(map);
+			continue;
+		}
 		st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
 		SHMQ_KILLPOINT("restore.back");
 		map->requeue[(tail + i) & mask] = slot;
@@ -591,13 +656,18 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 	if (r)
 		goto out;
 	q = map->q;
-	mask = ld(&q->ring_mask);
+	mask = ring_mask_of(map);
 	head = ld(&q->requeue_head);
 	position = ld(&q->disk_read);
 	/* The longest run at the requeue ring's end that lies right before the read position. */
 	for (at = ld(&q->requeue_tail); at != head; at--) {
 		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
 
+		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_BACK)) {
+			queue_broken(map);
+			at = ld(&q->requeue_tail);
+			break;
+		}
 		if (s->pos == SHMQ_NO_POSITION || s->previous != SHMQ_FREE || s->pos >> 40 != position >> 40 ||
 		    s->pos + s->length + RECORD_HEAD != position)
 			break;
@@ -650,7 +720,7 @@ int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t un
 	count = ld(&q->disk_depth) + ld(&q->deferred_depth);
 	st(&q->dirty, 1);
 	SHMQ_KILLPOINT("empty.dirty");
-	for (uint32_t i = 0; i < ld(&q->slots_committed); i++) {
+	for (uint32_t i = 0; i < slots_of(map); i++) {
 		shmq_slot_desc *s = &map->slots[i];
 		uint64_t word = ld(&s->word);
 		unsigned state = SHMQ_STATE_OF(word);

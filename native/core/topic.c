@@ -37,16 +37,19 @@ struct shmq_loan {
 	struct target {
 		shmq_map *map;
 		uint32_t *slots;
+		uint8_t **bodies;
 		bool current;
 	} *target;
 };
 
 /* ---- room ---- */
 
+/* Of a FREE slot. */
 static void body_drop(shmq_map *map, shmq_slot_desc *s)
 {
 	if (s->capacity) {
-		arena_free(&map->q->arena, map->arena, s->body);
+		if (!arena_free(&map->q->arena, map->arena, arena_of(map), s->body, s->capacity))
+			queue_broken(map);
 		s->capacity = 0;
 	}
 }
@@ -56,8 +59,13 @@ static bool bodies_drop(shmq_map *map, uint32_t at, uint32_t end)
 	bool any = false;
 
 	for (; at != end; at++) {
-		shmq_slot_desc *s = &map->slots[map->free[at & ld(&map->q->ring_mask)]];
+		uint32_t slot = map->free[at & ring_mask_of(map)];
+		shmq_slot_desc *s = &map->slots[slot];
 
+		if (!slot_is(map, slot, SHMQ_FREE)) {
+			queue_broken(map);
+			return false;
+		}
 		any |= s->capacity != 0;
 		body_drop(map, s);
 	}
@@ -73,8 +81,10 @@ static bool reclaim(shmq_map *map, uint32_t reserved)
 	uint32_t end = q->endowed;
 	bool any = false;
 
-	if (tail - head > ld(&q->ring_mask) + 1)
-		return false; /* garbage, not a death: do not walk 2^32 entries */
+	if (!SANE(tail - head <= slots_of(map))) { /* do not walk 2^32 entries */
+		queue_broken(map);
+		return false;
+	}
 	if (at - head < reserved || at - head > tail - head)
 		at = head + reserved;
 	if ((int32_t)(end - at) > 0)
@@ -90,19 +100,23 @@ static bool reclaim(shmq_map *map, uint32_t reserved)
 static bool arena_grow(shmq_map *map, uint64_t bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint64_t have = ld(&q->arena_committed), step = have, want;
+	uint64_t have = arena_of(map), step = have, want;
 
 	if (step > UINT64_C(8) << 20)
 		step = UINT64_C(8) << 20;
 	if (step < bytes + SHMQ_ARENA_UNIT)
 		step = bytes + SHMQ_ARENA_UNIT;
 	want = round_page(have + step);
-	if (want > q->arena_max)
-		want = q->arena_max;
-	if (want <= have || segment_commit(map->base, q->arena_at + have, want - have))
+	if (want > map->arena_max)
+		want = map->arena_max;
+	if (want <= have ||
+	    segment_commit(map->base, (uint64_t)(map->arena - map->base) + have, want - have))
 		return false;
 	SHMQ_KILLPOINT("arena.committed");
-	arena_extend(&q->arena, map->arena, have, want);
+	if (!arena_extend(&q->arena, map->arena, have, want)) {
+		queue_broken(map);
+		return false;
+	}
 	st_release(&q->arena_committed, want);
 	return true;
 }
@@ -114,16 +128,24 @@ static bool body_ensure(shmq_map *map, shmq_slot_desc *s, uint64_t length, uint3
 	uint32_t capacity;
 
 	/* Reuse the block of the slot's last message unless it is far too big. */
-	if (s->capacity >= need && s->capacity <= 4 * need + 1024)
-		return true;
+	if (s->capacity >= need && s->capacity <= 4 * need + 1024) {
+		if (arena_owns(map->arena, arena_of(map), s->body, s->capacity))
+			return true;
+		queue_broken(map);
+		return false;
+	}
 	body_drop(map, s);
 	/* Small bodies: let the arena grow until every slot can keep its block for the next message. */
-	spacious = need > 4096 ? 0 : (uint64_t)ld(&q->slots_committed) * (need + SHMQ_ARENA_HEAD) * 2;
+	spacious = need > 4096 ? 0 : (uint64_t)slots_of(map) * (need + SHMQ_ARENA_HEAD) * 2;
 	for (;;) {
-		body = arena_alloc(&q->arena, map->arena, length, &capacity);
+		body = arena_alloc(&q->arena, map->arena, arena_of(map), length, &capacity);
+		if (body == ARENA_BROKEN) {
+			queue_broken(map);
+			return false;
+		}
 		if (body != ARENA_FAILED)
 			break;
-		if (ld(&q->arena_committed) < spacious && arena_grow(map, need + SHMQ_ARENA_HEAD))
+		if (arena_of(map) < spacious && arena_grow(map, need + SHMQ_ARENA_HEAD))
 			continue;
 		if (!reclaim(map, reserved) && !arena_grow(map, need + SHMQ_ARENA_HEAD))
 			return false;
@@ -135,9 +157,16 @@ static bool body_ensure(shmq_map *map, shmq_slot_desc *s, uint64_t length, uint3
 
 static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
 {
-	for (uint32_t i = 0; i < n; i++)
-		if (!body_ensure(map, &map->slots[free_slot(map, i)], lengths[i], n))
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = free_slot(map, i);
+
+		if (!slot_is(map, slot, SHMQ_FREE)) {
+			queue_broken(map);
 			return false;
+		}
+		if (!body_ensure(map, &map->slots[slot], lengths[i], n))
+			return false;
+	}
 	return true;
 }
 
@@ -145,18 +174,18 @@ static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
 static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t until)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed) * 2, mask;
+	uint32_t n = slots_of(map) * 2, mask;
 	int r = queue_lock_under(b, map, until);
 
 	if (r)
 		return r;
 	if (n < want)
 		n = want;
-	if (n > q->slots_max)
-		n = q->slots_max;
+	if (n > map->slots_max)
+		n = map->slots_max;
 	for (mask = 1; mask < n; mask *= 2)
 		;
-	r = queue_commit_slots(map->base, q, n);
+	r = queue_commit_slots(map, n);
 	if (!r) {
 		st(&q->dirty, 1);
 		SHMQ_KILLPOINT("grow.dirty");
@@ -178,6 +207,8 @@ static uint32_t ready_seen(shmq_queue_desc *q, uint32_t enough)
 	return ld(&q->ready_tail) - q->ready_head_seen;
 }
 
+#define MOST_BODY (UINT32_MAX - 2 * SHMQ_ARENA_UNIT) /* a block's size is told in 32 bits */
+
 enum purpose { FOR_READY, FOR_DEFERRED, FOR_RESTORE };
 
 /* A publisher that must wait says what it needs; the spiller makes room for it. */
@@ -192,21 +223,14 @@ static int lacks(shmq_broker *b, shmq_map *map, uint32_t slots, uint64_t bytes,
 	return SHMQ_FULL;
 }
 
-static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
-                    enum purpose purpose, int64_t until)
+/* Free slots and bodies for n messages; `used`: of the budget, before them. */
+static int room_of(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+                   uint64_t bytes, enum purpose purpose, int64_t until)
 {
 	shmq_queue_desc *q = map->q;
 	bool to_hold = purpose != FOR_READY;
-	uint32_t budget = to_hold ? q->inflight_slots : ready_budget(q), used, have;
-	uint64_t bytes = 0;
+	uint32_t budget = to_hold ? map->inflight_slots : ready_budget(map), used, have;
 
-	for (uint32_t i = 0; i < n; i++)
-		bytes += arena_block_size(lengths[i]);
-	if (n > budget || bytes > bytes_budget(q))
-		return because(SHMQ_TOO_BIG,
-		               "%u messages of %llu bytes in all; a queue holds %u and %llu in memory "
-		               "(mem_queue_size, arena_size)",
-		               n, (unsigned long long)bytes, budget, (unsigned long long)bytes_budget(q));
 	if (to_hold) {
 		used = ld(&q->held) + ring_count(&q->defer_head, &q->defer_tail);
 	} else {
@@ -216,21 +240,29 @@ static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint
 		used = ready_seen(q, used) + spilling;
 	}
 	if (used + n > budget ||
-	    (to_hold && used && ld(&q->held_bytes) + bytes > bytes_budget(q)))
-		return lacks(b, map, n, bytes, purpose);
+	    (to_hold && used && ld(&q->held_bytes) + bytes > bytes_budget(map))) {
+		if (counts_are_sane(map))
+			return lacks(b, map, n, bytes, purpose);
+		queue_broken(map);
+		return SHMQ_AGAIN;
+	}
 	for (;;) {
 		int r;
 
 		have = q->free_tail_seen - ld(&q->free_head);
-		if (have >= n)
+		if (have >= n && SANE(have <= slots_of(map)))
 			break;
 		q->free_tail_seen = ld_acquire(&q->free_tail); /* SYNC(slot-free) */
 		have = q->free_tail_seen - ld(&q->free_head);
+		if (!SANE(have <= slots_of(map))) {
+			queue_broken(map);
+			return SHMQ_AGAIN;
+		}
 		if (have >= n)
 			break;
-		if (ld(&q->slots_committed) == q->slots_max)
+		if (slots_of(map) == map->slots_max)
 			return lacks(b, map, n, bytes, purpose);
-		r = slots_grow(b, map, ld(&q->slots_committed) - have + n, until);
+		r = slots_grow(b, map, slots_of(map) - have + n, until);
 		if (r == SHMQ_NO_SPACE)
 			return lacks(b, map, n, bytes, purpose);
 		if (r)
@@ -240,8 +272,10 @@ static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint
 		q->endowed = ld(&q->free_head) + n;
 	if (!bodies_ensure(map, lengths, n)) {
 		/* The bytes may be behind the very slots that are about to be used. */
-		for (uint32_t i = 0; i < n; i++)
-			body_drop(map, &map->slots[free_slot(map, i)]);
+		if (!ld(&q->dirty))
+			(void)bodies_drop(map, ld(&q->free_head), ld(&q->free_head) + n);
+		if (ld(&q->dirty))
+			return SHMQ_AGAIN;
 		if (!bodies_ensure(map, lengths, n))
 			return lacks(b, map, n, bytes, purpose);
 	}
@@ -249,7 +283,7 @@ static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint
 		bytes = ld(&q->held_bytes);
 		for (uint32_t i = 0; i < n; i++)
 			bytes += block_bytes(&map->slots[free_slot(map, i)]);
-		if (bytes > bytes_budget(q))
+		if (bytes > bytes_budget(map))
 			return SHMQ_FULL;
 	}
 	if (purpose != FOR_RESTORE && ld(&q->need_slots)) {
@@ -257,6 +291,36 @@ static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint
 		st(&q->need_bytes, 0);
 	}
 	return 0;
+}
+
+static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+                    enum purpose purpose, int64_t until)
+{
+	uint32_t budget = purpose == FOR_READY ? ready_budget(map) : map->inflight_slots;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += arena_block_size(lengths[i]);
+	if (n > budget || bytes > bytes_budget(map))
+		return because(SHMQ_TOO_BIG,
+		               "%u messages of %llu bytes in all; a queue holds %u and %llu in memory "
+		               "(mem_queue_size, arena_size)",
+		               n, (unsigned long long)bytes, budget,
+		               (unsigned long long)bytes_budget(map));
+	for (bool repaired = false;; repaired = true) {
+		int r = words_are_sane(map) ? room_of(b, map, lengths, n, bytes, purpose, until)
+		                            : SHMQ_AGAIN;
+
+		/* AGAIN and not dirty: a lock was held elsewhere. */
+		if (r != SHMQ_AGAIN || !(ld(&map->q->dirty) || !words_are_sane(map)))
+			return r;
+		if (repaired)
+			return queue_corrupt(map);
+		r = queue_lock_under(b, map, until); /* which repairs */
+		if (r)
+			return r;
+		queue_unlock(map);
+	}
 }
 
 int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until)
@@ -273,7 +337,7 @@ int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq
 
 	if (r)
 		return r;
-	if (topic >= ld_acquire(&b->d->topics_committed))
+	if (topic >= topics_of(b))
 		return SHMQ_INVALID;
 	p = calloc(1, sizeof(*p));
 	if (!p)
@@ -313,7 +377,7 @@ static int list_refresh(shmq_producer *p)
 {
 	shmq_broker *b = p->b;
 	uint64_t version = ld(&p->t->version);
-	uint32_t n = ld_acquire(&b->d->queues_committed), count = 0, backlog = SHMQ_NONE;
+	uint32_t n = queues_of(b), count = 0, backlog = SHMQ_NONE;
 	int r = 0;
 
 	if (p->listed && p->version == version && p->attached_as == b->client_generation)
@@ -425,12 +489,16 @@ static void flip(shmq_broker *b, shmq_map *map, const uint32_t *slots, uint32_t 
 {
 	shmq_queue_desc *q = map->q;
 	_Atomic uint32_t *tail = due ? &q->defer_tail : &q->ready_tail;
-	uint32_t *ring = due ? map->defer : map->ready, mask = ld(&q->ring_mask), at = ld(tail);
+	uint32_t *ring = due ? map->defer : map->ready, mask = ring_mask_of(map), at = ld(tail);
 
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = slots ? slots[i] : map->free[(first + i) & mask];
 		shmq_slot_desc *s = &map->slots[slot];
 
+		if (!slot_is(map, slot, SHMQ_PREPARED)) { /* overwritten since: the commit word decides */
+			st(&topic_of(b, map)->dirty, 1);
+			continue;
+		}
 		st_release(&s->word, word_next(ld(&s->word), due ? SHMQ_DEFERRED : SHMQ_READY));
 		SHMQ_KILLPOINT("publish.flipped");
 		ring[at++ & mask] = slot;
@@ -448,7 +516,7 @@ static void flip(shmq_broker *b, shmq_map *map, const uint32_t *slots, uint32_t 
 static void announce(shmq_broker *b, shmq_map *map, uint32_t n)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t mark = ready_budget(q) / 4 * 3;
+	uint32_t mark = ready_budget(map) / 4 * 3;
 
 	wake_takers(b, map, n);
 	if (ring_count(&q->ready_head, &q->ready_tail) > mark)
@@ -457,7 +525,7 @@ static void announce(shmq_broker *b, shmq_map *map, uint32_t n)
 
 static bool needs_announcing(shmq_map *map, uint32_t n)
 {
-	uint32_t mark = ready_budget(map->q) / 4 * 3, ready = ready_seen(map->q, mark);
+	uint32_t mark = ready_budget(map) / 4 * 3, ready = ready_seen(map->q, mark);
 
 	return ld(&map->q->takers.summary) || (ready > mark && ready - n <= mark);
 }
@@ -480,6 +548,15 @@ static void prepare(shmq_slot_desc *s, uint64_t id, uint64_t seq, int64_t now, i
 	SHMQ_KILLPOINT("publish.prepared");
 }
 
+/* A free ring named one slot twice, or was overwritten since: who locks P next frees what was
+ * prepared, as after a death. */
+static int torn(shmq_topic_desc *t)
+{
+	st(&t->dirty, 1);
+	topic_unlock(t);
+	return SHMQ_AGAIN;
+}
+
 static int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t *lengths,
                         bool *large)
 {
@@ -491,7 +568,7 @@ static int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, u
 	for (uint32_t i = 0; i < n; i++) {
 		if (!bodies[i].length)
 			return because(SHMQ_INVALID, "message %u is empty; nsqd's rule: 1 byte or more", i);
-		if (bodies[i].length > most)
+		if (bodies[i].length > most || bodies[i].length > MOST_BODY)
 			return because(SHMQ_TOO_BIG, "message %u has %llu bytes; max_msg_size is %llu", i,
 			               (unsigned long long)bodies[i].length, (unsigned long long)most);
 		lengths[i] = bodies[i].length;
@@ -569,8 +646,10 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		if (SKIPPED(skip, k))
 			continue;
 		for (uint32_t i = 0; i < n; i++) {
-			shmq_slot_desc *s = &targets[k]->slots[free_slot(targets[k], i)];
+			shmq_slot_desc *s = free_slot_for(targets[k], i, lengths[i]);
 
+			if (!s)
+				return torn(t);
 			memcpy(targets[k]->arena + s->body, bodies[i].data, lengths[i]);
 			prepare(s, id_of(b, clock + i), seq + i, now, due, lengths[i]);
 		}
@@ -627,6 +706,7 @@ static void loan_release(shmq_loan *loan)
 	for (uint32_t k = 0; k < loan->targets; k++) {
 		map_release(loan->target[k].map);
 		free(loan->target[k].slots);
+		free(loan->target[k].bodies);
 	}
 	free(loan->target);
 	free(loan->lengths);
@@ -650,13 +730,31 @@ static shmq_loan *loan_make(shmq_producer *p, const uint64_t *lengths, uint32_t 
 	loan->targets = targets;
 	for (uint32_t k = 0; k < targets; k++) {
 		loan->target[k].slots = malloc(n * sizeof(uint32_t));
-		if (!loan->target[k].slots)
+		loan->target[k].bodies = malloc(n * sizeof(uint8_t *));
+		if (!loan->target[k].slots || !loan->target[k].bodies)
 			goto fail;
+		memset(loan->target[k].slots, 0xff, n * sizeof(uint32_t)); /* SHMQ_NONE */
 	}
 	return loan;
 fail:
 	loan_release(loan);
 	return NULL;
+}
+
+/* What is LOANED already is FREE again, in no ring: `torn` has those made anew. */
+static void loan_undo(shmq_loan *loan, uint32_t targets)
+{
+	for (uint32_t k = 0; k < targets; k++) {
+		struct target *to = &loan->target[k];
+
+		for (uint32_t i = 0; i < loan->n && to->slots[i] != SHMQ_NONE; i++) {
+			_Atomic uint64_t *word = &to->map->slots[to->slots[i]].word;
+
+			if (SHMQ_STATE_OF(ld(word)) == SHMQ_LOANED)
+				st_release(word, word_next(ld(word), SHMQ_FREE));
+		}
+	}
+	loan_release(loan);
 }
 
 static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, bool deferred,
@@ -687,8 +785,13 @@ static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, boo
 		for (uint32_t i = 0; i < n; i++) {
 			shmq_slot_desc *s;
 
-			to->slots[i] = free_slot(map, i);
-			s = &map->slots[to->slots[i]];
+			s = free_slot_for(map, i, lengths[i]);
+			if (!s) {
+				loan_undo(loan, lent + 1);
+				return torn(p->t);
+			}
+			to->slots[i] = (uint32_t)(s - map->slots);
+			to->bodies[i] = map->arena + s->body;
 			s->length = (uint32_t)lengths[i];
 			SHMQ_KILLPOINT("loan.fields");
 			st_release(&s->word,
@@ -698,8 +801,10 @@ static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, boo
 		st_release(&map->q->free_head, ld(&map->q->free_head) + n);
 		lent++;
 	}
-	for (uint32_t k = lent; k < loan->targets; k++)
+	for (uint32_t k = lent; k < loan->targets; k++) {
 		free(loan->target[k].slots);
+		free(loan->target[k].bodies);
+	}
 	loan->targets = lent;
 	if (!lent) {
 		for (uint32_t i = 0; i < n; i++)
@@ -732,9 +837,7 @@ int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan 
 
 static uint8_t *loan_body(shmq_loan *loan, uint32_t target, uint32_t i)
 {
-	shmq_map *map = loan->target[target].map;
-
-	return map->arena + map->slots[loan->target[target].slots[i]].body;
+	return loan->target[target].bodies[i];
 }
 
 void *shmq_loan_data(shmq_loan *loan)
@@ -826,10 +929,15 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 		if (lent)
 			lent->current = true;
 		for (uint64_t i = 0, at = 0; i < n; i++) {
-			shmq_slot_desc *s =
-			        &targets[k]->slots[lent ? lent->slots[i]
-			                              : free_slot(targets[k], (uint32_t)i)];
+			shmq_slot_desc *s = lent ? &targets[k]->slots[lent->slots[i]]
+			                         : free_slot_for(targets[k], (uint32_t)i, loan->lengths[i]);
 
+			if (lent && !still_ours(loan, lent, (uint32_t)i)) {
+				(void)torn(t);
+				return queue_corrupt(targets[k]);
+			}
+			if (!s)
+				return torn(t);
 			if (!lent)
 				memcpy(targets[k]->arena + s->body,
 				       loan->targets ? loan_body(loan, 0, (uint32_t)i)
@@ -997,7 +1105,7 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline)
 		return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
 	}
 	wait_announce(&map->q->space, bell);
-	if (ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map->q) / 4 * 3 ||
+	if (ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map) / 4 * 3 ||
 	    ld(&map->q->need_bytes))
 		r = bell_wait(b, bell, deadline, 10 * NS_PER_MS, &slept);
 	wait_withdraw(&map->q->space, bell);
@@ -1012,7 +1120,7 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline)
 static uint32_t backlog_next(shmq_map *map, unsigned *from)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t mask = ld(&q->ring_mask);
+	uint32_t mask = ring_mask_of(map);
 
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
 		*from = SHMQ_BACK;
@@ -1037,12 +1145,18 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	shmq_queue_desc *q = backlog->q;
 	unsigned from;
 	uint32_t slot = backlog_next(backlog, &from);
-	shmq_slot_desc *s = &backlog->slots[slot == SHMQ_NONE ? 0 : slot];
-	uint64_t length = s->length, skip[64] = {0}, seq = ld(&t->committed) + 1;
-	int64_t due = from == SHMQ_DEFERRED ? s->deadline : 0;
+	shmq_slot_desc *s = &backlog->slots[slot];
+	uint64_t length, skip[64] = {0}, seq = ld(&t->committed) + 1;
+	int64_t due;
 
-	if (slot == SHMQ_NONE)
+	if (from == SHMQ_FREE)
 		return SHMQ_EMPTY;
+	if (!slot_is(backlog, slot, from) || !body_is_in(backlog, s)) {
+		queue_broken(backlog);
+		return SHMQ_AGAIN;
+	}
+	length = s->length;
+	due = from == SHMQ_DEFERRED ? s->deadline : 0;
 	for (uint32_t k = 0; k < count; k++) {
 		int r = room_for(b, channels[k], &length, 1, due ? FOR_DEFERRED : FOR_READY, until);
 
@@ -1057,10 +1171,14 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING));
 	SHMQ_KILLPOINT("pump.moving");
 	for (uint32_t k = 0; k < count; k++) {
-		shmq_slot_desc *to = &channels[k]->slots[free_slot(channels[k], 0)];
+		shmq_slot_desc *to = free_slot_for(channels[k], 0, length);
 
 		if (SKIPPED(skip, k))
 			continue;
+		if (!to) { /* overwritten since: as after a death */
+			st(&t->dirty, 1);
+			return SHMQ_AGAIN;
+		}
 		memcpy(channels[k]->arena + to->body, backlog->arena + s->body, length);
 		prepare(to, s->id, seq, s->timestamp, due, length);
 		to->attempts = s->attempts;

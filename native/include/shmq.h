@@ -573,6 +573,9 @@ int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, i
 int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until);
 /* Throw away and rebuild what is derived (under P and D). */
 int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until);
+/* Is every slot in a ring, a heap or a hand? If not (something has overwritten what is derived, and
+ * nobody has stumbled over it) rebuild. Looks at a few words only; SHMQ_CORRUPT as all others. */
+int shmq_audit(shmq_broker *b, uint32_t queue, int64_t until, bool *repaired);
 
 /* Reaper. Try every life lock: indices of clients whose thread or process ended (n: capacity). */
 typedef struct shmq_dead {

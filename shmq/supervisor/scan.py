@@ -6,22 +6,28 @@ Every `queue_scan_interval` some queues are chosen at random from a list that is
 timeout in one of 10 000 channels after 50 s, so each round also compares the directory's columns
 `next_deadline[]` and `next_due[]` with the clocks and adds the queues that are overdue.
 
+With each refresh every queue is audited too: whoever maps a segment can overwrite it, and a ring
+index that is wrong hides messages that are all there.
+
 Source: nsqd, `nsqd/nsqd.go` (queueScanLoop, resizePool, queueScanWorker).
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from shmq import _native
-from shmq._native import Broker, Busy, Gone
+from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.options import Options
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.roster import Roster
 
 _BITE = 256  # messages a worker moves under one lock
+
+_log = logging.getLogger(__name__)
 
 
 class Scanner:
@@ -34,6 +40,7 @@ class Scanner:
         self._queues: list[int] = []
         self._workers = 1
         self._pool: ThreadPoolExecutor | None = None
+        self._corrupt: set[int] = set()  # that were told of
         self.timed_out = 0
         self.due = 0
 
@@ -46,6 +53,7 @@ class Scanner:
                 if _native.now() >= refresh_at:
                     refresh_at = _native.now() + int(options.queue_scan_refresh_interval * 1e9)
                     self._refresh()
+                    self._audit(bell)
                 while not bell.stopped:
                     chosen = self._choose()
                     if not chosen or self._scan(chosen, bell) <= dirty_share * len(chosen):
@@ -63,6 +71,24 @@ class Scanner:
         self._queues = [queue.index for queue in self._roster.queues]
         most = self._options.queue_scan_worker_pool_max
         self._resize(max(1, min(len(self._queues) // 4, most)))
+
+    def _audit(self, bell: Bell) -> None:
+        for index in self._queues:
+            if bell.stopped:
+                break
+            try:
+                if self._broker.audit(index):
+                    _log.error("queue %d: something overwrote it; it was rebuilt", index)
+                self._corrupt.discard(index)
+            except (Gone, Busy):
+                pass
+            except ShmqError as exc:
+                self._cannot(index, exc)
+
+    def _cannot(self, index: int, exc: ShmqError) -> None:
+        if index not in self._corrupt:
+            self._corrupt.add(index)
+            _log.error("%s", exc)
 
     def _resize(self, workers: int) -> None:
         """A single worker is the loop's own thread."""
@@ -94,6 +120,9 @@ class Scanner:
             try:
                 timed_out, due = self._broker.expire(index, _BITE)
             except (Gone, Busy):
+                break
+            except ShmqError as exc:
+                self._cannot(index, exc)
                 break
             self.timed_out += timed_out
             self.due += due

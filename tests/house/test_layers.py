@@ -29,6 +29,7 @@ HEADER_RANKS = {
     "atomics.h": 0,
     "killpoint.h": 0,
     "plant.h": 0,
+    "sane.h": 0,
     "clock.h": 1,
     "owner.h": 1,
     "lock.h": 2,

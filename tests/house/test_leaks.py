@@ -272,13 +272,14 @@ def queues(s: Scene) -> None:
     s.supervisor.remove_topic(topic, generation)
 
 
-@scene("Broker.expire", "Broker.adopt", "Broker.rebuild")
+@scene("Broker.expire", "Broker.adopt", "Broker.rebuild", "Broker.audit")
 def supervisors_work(s: Scene) -> None:
     s.message()
     s.producer.publish(b"x", defer=5, timeout=0)
     assert s.supervisor.expire(s.queue, 10, 1 << 62, 1 << 62) == (1, 1)
     s.supervisor.rebuild(s.queue)
     s.supervisor.adopt(s.queue)
+    assert not s.supervisor.audit(s.queue)
     s.consumer.take_many(10, 0).finish()
     with pytest.raises(TypeError):
         s.supervisor.expire(s.queue, 1, "x", 5)  # type: ignore[arg-type]

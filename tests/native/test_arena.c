@@ -34,6 +34,8 @@ static uint32_t free_blocks(void)
 	return n;
 }
 
+static uint64_t end; /* of the committed part */
+
 static void check_all(uint64_t committed)
 {
 	uint64_t used = 0;
@@ -52,7 +54,7 @@ static bool give(uint32_t length)
 {
 	given *g = &live[count];
 
-	g->body = arena_alloc(&arena, base, length, &g->capacity);
+	g->body = arena_alloc(&arena, base, end, length, &g->capacity);
 	if (g->body == ARENA_FAILED)
 		return false;
 	CHECK(g->capacity >= length);
@@ -65,13 +67,14 @@ static bool give(uint32_t length)
 
 static void take_back(uint32_t i)
 {
-	arena_free(&arena, base, live[i].body);
+	CHECK(arena_free(&arena, base, end, live[i].body, live[i].capacity));
 	live[i] = live[--count];
 }
 
 static void begin(uint64_t committed)
 {
 	memset(base, 0xa5, sizeof(base));
+	end = committed;
 	arena_init(&arena, base, committed);
 	count = 0;
 }
@@ -110,7 +113,8 @@ static void it_grows_with_blocks_in_use(void)
 		check_all(committed);
 		if (chance(2) && count)
 			take_back(count - 1); /* the block before the old end is free, or is not */
-		arena_extend(&arena, base, committed, 2 * committed);
+		CHECK(arena_extend(&arena, base, committed, 2 * committed));
+		end = 2 * committed;
 		check_all(2 * committed);
 	}
 	CHECK(give(SIZE / 4));

@@ -167,7 +167,7 @@ static void who_opens_it_half_grown_repairs_it(void)
 
 		EQUAL(MAPPED(w, mine, map_get(mine, queue, &map)), 0);
 		EQUAL(both_lock(mine, map, soon()), 0);
-		EQUAL(queue_commit_slots(map->base, map->q, 256), 0);
+		EQUAL(queue_commit_slots(map, 256), 0);
 		st(&map->q->dirty, 1);
 		st(&map->q->ring_mask, 255); /* and slots_committed is still 128 */
 		raise(SIGKILL);

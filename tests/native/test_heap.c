@@ -8,7 +8,8 @@ static uint32_t slot_at[N];
 static _Atomic uint32_t length;
 static shmq_slot_desc slots[N];
 static bool in[N];
-static const heap h = {when, slot_at, &length, slots};
+static _Atomic uint32_t dirty;
+static const heap h = {when, slot_at, &length, slots, N, &dirty};
 static uint32_t seed = 7;
 
 static uint32_t chance(uint32_t below)

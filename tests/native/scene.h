@@ -1,0 +1,213 @@
+/*
+ * A broker to scribble in: a topic with two channels and one topic beside it, with messages in every
+ * state, and a program of calls that uses all of it. What is in its segments can be put back as it
+ * was, so that thousands of cases need one scene.
+ *
+ * Its mappings stand alone between areas that nobody may touch: what reaches beyond one dies, it does
+ * not meet another one by chance.
+ */
+#ifndef SCENE_H
+#define SCENE_H
+
+#include "harness.h"
+
+#include <sys/syscall.h>
+
+#if !defined(__SANITIZE_THREAD__) && !defined(SCENE_WITHOUT_MMAP)
+#define SCENE_GUARD (UINT64_C(1) << 40) /* more than 2^32 slots of 128 bytes */
+void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)
+{
+	char *guarded;
+
+	if (!(flags & MAP_SHARED) || fd < 0)
+		return (void *)syscall(SYS_mmap, at, length, protection, flags, fd, offset);
+	guarded = (char *)syscall(SYS_mmap, NULL, length + 2 * SCENE_GUARD, PROT_NONE,
+	                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (guarded == MAP_FAILED)
+		return MAP_FAILED;
+	return (void *)syscall(SYS_mmap, guarded + SCENE_GUARD, length, protection, flags | MAP_FIXED,
+	                       fd, offset);
+}
+#endif
+
+enum { SCENE_QUEUES = 3, SCENE_MESSAGES = 40 }; /* published to the topic that is scribbled in */
+
+typedef struct scene {
+	world *w;
+	shmq_broker *b; /* the client */
+	uint32_t topic, generation, beside, beside_generation;
+	uint32_t queue[SCENE_QUEUES]; /* channels c and d of the topic, o of the one beside */
+	uint64_t serial[SCENE_QUEUES];
+	shmq_map *map[SCENE_QUEUES];
+	shmq_producer *p, *beside_p;
+	shmq_consumer *c, *d, *o;
+	shmq_loan *loan; /* stays open */
+	shmq_lessee lessee;
+	shmq_lease lease; /* stays held */
+	shmq_message pinned;
+	int64_t monotonic, realtime;
+	struct scene_part {
+		uint8_t *at, *copy;
+		uint64_t bytes;
+	} parts[80];
+	uint32_t parts_count;
+} scene;
+
+static inline void scene_part_add(scene *s, void *at, uint64_t bytes)
+{
+	struct scene_part *part = &s->parts[s->parts_count++];
+
+	part->at = at;
+	part->bytes = bytes;
+	part->copy = malloc(bytes);
+	memcpy(part->copy, at, bytes);
+}
+
+/* Everything that is written to by what `scene_use` calls. */
+static inline void scene_remember(scene *s)
+{
+	shmq_broker *b = s->w->supervisor;
+
+	scene_part_add(s, b->d, sizeof(*b->d));
+	scene_part_add(s, b->clients, 3 * sizeof(*b->clients));
+	scene_part_add(s, b->waiters, 8 * sizeof(*b->waiters));
+	scene_part_add(s, b->requests, 2 * sizeof(*b->requests));
+	scene_part_add(s, b->topics, 4 * sizeof(*b->topics));
+	scene_part_add(s, b->entries, 4 * sizeof(*b->entries));
+	scene_part_add(s, b->next_deadline, 4 * sizeof(int64_t));
+	scene_part_add(s, b->next_due, 4 * sizeof(int64_t));
+	scene_part_add(s, b->writers, 4 * sizeof(*b->writers));
+	for (int i = 0; i < SCENE_QUEUES; i++) {
+		shmq_map *m = s->map[i];
+		uint32_t n = m->slots_max, ring = (m->rings_max + 1) * 4;
+
+		EQUAL(ld(&m->q->slots_committed), n);
+		scene_part_add(s, m->q, sizeof(*m->q));
+		scene_part_add(s, m->slots, n * sizeof(*m->slots));
+		scene_part_add(s, m->ready, ring);
+		scene_part_add(s, m->defer, ring);
+		scene_part_add(s, m->requeue, ring);
+		scene_part_add(s, m->free, ring);
+		scene_part_add(s, m->inflight.when, n * 8);
+		scene_part_add(s, m->inflight.slot, n * 4);
+		scene_part_add(s, m->deferred.when, n * 8);
+		scene_part_add(s, m->deferred.slot, n * 4);
+		scene_part_add(s, m->sessions, 8 * sizeof(*m->sessions));
+		if (ld(&m->q->leases_committed)) {
+			scene_part_add(s, m->leases, SHMQ_LEASES * sizeof(*m->leases));
+			scene_part_add(s, m->lessees, 4 * sizeof(*m->lessees));
+		}
+		scene_part_add(s, m->arena, m->arena_max);
+	}
+}
+
+static inline void scene_restore(const scene *s)
+{
+	for (uint32_t i = 0; i < s->parts_count; i++)
+		memcpy(s->parts[i].at, s->parts[i].copy, s->parts[i].bytes);
+}
+
+/* The k-th message says its number. */
+static inline uint64_t scene_body(char *text, int k)
+{
+	return (uint64_t)sprintf(text, "message %d%*s", k, 40 * (k % 7), "");
+}
+
+static inline int scene_number(const shmq_message *m)
+{
+	char text[16] = "";
+	int k;
+
+	memcpy(text, m->body, m->length < 15 ? m->length : 15);
+	return sscanf(text, "message %d", &k) == 1 ? k : -1;
+}
+
+static inline void scene_fill(scene *s, shmq_producer *p, int64_t due, int from, int to)
+{
+	char text[400];
+
+	for (int k = from; k < to; k++) {
+		shmq_body body = {text, scene_body(text, k)};
+		uint64_t id;
+
+		EQUAL(MAPPED(s->w, s->b, shmq_publish(p, &body, 1, due, soon(), &id)), 0);
+	}
+}
+
+static inline shmq_limits scene_limits(void)
+{
+	shmq_limits limits = small_limits(16, 16);
+
+	limits.arena_size = 64 << 10;
+	limits.max_msg_size = 40000;
+	return limits;
+}
+
+/* All slots and bytes there can be are committed, so that what is put back is everything. */
+static inline void scene_grow(scene *s, int i)
+{
+	shmq_map *m = s->map[i];
+
+	EQUAL(queue_commit_slots(m, m->slots_max), 0);
+	EQUAL(segment_commit(m->base, (uint64_t)(m->arena - m->base), m->arena_max), 0);
+	EQUAL(both_lock(s->w->supervisor, m, soon()), 0);
+	st(&m->q->slots_committed, m->slots_max);
+	st(&m->q->arena_committed, m->arena_max);
+	EQUAL(queue_rebuild(s->w->supervisor, m, false), 0);
+	both_unlock(s->w->supervisor, m);
+}
+
+static inline scene *scene_make(void)
+{
+	scene *s = calloc(1, sizeof(*s));
+	shmq_message m[16];
+	uint32_t got, expired, due, bell;
+	world *w;
+
+	s->w = w = world_start(scene_limits());
+	s->topic = world_topic(w, "t", &s->generation);
+	s->beside = world_topic(w, "beside", &s->beside_generation);
+	s->queue[0] = world_queue(w, s->topic, "c", &s->serial[0]);
+	s->queue[1] = world_queue(w, s->topic, "d", &s->serial[1]);
+	s->queue[2] = world_queue(w, s->beside, "o", &s->serial[2]);
+	s->b = world_attach(w, SHMQ_AS_CLIENT);
+	for (int i = 0; i < SCENE_QUEUES; i++) {
+		s->map[i] = world_view(w, s->queue[i]);
+		scene_grow(s, i);
+	}
+	EQUAL(shmq_producer_open(s->b, s->topic, s->generation, &s->p), 0);
+	EQUAL(shmq_producer_open(s->b, s->beside, s->beside_generation, &s->beside_p), 0);
+	s->c = world_consumer(w, s->b, s->queue[0], s->serial[0], 100);
+	s->d = world_consumer(w, s->b, s->queue[1], s->serial[1], 100);
+	s->o = world_consumer(w, s->b, s->queue[2], s->serial[2], 100);
+	s->realtime = shmq_realtime() + 1000 * NS_PER_S;
+	scene_fill(s, s->p, 0, 0, SCENE_MESSAGES - 4);
+	scene_fill(s, s->p, s->realtime, SCENE_MESSAGES - 4, SCENE_MESSAGES);
+	scene_fill(s, s->beside_p, 0, 0, 10);
+	/* in channel c: 0 finished and pinned, 1 to 3 back, 4 put off, 5 to 7 in flight */
+	EQUAL(shmq_take(s->c, m, 8, soon(), &got), 0);
+	EQUAL(got, 8);
+	s->pinned = m[0];
+	EQUAL(shmq_pin(s->c, m, soon()), 0);
+	EQUAL(shmq_finish(s->c, m, 1, NULL, soon()), 0);
+	EQUAL(shmq_requeue(s->c, m + 1, 3, 0, NULL, soon()), 0);
+	EQUAL(shmq_requeue(s->c, m + 4, 1, 900 * NS_PER_S, NULL, soon()), 0);
+	EQUAL(shmq_expire(w->supervisor, s->queue[0], 0, 0, 10, soon(), &expired, &due), 0);
+	scene_fill(s, s->p, s->realtime, SCENE_MESSAGES, SCENE_MESSAGES + 1); /* in the defer ring */
+	EQUAL(shmq_loan_begin(s->p, 500, soon(), &s->loan), 0);
+	memset(shmq_loan_data(s->loan), 0x6c, 500);
+	EQUAL(MAPPED(s->w, s->b, shmq_lessee_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
+	                                         &s->lessee)),
+	      0);
+	EQUAL(shmq_lease_take(s->b, &s->lessee, 0, 4, UINT64_MAX, 2, soon(), &s->lease), 0);
+	EQUAL(s->lease.count, 4);
+	s->monotonic = shmq_now() + 10000 * NS_PER_S;
+	s->realtime += 10000 * NS_PER_S;
+	EQUAL(bell_get(s->b, &bell), 0); /* both processes' tables of bells are as they will be */
+	bell_put(s->b, bell);
+	SOUND(w);
+	scene_remember(s);
+	return s;
+}
+
+#endif
