@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from typing import Any, Final
@@ -20,6 +21,8 @@ _HANDSHAKE_SECONDS: Final = 5.0
 _LAST_WORDS_SECONDS: Final = 5.0
 #: Takes for one connection before the others of the process have their turn.
 _ROUNDS: Final = 4
+#: Pieces of what a layer makes of its input, likewise.
+_PIECES: Final = 4
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer_at = 0.0
         self._full_since = 0.0  # when the socket would not take more; 0: it does
         self._eof = self._lost = self._stopped = self._again = self._watched = False
-        self._working = self._pulled = self._paused = False
+        self._working = self._pulled = self._paused = self._behind = False
         self._job: Any = None
         self._handshake_until = 0.0
 
@@ -164,7 +167,12 @@ class Connection(asyncio.BufferedProtocol):
     def _read(self) -> None:
         """Let the session have what is there."""
         session = self.session
-        while True:
+        self._behind = False
+        for turn in itertools.count():
+            if turn == _PIECES:  # of what was compressed; the others of the process have their turn
+                self._behind = True
+                self._soon()
+                return
             if self._stack is not None and session.job is None and self._tls is None:
                 self._pull()
             # a session that still waits for the same body has nothing to do
@@ -339,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_later(_LAST_WORDS_SECONDS, self._give_up)
         if self._stopped:
             return
-        busy = session.job is not None or bool(self._full_since)
+        busy = session.job is not None or self._behind or bool(self._full_since)
         if busy != self._paused:
             self._paused = busy
             if busy:

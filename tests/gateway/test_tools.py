@@ -25,7 +25,7 @@ import shmq
 Start = Callable[..., Server]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kind() -> str:
     """Only the one whose tools these are not."""
     return "shmq"
