@@ -24,6 +24,7 @@ STORES_NOTHING = {
 
 #: Other names, or other ends, of functions that are killed.
 KILLED_ELSEWHERE = {
+    "shmq_audit": "looks, and what it may do then is shmq_rebuild",
     "shmq_killpoint_arm": "the tests' own",
     "shmq_request_wait": "waits as shmq_consumer_wait does, and asks as shmq_supervisor_alive",
     "shmq_take_bytes": "shmq_take calls it",
