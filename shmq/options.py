@@ -92,6 +92,11 @@ class Option:
         """The default, worked out now (node_id's comes from the host name)."""
         return getattr(Options(), self.name)
 
+    @property
+    def default_words(self) -> str | None:
+        """What the default is made from, if it is not the same on every machine."""
+        return _MADE_FROM.get(self.name)
+
     def parse(self, text: str) -> Any:
         """The value that the command line's text means. OptionError."""
         if self.kind is Kind.DURATION:
@@ -280,6 +285,13 @@ def default_node_id() -> int:
     """nsqd's: CRC-32 of the 16 bytes of MD5(host name), modulo 1024."""
     digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
     return zlib.crc32(digest) % 1024
+
+
+_MADE_FROM = {
+    "node_id": "from the host name",
+    "broadcast_address": "the host name",
+    "gateway_workers": "one per 2 cores",
+}
 
 
 def default_gateway_workers() -> int:
@@ -531,7 +543,7 @@ class Options:
     gateway_workers: int = _option(
         default_gateway_workers,
         Kind.COUNT,
-        "processes that serve clients on TCP and HTTP; one per 2 cores unless said otherwise",
+        "processes that serve clients on TCP and HTTP",
         group="gateway",
         low=1,
         high=64,
@@ -558,7 +570,7 @@ class Options:
     broadcast_address: str = _option(
         socket.gethostname,
         Kind.TEXT,
-        "address that is told to nsqlookupd; by default the host name",
+        "address that is told to nsqlookupd",
         group="gateway",
     )
     broadcast_tcp_port: int = _option(

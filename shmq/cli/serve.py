@@ -64,8 +64,8 @@ def _metavar(option: Option) -> str:
 
 
 def _show_default(option: Option) -> str:
-    if option.name == "node_id":
-        return "from the host name"
+    if option.default_words:
+        return option.default_words
     if option.name == "instance":
         return "default"
     return option.show(option.default) or "none" if option.kind is not Kind.MODE else "0600"

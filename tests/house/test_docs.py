@@ -105,8 +105,8 @@ def option_table() -> Iterator[str]:
 
 def _default(name: str) -> str:
     option = OPTIONS[name]
-    if name == "node_id":
-        return "from the host name"
+    if option.default_words:
+        return option.default_words
     if name == "instance":
         return "`default`"
     if option.kind is Kind.MODE:
