@@ -70,9 +70,28 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._stack is not None:
             self._stack.push(bytes(self._scratch[:nbytes]))
-        else:
-            self._end += nbytes
-        self._work()
+            self._work()
+            return
+        self._end += nbytes
+        session = self.session
+        if session.consumer is not None or session.job is not None or self._full_since:
+            self._work()
+            return
+        # what `_work` comes to for a producer whose commands are whole: one publish, one answer
+        session.now = self._loop.time()
+        self._start = session.receive(self._data, self._start, self._end)
+        if (
+            self._start != self._end
+            or self._end == len(self._data)
+            or not session.goes_on
+            or self._timer is None
+        ):
+            self._work()
+            return
+        self._start = self._end = 0
+        if session.flush:
+            self._write()
+        self._arm()
 
     def eof_received(self) -> bool:
         self._eof = True
