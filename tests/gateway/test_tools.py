@@ -78,6 +78,7 @@ def test_nsq_to_file(start: Start, run: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     tool = run("nsq_to_file", tcp(server), "--topic=t", f"--output-dir={out}", "--sync-interval=1s")
+    eventually(lambda: server.stats(topic="t", channel="nsq_to_file")["topics"])
     eventually(lambda: server.channel("t", "nsq_to_file")["depth"] == 0)
     tool.send_signal(signal.SIGTERM)
     assert tool.wait(WATCHDOG) == 0
