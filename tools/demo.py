@@ -39,6 +39,7 @@ SLOTS = 4
 PUBLISHERS, PARSERS, REDUCERS = 2, 3, 2  # partitions of the three jobs
 KILL_AT = 0.4  # of the results
 POLL_SECONDS = 0.02
+STREAMED = 200_000  # events of the second job
 
 
 def say(text: str) -> None:
@@ -541,6 +542,20 @@ def demonstrate(root: str, output: Path, limit: int | None, with_kill: bool) -> 
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def stream(directory: str, limit: int, rate: float, with_kill: bool) -> None:
+    """The second job."""
+    import demo_streaming
+
+    try:
+        demo_streaming.demonstrate(directory, limit, rate, with_kill)
+    except demo_streaming.Different as difference:
+        click.secho(f"demo: {difference}", fg="red", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("\ndemo: interrupted, everything is stopped", err=True)
+        sys.exit(130)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument(
     "directory",
@@ -554,10 +569,23 @@ def demonstrate(root: str, output: Path, limit: int | None, with_kill: bool) -> 
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Only this many of the files.")
 @click.option("--no-kill", is_flag=True, help="Let all workers live.")
-def main(directory: str, output: Path | None, limit: int | None, no_kill: bool) -> None:
+@click.option("--streaming", is_flag=True, help="The second job: lines of the files as a stream.")
+@click.option("--rate", type=click.FloatRange(min=0), default=5000, show_default=True,
+              help="Events a second with --streaming; 0: flat out.")  # fmt: skip
+def main(
+    directory: str,
+    output: Path | None,
+    limit: int | None,
+    no_kill: bool,
+    streaming: bool,
+    rate: float,
+) -> None:
     """Count what is in the Python files of DIRECTORY (default: Python's standard library) with
     PySpark jobs that exchange their tasks through shmq, and compare with a plain computation."""
     signal.signal(signal.SIGTERM, on_sigterm)
+    if streaming:
+        stream(directory, limit or STREAMED, rate, not no_kill)
+        return
     if output is None:
         output = Path(tempfile.mkdtemp(prefix="shmq-demo-parquet-"))
     try:

@@ -57,3 +57,14 @@ def test_a_killed_worker_costs_no_path_and_doubles_none(tmp_path: Path) -> None:
     assert re.search(r"killed Python worker \d+, which held [1-9]", words), words[-4000:]
     assert list((tmp_path / "out").rglob("*.parquet"))
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("shmq.demo-")]
+
+
+def test_a_killed_driver_costs_no_event_and_doubles_none(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    done = demo(source_tree(tree), "--streaming", "--limit", "12000", "--rate", "0")
+    words = done.stdout + done.stderr
+    assert done.returncode == 0, words[-4000:]
+    assert "the driver and its JVM are killed" in words
+    assert "12000 events in" in words
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("shmq.demo-")]
