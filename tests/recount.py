@@ -168,7 +168,7 @@ def _check_heaps(result: Recount) -> None:
     view, slots = result.view, result.slots
     _same(result, "in-flight heap", view.in_flight[1], result.of[State.INFLIGHT])
     for name, (when, slot) in (("in-flight", view.in_flight), ("deferred", view.deferred)):
-        parents = (np.arange(1, len(when)) - 1) // 2
+        parents = (np.arange(1, len(when)) - 1) // layout.constant("HEAP_WAYS")
         result.check(f"{name} heap order", bool((when[parents] <= when[1:]).all()), when)
         result.check(f"{name} heap times", bool((slots["deadline"][slot] == when).all()), when)
         positions = slots["heap"][slot]

@@ -21,7 +21,7 @@ static void place(const heap *h, uint32_t at, int64_t when, uint32_t slot)
 static uint32_t up(const heap *h, uint32_t at, int64_t when)
 {
 	while (at) {
-		uint32_t parent = (at - 1) / 2;
+		uint32_t parent = (at - 1) / SHMQ_HEAP_WAYS;
 
 		if (h->when[parent] <= when)
 			break;
@@ -34,12 +34,13 @@ static uint32_t up(const heap *h, uint32_t at, int64_t when)
 static uint32_t down(const heap *h, uint32_t at, uint32_t n, int64_t when)
 {
 	for (;;) {
-		uint32_t child = 2 * at + 1;
+		uint32_t first = SHMQ_HEAP_WAYS * at + 1, end = first + SHMQ_HEAP_WAYS, child = first;
 
-		if (child >= n)
+		if (first >= n)
 			break;
-		if (child + 1 < n && h->when[child + 1] < h->when[child])
-			child++;
+		for (uint32_t i = first + 1; i < n && i < end; i++)
+			if (h->when[i] < h->when[child])
+				child = i;
 		if (h->when[child] >= when)
 			break;
 		place(h, at, h->when[child], h->slot[child]);
@@ -76,7 +77,7 @@ void heap_remove(const heap *h, uint32_t slot)
 	h->slots[slot].heap = SHMQ_NONE;
 	if (at == n)
 		return;
-	if (at && when < h->when[(at - 1) / 2])
+	if (at && when < h->when[(at - 1) / SHMQ_HEAP_WAYS])
 		place(h, up(h, at, when), when, last);
 	else
 		place(h, down(h, at, n, when), when, last);
@@ -100,7 +101,7 @@ void heap_make(const heap *h)
 {
 	uint32_t n = ld(h->length);
 
-	for (uint32_t at = n / 2; at--;) {
+	for (uint32_t at = n / SHMQ_HEAP_WAYS + (n > 1); at--;) {
 		int64_t when = h->when[at];
 		uint32_t slot = h->slot[at];
 

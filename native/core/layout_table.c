@@ -152,7 +152,7 @@ uint64_t shmq_layout_fingerprint(void)
 	uint32_t facts[] = {SHMQ_LAYOUT_VERSION, (uint32_t)sysconf(_SC_PAGESIZE),
 	                    (uint32_t)sizeof(pthread_mutex_t), (uint32_t)sizeof(sem_t),
 	                    SHMQ_CLIENTS, SHMQ_WAITERS, SHMQ_REQUESTS, SHMQ_TOPICS, SHMQ_QUEUES,
-	                    SHMQ_SESSIONS, SHMQ_LEASES, SHMQ_LESSEES, SHMQ_WRITERS};
+	                    SHMQ_SESSIONS, SHMQ_HEAP_WAYS, SHMQ_LEASES, SHMQ_LESSEES, SHMQ_WRITERS};
 
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
 		hash = mix(hash, fields[i].name, strlen(fields[i].name));
@@ -178,7 +178,7 @@ const shmq_constant *shmq_constants(size_t *count)
 		C(KIND_GATEWAY), C(REQUEST_FREE), C(REQUEST_CLAIMED), C(REQUEST_POSTED),
 		C(REQUEST_DONE), C(REQUEST_ABANDONED), C(CREATE_TOPIC), C(CREATE_CHANNEL),
 		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(ENTRY_FREE), C(ENTRY_LIVE),
-		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(TRANSIT),
+		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
 		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
 	};
 #undef C

@@ -482,7 +482,7 @@ def _heap(report: Report, view: QueueView, name: str, states: Any, shown: Table)
     when, slot = when[:count].copy(), slot[:count].copy()
     at = view.read(f"{name}_slot_at")
     _named(report, f"{name} heap", slot, at + 4 * np.arange(len(slot)), states, _HEAPS[name])
-    parents = (np.arange(1, len(when)) - 1) // 2
+    parents = (np.arange(1, len(when)) - 1) // layout.constant("HEAP_WAYS")
     bad = (np.flatnonzero(when[parents] > when[1:]) + 1).tolist()
     report.hurt_each(
         [view.read(f"{name}_when_at") + 8 * index for index in bad],

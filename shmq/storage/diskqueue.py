@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shmq.storage import StorageError
-from shmq.storage.metadata import atomic_write, sync_directory, valid_name
+from shmq.storage.metadata import replace, sync_directory, valid_name
 
 FILE_SHIFT = 40
 MAX_OFFSET = (1 << FILE_SHIFT) - 1
@@ -328,6 +328,7 @@ class DiskQueue:
         self._read_fd = self._write_fd = -1
         self._read_file = self._write_file = -1
         self._unsynced: set[int] = set()  # files written since their last fsync
+        self._new_names = True  # files may have been made since the directory's last fsync
         self._lowest: int | None = None  # no file below this one exists; None: not known
         self._operations = 0
         self._sync_wanted = False
@@ -492,6 +493,7 @@ class DiskQueue:
         if self._write_file != file:
             self._close_write()
             flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            self._new_names = self._new_names or create
             self._write_fd = os.open(self.file_path(file), flags, 0o600)
             self._write_file = file
             if self._lowest is not None:
@@ -676,15 +678,24 @@ class DiskQueue:
         self.sync(depth, read_position, write_position)
         return True
 
-    def sync(self, depth: int, read_position: int, write_position: int) -> None:
-        """fsync what was written, then write the position file: what is below it survives a power
-        loss. Raises OSError with `filename`; it then stays due."""
+    def sync(
+        self, depth: int, read_position: int, write_position: int, *, names: bool = False
+    ) -> None:
+        """fsync what was written, then write the position file: what is below the write position
+        survives a power loss. Raises OSError with `filename`; it then stays due.
+
+        The directory is fsynced only if files were made, or if it shall be (`names`). With an older
+        position file `start` finds all that was written, and what was read since comes twice.
+        """
         self._sync_wanted = True
         for file in sorted(self._unsynced):
             with contextlib.suppress(FileNotFoundError), self._naming(file):
                 self._fsync(file)
             self._unsynced.discard(file)
-        self.write_meta(depth, read_position, write_position)
+        self._put_meta(depth, read_position, write_position)
+        if self._new_names or names:
+            sync_directory(self.data_path)
+            self._new_names = False
         self._operations = 0
         self._sync_wanted = False
         self._next_tick = None
@@ -700,9 +711,12 @@ class DiskQueue:
             os.close(fd)
 
     def write_meta(self, depth: int, read_position: int, write_position: int) -> None:
-        """Replace the position file atomically; the directory is fsynced too. Raises OSError.
+        """Replace the position file atomically; the directory is fsynced too. Raises OSError."""
+        self._put_meta(depth, read_position, write_position)
+        sync_directory(self.data_path)
 
-        The end of a file that is written no more is put down as the start of the next one, for
+    def _put_meta(self, depth: int, read_position: int, write_position: int) -> None:
+        """The end of a file that is written no more is put down as the start of the next one, for
         nsqd would take it for damage.
         """
         read_file, read_offset = unpack(read_position)
@@ -712,7 +726,7 @@ class DiskQueue:
                 if self.file_path(read_file).stat().st_size == read_offset:
                     read_file, read_offset = read_file + 1, 0
         text = f"{depth}\n{read_file},{read_offset}\n{write_file},{write_offset}\n"
-        atomic_write(self.meta_path, text.encode("ascii"))
+        replace(self.meta_path, text.encode("ascii"))
 
     def load_meta(self) -> Meta | None:
         """What the position file says; None if it is missing, or (logged) says nothing possible.

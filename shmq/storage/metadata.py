@@ -136,9 +136,18 @@ def valid_name(name: str) -> bool:
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Make `path` hold `data`, or leave it as it was, whatever dies: host included.
 
-    Temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), fsync, rename, fsync of the
-    directory (nsqd leaves that last one out). `mode` is set whatever the umask.
-    Raises OSError with `filename` set; the temporary file is then removed.
+    `replace`, and fsync of the directory (nsqd leaves that last one out). Raises OSError as
+    `replace` does.
+    """
+    replace(path, data, mode)
+    sync_directory(path.parent)
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Make `path` hold `data`, or leave it as it was; after the host's death it is one of the two.
+
+    Temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), fsync, rename. `mode` is set
+    whatever the umask. Raises OSError with `filename` set; the temporary file is then removed.
     """
     temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
     try:
@@ -157,7 +166,6 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

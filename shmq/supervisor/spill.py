@@ -392,7 +392,7 @@ class Spiller:
             read, write = queue.positions
             if queue.has_files:
                 disk.drop_before(read)
-                disk.sync(queue.view.read("disk_depth"), read, write)
+                disk.sync(queue.view.read("disk_depth"), read, write, names=True)
             disk.close()
 
     def _write_ahead(self, queue: Queue) -> bool:

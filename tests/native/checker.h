@@ -104,7 +104,7 @@ static inline bool checker_heap(checker *c, uint64_t when_at, uint64_t slot_at, 
 	for (uint32_t i = 0; i < length; i++) {
 		if (!checker_put(c, slot[i], place))
 			return false;
-		if (i && when[(i - 1) / 2] > when[i])
+		if (i && when[(i - 1) / SHMQ_HEAP_WAYS] > when[i])
 			return checker_says(c, "%s: entry %u is earlier than its parent", checker_names[place],
 			                    i);
 		if (c->slots[slot[i]].heap != i)

@@ -608,7 +608,9 @@ def test_sync_puts_the_data_on_disk_before_the_positions(
     assert synced[3] == queue.data_path.name
     assert len(synced) == 4
     queue.sync(2, 0, write)
-    assert len(synced) == 6  # nothing written: positions only
+    assert len(synced) == 5  # nothing written, no new file: positions only
+    queue.sync(2, 0, write, names=True)
+    assert synced[-1] == queue.data_path.name
 
 
 def test_failed_sync_stays_due(queue: DiskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
