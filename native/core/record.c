@@ -63,7 +63,7 @@ int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, rec
 	if (length < 4)
 		return 0;
 	size = get_be(from, 4);
-	if (size < 26 || size > max_msg_size + 26)
+	if (!SANE(size >= 26 && size <= max_msg_size + 26))
 		return -1;
 	if (length < size + 4)
 		return 0;

@@ -544,7 +544,7 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 	map->index = index;
 	map->serial = serial;
 	map->q = (shmq_queue_desc *)(void *)map->base;
-	if (!queue_sane(map, &plan) || map->q->index != index ||
+	if (!SANE(queue_sane(map, &plan)) || map->q->index != index ||
 	    map->q->segment.serial != serial || map->q->segment.instance[0] != instance[0] ||
 	    map->q->segment.instance[1] != instance[1]) {
 		r = because(SHMQ_CORRUPT, "queue segment %llu: its header cannot be right, or it belongs "

@@ -242,6 +242,18 @@ class Meta:
     write_position: int
 
 
+def parse_meta(text: bytes) -> Meta | None:
+    """What a position file with this text says; None if nothing possible."""
+    match = _META_TEXT.match(text)
+    if match is None:
+        return None
+    depth, read_file, read_offset, write_file, write_offset = map(int, match.groups())
+    try:
+        return Meta(depth, pack(read_file, read_offset), pack(write_file, write_offset))
+    except OverflowError:
+        return None
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Whole records from one file, as they are on disk; empty when everything has been read."""
@@ -738,14 +750,10 @@ class DiskQueue:
             text = self.meta_path.read_bytes()
         except FileNotFoundError:
             return None
-        match = _META_TEXT.match(text)
-        if match is not None:
-            depth, read_file, read_offset, write_file, write_offset = map(int, match.groups())
-            with contextlib.suppress(OverflowError):
-                read, write = pack(read_file, read_offset), pack(write_file, write_offset)
-                return Meta(depth, read, write)
-        _log.error("%s: not a position file: %r", self.meta_path, text[:80])
-        return None
+        meta = parse_meta(text)
+        if meta is None:
+            _log.error("%s: not a position file: %r", self.meta_path, text[:80])
+        return meta
 
     # -- start, adoption, clearing away
 

@@ -60,7 +60,12 @@ def load(data_path: Path | str) -> list[TopicMeta]:
     Raises MetadataError if the file cannot be read, is empty, or is not the JSON it should be.
     """
     path = Path(data_path) / METADATA_NAME
-    document = _load_json(path, "move it away to start without the topics it names")
+    return parse_topics(path, _read(path))
+
+
+def parse_topics(path: Path, text: bytes) -> list[TopicMeta]:
+    """`load` of a file with this text."""
+    document = _parse(path, text, "move it away to start without the topics it names")
     topics: dict[str, bool] = {}
     channels: dict[str, dict[str, bool]] = {}
     for entry in _list_of(path, document, "topics"):
@@ -109,7 +114,12 @@ def load_reserve(data_path: Path | str) -> int:
     Raises MetadataError if the file is there but makes no sense.
     """
     path = Path(data_path) / RESERVE_NAME
-    document = _load_json(path, "remove it if the system clock was never set back")
+    return parse_reserve(path, _read(path))
+
+
+def parse_reserve(path: Path, text: bytes) -> int:
+    """`load_reserve` of a file with this text."""
+    document = _parse(path, text, "remove it if the system clock was never set back")
     if not document:
         return 0
     clock = document.get("id_clock", 0)
@@ -181,18 +191,22 @@ def _compact(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
-def _load_json(path: Path, way_out: str) -> dict[str, Any]:
-    """The object in a file; {} if there is no file, or (as Go has it) if the file says null."""
+def _read(path: Path) -> bytes:
+    """The bytes of a file; without one what says nothing."""
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
-        return {}
+        return b"null"
     except OSError as exc:
         sentence = f"failed to read metadata: {exc.strerror}; make it readable to this user"
         raise MetadataError(exc.errno, sentence, str(path)) from exc
+
+
+def _parse(path: Path, text: bytes, way_out: str) -> dict[str, Any]:
+    """The object in a file; {} if (as Go has it) it says null."""
     try:
         document = json.loads(text)
-    except ValueError as exc:  # JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError) as exc:  # JSONDecodeError, UnicodeDecodeError; too deep
         what = "the file is empty" if not text.strip() else str(exc)
         sentence = f"failed to parse metadata: {what}; restore it from a copy, or {way_out}"
         raise MetadataError(errno.EINVAL, sentence, str(path)) from exc

@@ -13,20 +13,36 @@
 
 #include <sys/syscall.h>
 
-#if !defined(__SANITIZE_THREAD__) && !defined(SCENE_WITHOUT_MMAP)
+#ifndef __SANITIZE_THREAD__
 #define SCENE_GUARD (UINT64_C(1) << 40) /* more than 2^32 slots of 128 bytes */
+static char *scene_guarded[64];
+
 void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)
 {
-	char *guarded;
+	char *all;
+	int i;
 
+	for (i = 0; i < 63 && scene_guarded[i]; i++)
+		;
 	if (!(flags & MAP_SHARED) || fd < 0)
 		return (void *)syscall(SYS_mmap, at, length, protection, flags, fd, offset);
-	guarded = (char *)syscall(SYS_mmap, NULL, length + 2 * SCENE_GUARD, PROT_NONE,
-	                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (guarded == MAP_FAILED)
+	all = (char *)syscall(SYS_mmap, NULL, length + 2 * SCENE_GUARD, PROT_NONE,
+	                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (all == MAP_FAILED)
 		return MAP_FAILED;
-	return (void *)syscall(SYS_mmap, guarded + SCENE_GUARD, length, protection, flags | MAP_FIXED,
-	                       fd, offset);
+	scene_guarded[i] = all + SCENE_GUARD;
+	return (void *)syscall(SYS_mmap, all + SCENE_GUARD, length, protection, flags | MAP_FIXED, fd,
+	                       offset);
+}
+
+int munmap(void *at, size_t length)
+{
+	for (int i = 0; i < 64; i++)
+		if (at && scene_guarded[i] == at) {
+			scene_guarded[i] = NULL;
+			return (int)syscall(SYS_munmap, (char *)at - SCENE_GUARD, length + 2 * SCENE_GUARD);
+		}
+	return (int)syscall(SYS_munmap, at, length);
 }
 #endif
 
@@ -136,10 +152,10 @@ static inline void scene_fill(scene *s, shmq_producer *p, int64_t due, int from,
 
 static inline shmq_limits scene_limits(void)
 {
-	shmq_limits limits = small_limits(16, 16);
+	shmq_limits limits = small_limits(64, 32);
 
-	limits.arena_size = 64 << 10;
-	limits.max_msg_size = 40000;
+	limits.arena_size = 32 << 10;
+	limits.max_msg_size = 20000;
 	return limits;
 }
 

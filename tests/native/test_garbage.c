@@ -7,16 +7,13 @@
  *
  * `--planted`: the core was compiled without its comparisons (SHMQ_TRUSTING), and that must be found.
  */
-#include "scene.h"
+#include "scene_use.h"
 
 #include <signal.h>
 
 #define PIECE 500 /* cases a child does */
 #define SECONDS 20 /* it has for them */
 #define ENOUGH 20  /* faults that must be found where they were planted */
-
-static scene *s;
-static world *w;
 
 enum { DERIVED = 1, PRIMARY = 2 };
 
@@ -98,195 +95,6 @@ static void list_places(void)
 	place("request", s->b->requests, 32, PRIMARY);
 }
 
-/* Whatever a call answers must be in the table. */
-static int known(int r)
-{
-	CHECK(strcmp(shmq_status_name(r), "UNKNOWN"));
-	return r;
-}
-
-/* A call that says AGAIN has met garbage and has it repaired by the next one; not for ever. */
-#define CALL(call)                                                                                 \
-	({                                                                                             \
-		int r_, tries_ = 0;                                                                        \
-		do {                                                                                       \
-			r_ = known(call);                                                                      \
-			if (r_ == SHMQ_NEED_MAP && !may_map())                                                 \
-				break;                                                                             \
-		} while ((r_ == SHMQ_AGAIN || r_ == SHMQ_NEED_MAP) && ++tries_ < 4);                       \
-		r_;                                                                                        \
-	})
-
-static bool may_map(void)
-{
-	uint32_t queue;
-	uint64_t serial;
-
-	shmq_broker_missing(s->b, &queue, &serial);
-	return serial < 4096 && w->queues[serial] &&
-	       !known(shmq_broker_map(s->b, queue, serial, w->queues[serial]));
-}
-
-static int64_t shortly(void)
-{
-	return shmq_now() + 20 * NS_PER_MS; /* a lock that looks held must not stop us long */
-}
-
-/* Bodies are read as the binding reads them. */
-static void look(const shmq_message *m, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		volatile const uint8_t *body = m[i].body;
-		uint8_t sum = 0;
-
-		for (uint32_t k = 0; k < m[i].length; k++)
-			sum ^= body[k];
-		(void)sum;
-	}
-}
-
-static void publish(shmq_producer *p)
-{
-	static char text[3000];
-	shmq_body bodies[3] = {{text, 60}, {text, 500}, {text, 2000}};
-	uint64_t id;
-
-	(void)CALL(shmq_publish(p, bodies, 1, 0, shortly(), &id));
-	(void)CALL(shmq_publish(p, bodies, 3, 0, shortly(), &id));
-	(void)CALL(shmq_publish(p, bodies, 1, s->realtime - 12000 * NS_PER_S, shortly(), &id));
-}
-
-static void spill(enum shmq_spill_from from)
-{
-	static uint32_t slots[400], lengths[400];
-	static uint64_t positions[400];
-	static uint8_t records[200000];
-	shmq_spill batch = {.slots = slots, .lengths = lengths, .positions = positions};
-	int r;
-
-	if (from == SHMQ_SPILL_CHUNK)
-		r = CALL(shmq_chunk_begin(w->supervisor, s->queue[0], 1, 0, 3, 10000, shortly(), &batch));
-	else
-		r = CALL(shmq_spill_begin(w->supervisor, s->queue[0], from, 6, 10000, shortly(), &batch));
-	if (r)
-		return;
-	CHECK(batch.count <= 6 && batch.bytes <= sizeof(records));
-	(void)CALL(shmq_spill_encode(w->supervisor, &batch, records));
-	(void)CALL(shmq_spill_end(w->supervisor, &batch, 0, false, shortly()));
-}
-
-static void restore(void)
-{
-	static const uint8_t one[] = {0, 0, 0, 27, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, '0', '0',
-	                                 '0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0',
-	                                 '0', '1', 'x'};
-	uint64_t used, read = ld(&s->map[0]->q->disk_read);
-	int64_t due = s->realtime;
-	uint32_t taken;
-
-	(void)CALL(shmq_restore(w->supervisor, s->queue[0], one, sizeof(one), read,
-	                        read + sizeof(one), shortly(), &taken, &used));
-	(void)CALL(shmq_chunk_load(w->supervisor, s->queue[0], one, sizeof(one), &due, 1, 1 << 24,
-	                           shortly(), &taken));
-	(void)CALL(shmq_unrestore(w->supervisor, s->queue[0], shortly(), &taken));
-	(void)CALL(shmq_disk_set(w->supervisor, s->queue[0], read, read, 0, shortly()));
-}
-
-static void lease(void)
-{
-	shmq_lease_cursor cursor;
-	shmq_lease found[4], more;
-	uint64_t ids[8], size, messages;
-	int64_t timestamps[8];
-	int32_t attempts[8], offsets[9];
-	static uint8_t data[40000];
-	uint32_t count;
-
-	if (!CALL(shmq_lease_open(s->b, s->queue[0], s->serial[0], s->lease.id, 1, &cursor)) &&
-	    !CALL(shmq_lease_measure(s->b, &cursor, 8, sizeof(data), &count, &size))) {
-		CHECK(count <= 8 && size <= sizeof(data));
-		(void)CALL(shmq_lease_copy(s->b, &cursor, count, size, ids, timestamps, attempts, offsets,
-		                           data));
-	}
-	(void)CALL(shmq_lease_look(s->b, &s->lessee, s->lease.id, true, shortly(), &more));
-	(void)CALL(shmq_lease_list(s->b, &s->lessee, found, 4, shortly(), &count));
-	if (!CALL(shmq_lease_take(s->b, &s->lessee, 0, 3, 1000, 2, shortly(), &more)))
-		(void)CALL(shmq_lease_finish(s->b, &s->lessee, more.id, shortly(), &messages));
-	(void)CALL(shmq_lease_return(s->b, &s->lessee, s->lease.id, shortly(), &messages));
-	(void)CALL(shmq_lessee_touch(s->b, &s->lessee, shortly()));
-}
-
-/* What clients and a supervisor do. */
-static void use(shmq_loan *before)
-{
-	shmq_message m[20];
-	uint32_t got, n, expired, due;
-	uint64_t id, serial, dropped;
-	shmq_consumer *other;
-	shmq_loan *loan;
-	bool repaired;
-
-	if (CALL(shmq_loan_commit(before, 0, shortly(), &id)))
-		(void)CALL(shmq_loan_cancel(before, shortly()));
-	shmq_loan_free(before);
-	publish(s->p);
-	if (!CALL(shmq_loan_begin(s->p, 70000 % 30000, shortly(), &loan))) {
-		memset(shmq_loan_data(loan), 1, 70000 % 30000);
-		(void)CALL(shmq_loan_cancel(loan, shortly()));
-		shmq_loan_free(loan);
-	}
-	if (!CALL(shmq_take(s->c, m, 10, shortly(), &got))) {
-		CHECK(got <= 10);
-		look(m, got);
-		if (got > 4) {
-			(void)CALL(shmq_touch(s->c, m, got, NULL, shortly()));
-			(void)CALL(shmq_requeue(s->c, m, 1, 0, NULL, shortly()));
-			(void)CALL(shmq_requeue(s->c, m + 1, 1, NS_PER_S, NULL, shortly()));
-			if (!CALL(shmq_pin(s->c, m + 2, shortly())))
-				(void)CALL(shmq_unpin(s->c, m + 2, shortly()));
-			(void)CALL(shmq_finish(s->c, m + 2, 1, NULL, shortly()));
-		}
-	}
-	(void)CALL(shmq_unpin(s->c, &s->pinned, shortly()));
-	lease();
-	spill(SHMQ_SPILL_READY);
-	spill(SHMQ_SPILL_RETURNED);
-	spill(SHMQ_SPILL_ALL);
-	spill(SHMQ_SPILL_AHEAD);
-	spill(SHMQ_SPILL_CHUNK);
-	restore();
-	(void)CALL(shmq_advance(w->supervisor, s->queue[0], 3, shortly(), &n));
-	(void)CALL(shmq_expire(w->supervisor, s->queue[0], s->monotonic, s->realtime, 100, shortly(),
-	                       &expired, &due));
-	if (!CALL(shmq_consumer_open(s->b, s->queue[0], s->serial[0], 5, 0, shortly(), &other))) {
-		if (!CALL(shmq_take(other, m, 20, shortly(), &got)))
-			look(m, got);
-		(void)CALL(shmq_consumer_wait(other, 1));
-		(void)CALL(shmq_consumer_close(other, shortly()));
-		shmq_consumer_free(other);
-	}
-	(void)CALL(shmq_pump(w->supervisor, s->topic, s->generation, 5, shortly(), &n));
-	(void)CALL(shmq_audit(w->supervisor, s->queue[0], shortly(), &repaired));
-	(void)CALL(shmq_topic_find(s->b, "t", &n, &got));
-	(void)CALL(shmq_queue_find(s->b, s->topic, "c", &n, &serial));
-	(void)CALL(shmq_channel_pause(s->b, s->queue[0], s->serial[0], false, shortly()));
-	(void)CALL(shmq_topic_pause(s->b, s->topic, s->generation, false, shortly()));
-	if (!CALL(shmq_request_post(s->b, SHMQ_CREATE_TOPIC, "new", NULL, shortly(), &n))) {
-		shmq_request request;
-
-		if (!shmq_request_next(w->supervisor, shortly(), &request))
-			shmq_request_answer(w->supervisor, request.ticket % SHMQ_REQUESTS, 0);
-		(void)CALL(shmq_request_wait(s->b, n, 1));
-		shmq_request_end(s->b, n);
-	}
-	(void)shmq_supervisor_alive(s->b);
-	publish(s->p);
-	(void)CALL(shmq_rebuild(w->supervisor, s->queue[0], shortly()));
-	(void)CALL(shmq_adopt(w->supervisor, s->queue[0], shortly()));
-	(void)CALL(shmq_queue_empty(s->b, s->queue[0], s->serial[0], shortly(), &dropped));
-	publish(s->p);
-}
-
 /* Of what channel c had: all but the one that was finished, each at least once. */
 static void nothing_is_lost(const char *what, uint32_t word, uint64_t value)
 {
@@ -316,19 +124,6 @@ static void nothing_is_lost(const char *what, uint32_t word, uint64_t value)
 			        (unsigned long long)value, k);
 			abort();
 		}
-}
-
-/* Whatever became of channel c. */
-static void the_one_beside_has_all(void)
-{
-	uint32_t got;
-	shmq_message m[20];
-
-	EQUAL(shmq_take(s->o, m, 20, soon(), &got), 0);
-	EQUAL(got, 10);
-	for (int k = 0; k < 10; k++)
-		EQUAL(scene_number(&m[k]), k);
-	EQUAL(shmq_finish(s->o, m, got, NULL, soon()), 0);
 }
 
 static const uint32_t garbage[] = {0, 1, 0x00010000, 0x5a5a5a5a, 0x7fffffff, 0xffffffff, 0x13};
@@ -362,13 +157,18 @@ static bool find_case(uint32_t i, struct place *p, uint32_t *word, uint32_t *val
 static void do_case(struct place p, uint32_t word, uint32_t value)
 {
 	bool directory = p.at >= s->b->base && p.at < s->b->base + s->b->size;
-	shmq_loan *loan;
+	shmq_loan *begun;
+	uint64_t id;
 
 	scene_restore(s);
-	EQUAL(shmq_loan_begin(s->p, 1000, soon(), &loan), 0);
-	memset(shmq_loan_data(loan), 'l', 1000);
+	EQUAL(shmq_loan_begin(s->p, 1000, soon(), &begun), 0);
+	memset(shmq_loan_data(begun), 'l', 1000);
 	memcpy(p.at + 4 * word, &value, 4);
-	use(loan);
+	if (CALL(shmq_loan_commit(begun, 0, shortly(), &id)))
+		(void)CALL(shmq_loan_cancel(begun, shortly()));
+	shmq_loan_free(begun);
+	for (size_t i = 0; i < OPERATIONS; i++)
+		operations[i]();
 	if (!directory)
 		the_one_beside_has_all();
 	if (p.kind == DERIVED) {

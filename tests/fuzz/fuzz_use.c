@@ -1,0 +1,68 @@
+/*
+ * A live queue, overwritten in up to 16 words anywhere, and a program of calls. Input: how many words;
+ * for each its place (region, word, value: 1, 2 and 4 bytes); then a byte for each call. Nothing may
+ * leave the segments, hang, or touch the queue beside.
+ */
+#include "../native/scene_use.h"
+
+#include <sys/resource.h>
+
+#define PER_WORD 7
+
+/* A lock that looks held is waited for, rightly; and glibc follows the pointers in one that is held. */
+static bool is_a_lock(const uint8_t *at)
+{
+	const shmq_lock_desc *locks[] = {&w->supervisor->d->registry, &s->map[0]->q->deliver,
+	                                 &s->map[1]->q->deliver, &s->map[2]->q->deliver};
+
+	for (size_t i = 0; i < 4; i++)
+		if (at >= (const uint8_t *)locks[i] && at < (const uint8_t *)(locks[i] + 1))
+			return true;
+	for (uint32_t i = 0; i < 4; i++) {
+		const uint8_t *p = (const uint8_t *)&w->supervisor->topics[i].publish;
+
+		if (at >= p && at < p + sizeof(shmq_lock_desc))
+			return true;
+	}
+	return false;
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	(void)argc;
+	(void)argv;
+	s = scene_make();
+	w = s->w;
+	return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	bool beside = true;
+	size_t words, at = 1;
+
+	if (!size)
+		return 0;
+	scene_restore(s);
+	words = data[0] % 17;
+	for (size_t i = 0; i < words && size - at >= PER_WORD; i++, at += PER_WORD) {
+		const struct scene_part *part = &s->parts[data[at] % s->parts_count];
+		uint32_t word = (uint32_t)(data[at + 1] | data[at + 2] << 8);
+		uint8_t *to;
+
+		if (part->at == (uint8_t *)w->supervisor->clients)
+			continue;
+		to = part->at + 4 * (word % (part->bytes / 4));
+		if (is_a_lock(to))
+			continue;
+		memcpy(to, data + at + 3, 4);
+		/* What is the other queue's, or everybody's, may spoil the other queue. */
+		beside &= (to >= s->map[0]->base && to < s->map[0]->base + s->map[0]->size) ||
+		          (to >= s->map[1]->base && to < s->map[1]->base + s->map[1]->size);
+	}
+	for (size_t n = 0; at < size && n < 24; at++, n++)
+		operations[data[at] % OPERATIONS]();
+	if (beside)
+		the_one_beside_has_all();
+	return 0;
+}

@@ -1,0 +1,41 @@
+"""Writes tests/fuzz/corpus: small inputs to begin with, of each target; and a hand for new ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shmq.storage import deferred, diskqueue
+
+CORPUS = Path(__file__).parent / "corpus"
+
+RECORDS = diskqueue.encode_records(
+    [1, 1767225600000000000], [0, 3], [b"0" * 16, 0x123456789ABCDEF0], [b"x", b"body " * 8]
+)
+CHUNK = deferred.encode([(5, RECORDS[:31]), (7, RECORDS[31:])], 2)
+TOPICS = (
+    b'{"topics":[{"name":"t","paused":true,"channels":[{"name":"c","paused":false},'
+    b'{"name":"d#ephemeral"}]},{"name":"u","channels":null}],"version":"1.3.0"}'
+)
+# a word's place and value: region 8 (the queue's header), word 128 (ready_tail), 0x5a5a5a5a
+WORD = bytes([8, 128, 0]) + b"\x5a" * 4
+
+INPUTS: dict[str, dict[str, bytes]] = {
+    "record": {"two": RECORDS, "cut": RECORDS[:40], "impossible": b"\0\0\0\1" + RECORDS},
+    "meta": {"two": b"2\n0,0\n1,140\n", "spaces": b" -1\r\n+1, 5\r\n 2,7", "none": b""},
+    "metadata": {"nsqd": TOPICS, "null": b"null", "empty": b"{}", "deep": b"[" * 2000},
+    "reserve": {"clock": b'{"id_clock":123456789}', "null": b"null"},
+    "sidecar": {"two": CHUNK, "cut": CHUNK[:-20], "flipped": CHUNK[:60] + b"?" + CHUNK[61:]},
+    "open": {"directory": b"\0\x80\0" + b"\xff" * 8, "queue": b"\1\x80\0" + b"\xff" * 16},
+    "use": {"nothing": bytes([0, *range(21)]), "one": bytes([1]) + WORD + bytes(range(21))},
+}
+
+
+def main() -> None:
+    for target, inputs in INPUTS.items():
+        (CORPUS / target).mkdir(parents=True, exist_ok=True)
+        for name, data in inputs.items():
+            (CORPUS / target / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Runs the fuzzers one after the other: `tools/dev fuzz [TARGET...] [--runs N] [--seconds S]`.
+
+use, open    shared memory: a live queue that is overwritten, segments as they are opened
+core-record  disk records, in C
+record, meta, sidecar, metadata, reserve   the same and the other files' readers, in Python
+
+What is new in what they find is kept in build/fuzz/corpus. Exit status 1 if anything is found; the
+input that shows it is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+BUILD = TOP / "build" / "fuzz"
+CORE = {"use": "use", "open": "open", "core-record": "record"}
+READERS = ("record", "meta", "sidecar", "metadata", "reserve")
+SOME = 4000  # runs where no number is given: a moment each
+
+
+def command(target: str, planted: bool) -> list[str]:
+    """The program that fuzzes a target."""
+    if target in CORE:
+        return [str(BUILD / f"fuzz_{CORE[target]}{'_planted' if planted else ''}")]
+    plant = ["--planted"] if planted else []
+    return [sys.executable, str(Path(__file__).parent / "readers.py"), target, *plant]
+
+
+def fuzz(target: str, runs: int, seconds: int, planted: bool) -> tuple[bool, int]:
+    """Whether it found something, and how many inputs it tried."""
+    kept = BUILD / "corpus" / (target + ("-planted" if planted else ""))
+    kept.mkdir(parents=True, exist_ok=True)
+    corpus = Path(__file__).parent / "corpus" / CORE.get(target, target)
+    words = [
+        *command(target, planted), str(kept), str(corpus),
+        f"-runs={runs}", "-max_len=400", "-timeout=30", f"-artifact_prefix={BUILD}/{target}-",
+        "-print_final_stats=1",
+    ]  # fmt: skip
+    if seconds:
+        words.append(f"-max_total_time={seconds}")
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    said = done.stderr + done.stdout
+    count = re.search(r"number_of_executed_units: (\d+)|Done (\d+) runs", said)
+    if done.returncode and not planted:
+        print(said[-6000:])
+    return done.returncode != 0, int(next(filter(None, count.groups()))) if count else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/dev fuzz", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("targets", nargs="*", metavar="TARGET")
+    parser.add_argument("--runs", type=int, default=SOME, help=f"of each (default {SOME})")
+    parser.add_argument("--seconds", type=int, default=0, help="at most, of each")
+    parser.add_argument("--planted", action="store_true",
+                        help="weaken what is fuzzed: that must be found")  # fmt: skip
+    arguments = parser.parse_args()
+    known = [*CORE, *READERS]
+    wrong = [name for name in arguments.targets if name not in known]
+    if wrong:
+        parser.error(f"no target {wrong[0]!r}: there are {', '.join(known)}")
+    bad = 0
+    for target in arguments.targets or known:
+        began = time.monotonic()
+        found, count = fuzz(target, arguments.runs, arguments.seconds, arguments.planted)
+        seconds = time.monotonic() - began
+        right = found == arguments.planted
+        bad += not right
+        words = "found" if found else "nothing found"
+        print(f"{target:12} {count:>10} inputs {seconds:6.1f} s  {words}", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
