@@ -170,7 +170,17 @@ class Broker:
     ) -> None: ...
     def supervisor_wait(self, deadline: int) -> int:
         """Sleep on the supervisor's doorbell until CLOCK_MONOTONIC ns `deadline`; bits: 1 request,
-        2 overflow, 4 a client left. Stores the heartbeat."""
+        2 work for the spiller, 4 a client left, 8 names or pauses changed, 16 something times out
+        or is due before `scan_at`. Stores the heartbeat."""
+
+    def scan_at(self, deadline: int, due: int) -> None:
+        """The scanner sleeps until then (monotonic and real ns). Look at the columns after it."""
+
+    def attend(self, queue: int) -> None:
+        """Have the spiller look at a queue, as a client does that has work for it."""
+
+    def attention(self) -> list[int]:
+        """The queues that the spiller was told to look at since the last call."""
 
     def stopping(self) -> None: ...
     def close_directory(self) -> None: ...
@@ -252,7 +262,9 @@ class Broker:
     def audit(self, queue: int) -> bool:
         """Whether it had to be rebuilt. LayoutMismatch: it cannot be."""
 
-    def reap_scan(self) -> list[tuple[int, int, int, int, int]]:
+    def reap_scan(
+        self, ended: int = -1, every: int = 1_000_000_000, deadline: int = 0
+    ) -> list[tuple[int, int, int, int, int]]:
         """(client, generation, pid, start time, program) whose life lock is free. GIL released."""
 
     def reap_spare(self, client: int, generation: int) -> None: ...

@@ -308,6 +308,9 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(supervise, "supervise($self, **limits)\n--\n\nThis client is the supervisor now.")           \
 	X(supervisor_wait,                                                                             \
 	  "supervisor_wait($self, deadline)\n--\n\nSleep on the supervisor's doorbell.")               \
+	X(scan_at, "scan_at($self, deadline, due)\n--\n\nThe scanner sleeps until then.")            \
+	X(attend, "attend($self, queue)\n--\n\nThe spiller is to look at this queue.")                 \
+	X(attention, "attention($self)\n--\n\nQueues that the spiller is to look at.")                \
 	X(stopping, "stopping($self)\n--\n\nNo attach and no request from now on.")                    \
 	X(close_directory, "close_directory($self)\n--\n\nEvery handle answers Gone from now on.")     \
 	X(next_request, "next_request($self)\n--\n\nThe next posted request or None.")                 \
@@ -345,7 +348,9 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(adopt, "adopt($self, queue)\n--\n\nResolve what a dead supervisor left.")                    \
 	X(rebuild, "rebuild($self, queue)\n--\n\nRebuild what is derived.")                            \
 	X(audit, "audit($self, queue)\n--\n\nRebuild what is derived if it does not add up.")            \
-	X(reap_scan, "reap_scan($self)\n--\n\nClients whose life lock is free.")                       \
+	X(reap_scan,                                                                                   \
+	  "reap_scan($self, ended=-1, every=1000000000, deadline=0)\n--\n\n"                          \
+	  "Clients whose life lock is free.")                                                          \
 	X(reap_spare, "reap_spare($self, client, generation)\n--\n\nOnly its thread ended.")           \
 	X(reap, "reap($self, client, generation)\n--\n\nGive back what a dead client held.")
 #define X(name, doc)                                                                               \

@@ -2,6 +2,7 @@
 #include "module.h"
 
 #define CLIENTS_MOST 1024
+#define QUEUES_MOST 16384
 
 static PyObject *done(broker_object *self, int status, const char *tried)
 {
@@ -51,6 +52,51 @@ PyObject *broker_supervisor_wait(broker_object *self, PyObject *const *args, Py_
 			return NULL;
 	} while (!why && shmq_now() < deadline);
 	return PyLong_FromUnsignedLong(why);
+}
+
+PyObject *broker_attend(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *kwnames)
+{
+	uint32_t queue;
+
+	if (ARGUMENTS("attend", 1, {"queue", ARGUMENT_U32, &queue}) < 0 ||
+	    !broker_usable(self, "have the spiller look"))
+		return NULL;
+	shmq_attend(self->handle, queue);
+	Py_RETURN_NONE;
+}
+
+PyObject *broker_scan_at(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames)
+{
+	int64_t deadline, due;
+
+	if (ARGUMENTS("scan_at", 2, {"deadline", ARGUMENT_I64, &deadline},
+	              {"due", ARGUMENT_I64, &due}) < 0 ||
+	    !broker_usable(self, "say when it scans"))
+		return NULL;
+	shmq_scan_at(self->handle, deadline, due);
+	Py_RETURN_NONE;
+}
+
+PyObject *broker_attention(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
+{
+	uint32_t queues[QUEUES_MOST], count;
+	PyObject *list;
+
+	if (arguments_parse("attention", NULL, 0, 0, args, nargs, kwnames) < 0 ||
+	    !broker_usable(self, "look for work"))
+		return NULL;
+	count = shmq_attention(self->handle, queues, QUEUES_MOST);
+	list = PyList_New(count);
+	for (uint32_t i = 0; list && i < count; i++) {
+		PyObject *index = PyLong_FromUnsignedLong(queues[i]);
+
+		if (!index || PyList_SetItem(list, i, index) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
 }
 
 PyObject *broker_stopping(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
@@ -529,14 +575,17 @@ PyObject *broker_reap_scan(broker_object *self, PyObject *const *args, Py_ssize_
                            PyObject *kwnames)
 {
 	shmq_dead dead[CLIENTS_MOST];
+	int64_t ended = -1, every = SECOND_NS, deadline = 0;
 	uint32_t found = 0;
 	PyObject *list;
 	int status;
 
-	if (arguments_parse("reap_scan", NULL, 0, 0, args, nargs, kwnames) < 0)
+	if (ARGUMENTS("reap_scan", 0, {"ended", ARGUMENT_I64, &ended}, {"every", ARGUMENT_I64, &every},
+	              {"deadline", ARGUMENT_I64, &deadline}) < 0 ||
+	    !broker_usable(self, "look for dead clients"))
 		return NULL;
-	BROKER_CALL(self, status,
-	            ((void)until, shmq_reap_scan(self->handle, dead, CLIENTS_MOST, &found)));
+	CORE_WAIT(self, status, deadline, WAIT_SLICE_NS,
+	          shmq_reap_wait(self->handle, (int)ended, every, until, dead, CLIENTS_MOST, &found));
 	if (status != SHMQ_OK && status != SHMQ_EMPTY)
 		return raise_status(self->state, status, NULL, "look for dead clients");
 	list = PyList_New(found);

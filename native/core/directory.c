@@ -107,6 +107,7 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 static void changed(shmq_broker *b)
 {
 	atomic_fetch_add(&b->d->generation, 1);
+	supervisor_ring(b, RING_CHANGED);
 }
 
 int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
@@ -384,6 +385,8 @@ int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool p
                      int64_t until)
 {
 	shmq_topic_desc *t = &b->topics[topic];
+	uint64_t serial;
+	uint32_t backlog;
 	int r = usable_status(b);
 
 	if (!r)
@@ -395,9 +398,11 @@ int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool p
 	} else {
 		st(&t->paused, paused);
 		atomic_fetch_add(&t->version, 1);
+		if (!shmq_queue_find(b, topic, NULL, &backlog, &serial))
+			attend(b, backlog); /* it may have to move */
 	}
 	registry_and_topic_unlock(b, topic);
-	supervisor_ring(b, RING_OVERFLOW); /* a backlog may have to move */
+	supervisor_ring(b, RING_SPILLER);
 	return r;
 }
 
@@ -472,7 +477,7 @@ int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
 	st(&d->supervisor_since, realtime_ns());
 	st(&d->heartbeat, now_ns());
 	st(&d->supervisor_waiter, b->bell + 1);
-	st(&d->requested, RING_REQUEST | RING_OVERFLOW | RING_LEFT);
+	st(&d->requested, RING_REQUEST | RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
 	st(&d->stopping, 0);
 	atomic_fetch_add(&d->epoch, 1);
 	st_release(&d->supervisor_client, b->client + 1);

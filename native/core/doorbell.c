@@ -211,6 +211,59 @@ void supervisor_ring(shmq_broker *b, uint32_t why)
 		bell_ring(b, bell - 1);
 }
 
+void attend(shmq_broker *b, uint32_t index)
+{
+	_Atomic uint64_t *word = &b->d->attention[index / 64];
+	uint64_t bit = UINT64_C(1) << index % 64;
+
+	/* After what it is to see; it takes the bit before it looks. */
+	fence_full();
+	if (!(ld(word) & bit))
+		atomic_fetch_or(word, bit);
+}
+
+void spiller_ring(shmq_broker *b, uint32_t index)
+{
+	attend(b, index);
+	supervisor_ring(b, RING_SPILLER);
+}
+
+void shmq_attend(shmq_broker *b, uint32_t queue)
+{
+	if (queue < SHMQ_QUEUES)
+		spiller_ring(b, queue);
+}
+
+void scanner_ring(shmq_broker *b, int64_t deadline, int64_t due)
+{
+	fence_full();
+	if (deadline < ld(&b->d->scan_deadline) || due < ld(&b->d->scan_due))
+		supervisor_ring(b, RING_DEADLINE);
+}
+
+void shmq_scan_at(shmq_broker *b, int64_t deadline, int64_t due)
+{
+	st(&b->d->scan_deadline, deadline);
+	st(&b->d->scan_due, due);
+	fence_full();
+}
+
+uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < SHMQ_QUEUES / 64 && count + 64 <= n; i++) {
+		uint64_t bits = ld(&b->d->attention[i]);
+
+		if (bits)
+			bits = atomic_exchange(&b->d->attention[i], 0);
+		for (; bits; bits &= bits - 1)
+			queues[count++] = i * 64 + (uint32_t)__builtin_ctzll(bits);
+	}
+	fence_full();
+	return count;
+}
+
 int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why)
 {
 	bool slept;

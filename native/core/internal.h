@@ -37,7 +37,7 @@ typedef struct shmq_map {
 	shmq_latency_desc *latency;
 	uint8_t *arena;
 	/* Of the header, what is fixed when it is made; as it was when it was checked. */
-	uint32_t topic, slots_max, rings_max, mem_queue_size, inflight_slots;
+	uint32_t topic, slots_max, rings_max, mem_queue_size, inflight_slots, low_water;
 	uint64_t arena_max;
 	_Atomic uint64_t arena_seen; /* what D last read of arena_committed, which is P's */
 } shmq_map;
@@ -122,10 +122,15 @@ void wait_withdraw(shmq_waitset_desc *w, uint32_t bell);
 /* Wake up to n waiters, in rotation. Call after the store they wait for, with no lock needed. */
 void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n);
 void supervisor_ring(shmq_broker *b, uint32_t why);
+/* The spiller is to look at a queue: note it (under any lock), ring. */
+void attend(shmq_broker *b, uint32_t index);
+void spiller_ring(shmq_broker *b, uint32_t index);
 #define WAKE_ALL UINT32_MAX
 #define RING_REQUEST 1u
-#define RING_OVERFLOW 2u
+#define RING_SPILLER 2u
 #define RING_LEFT 4u
+#define RING_CHANGED 8u
+#define RING_DEADLINE 16u
 
 /* directory.c */
 int registry_lock(shmq_broker *b, int64_t until);
@@ -273,6 +278,15 @@ static inline bool on_disk(shmq_queue_desc *q)
 {
 	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
 }
+/* Deferred messages are to make room: they take half of what may be held, or too many bytes. */
+static inline bool defers_many(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t deferred = ld(&q->deferred_len) + ring_count(&q->defer_head, &q->defer_tail);
+
+	return deferred && (deferred > map->inflight_slots / 2 ||
+	                    ld(&q->held_bytes) > map->arena_max / 8 * 5);
+}
 static inline uint64_t word_next(uint64_t word, unsigned state)
 {
 	return SHMQ_WORD(state, 0, SHMQ_GENERATION_OF(word));
@@ -299,8 +313,13 @@ void held_remove(shmq_map *map, uint32_t slot);
 void defer_drain(shmq_broker *b, shmq_map *map);
 void deadline_note(shmq_broker *b, shmq_map *map);
 void due_note(shmq_broker *b, uint32_t index, int64_t due);
+/* After a queue's next deadline or due time became earlier. */
+void scanner_ring(shmq_broker *b, int64_t deadline, int64_t due);
 void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n);
 void wake_space(shmq_broker *b, shmq_map *map);
+/* Without D: ring if little is left in front of what is on disk (or there is room for it only now), or
+ * deferred messages have become too many. wake_space does it too. */
+void spiller_tell(shmq_broker *b, shmq_map *map);
 /* Give back everything `client` holds of this queue (D held). */
 uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t session);
 /* READY by seq; BACK by the order of return. */

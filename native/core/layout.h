@@ -286,12 +286,15 @@ typedef struct shmq_directory_desc {
 	_Atomic uint32_t supervisor_waiter; /* doorbell to ring; index + 1 */
 	_Atomic uint32_t epoch;             /* raised by each supervisor */
 	_Atomic uint32_t stopping;
-	_Atomic uint32_t requested;         /* rung for: 1 request, 2 overflow, 4 client left */
+	_Atomic uint32_t requested;         /* rung for: 1 request, 2 spiller, 4 client left, 8 names, 16 scanner */
 	_Atomic uint64_t reaped;            /* clients returned by the reaper */
 	_Atomic uint64_t rebuilt;           /* queues rebuilt after a death */
 	uint64_t pid_namespace;
 	uint64_t writers_at;
-	uint64_t reserved[459];
+	_Atomic int64_t scan_deadline;      /* the scanner sleeps until then (CLOCK_MONOTONIC, */
+	_Atomic int64_t scan_due;           /* CLOCK_REALTIME ns); who makes something earlier rings */
+	uint64_t reserved[201];
+	_Atomic uint64_t attention[SHMQ_QUEUES / 64]; /* queues that the spiller is to look at */
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");
 
@@ -420,7 +423,9 @@ typedef struct shmq_queue_desc {
 	uint64_t slots_at, ready_at, defer_at, requeue_at, free_at;
 	uint64_t inflight_when_at, inflight_slot_at, deferred_when_at, deferred_slot_at;
 	uint64_t sessions_at, leases_at, latency_at, arena_at, lessees_at;
-	uint64_t reserved0[14];
+	uint32_t low_water;       /* messages in the requeue ring; with fewer the spiller reads on */
+	uint32_t reserved00;
+	uint64_t reserved0[13];
 	/* 384: changed under both locks */
 	_Atomic uint32_t slots_committed; /* and with it the rings' and heaps' capacity */
 	_Atomic uint32_t ring_mask;       /* capacity of the rings - 1, a power of two >= slots */

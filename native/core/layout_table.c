@@ -58,6 +58,8 @@ static const shmq_field fields[] = {
 	I8(directory, supervisor_since) I8(directory, heartbeat) U4(directory, supervisor_waiter)
 	U4(directory, epoch) U4(directory, stopping) U4(directory, requested) U8(directory, reaped)
 	U8(directory, rebuilt) U8(directory, pid_namespace) U8(directory, writers_at)
+	I8(directory, scan_deadline) I8(directory, scan_due)
+	A(directory, attention, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
 	I8(session, since) U8(session, delivered) U8(session, finished) U8(session, requeued)
@@ -88,7 +90,7 @@ static const shmq_field fields[] = {
 	U8(queue, free_at) U8(queue, inflight_when_at) U8(queue, inflight_slot_at)
 	U8(queue, deferred_when_at) U8(queue, deferred_slot_at) U8(queue, sessions_at)
 	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U8(queue, lessees_at)
-	U4(queue, slots_committed)
+	U4(queue, low_water) U4(queue, slots_committed)
 	U4(queue, ring_mask) U4(queue, sessions_committed) U4(queue, dirty) U4(queue, paused)
 	U8(queue, disk_write) U8(queue, disk_read) U8(queue, disk_depth) U4(queue, spilling)
 	U8(queue, deferred_write) U8(queue, deferred_read) U8(queue, deferred_gone)

@@ -555,6 +555,8 @@ out:
 	queue_unlock(map);
 	if (!r)
 		wake_space(b, map);
+	else
+		spiller_tell(b, map);
 	if (more)
 		wake_takers(b, map, 1);
 	map_release(map);

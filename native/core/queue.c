@@ -86,16 +86,21 @@ void deadline_note(shmq_broker *b, shmq_map *map)
 
 	if (leases < first)
 		first = leases;
-	if (first < ld(&b->next_deadline[map->index]))
+	if (first < ld(&b->next_deadline[map->index])) {
 		st(&b->next_deadline[map->index], first);
+		scanner_ring(b, first, INT64_MAX);
+	}
 }
 
 void due_note(shmq_broker *b, uint32_t index, int64_t due)
 {
 	int64_t have = ld(&b->next_due[index]);
 
-	while (due < have && !atomic_compare_exchange_weak(&b->next_due[index], &have, due))
-		;
+	while (due < have)
+		if (atomic_compare_exchange_weak(&b->next_due[index], &have, due)) {
+			scanner_ring(b, INT64_MAX, due);
+			return;
+		}
 }
 
 /* Deferred publishes come through a ring of their own, so that they never wait behind the disk. */
@@ -126,6 +131,15 @@ void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n)
 	wait_wake(b, &map->q->takers, n);
 }
 
+void spiller_tell(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t waiting = ld(&q->requeue_tail) - ld(&q->requeue_head);
+
+	if ((ld(&q->disk_read) != ld(&q->disk_write) && waiting < map->low_water) || defers_many(map))
+		spiller_ring(b, map->index);
+}
+
 /* A publisher that waits is woken when a quarter of the room is free, so that a full queue does not
  * cost a wake-up a message; it looks by itself every 10 ms, so a slow consumer costs no more. */
 void wake_space(shmq_broker *b, shmq_map *map)
@@ -134,6 +148,7 @@ void wake_space(shmq_broker *b, shmq_map *map)
 	uint32_t budget, ready;
 
 	fence_unlocked();
+	spiller_tell(b, map);
 	if (!ld(&q->space.summary))
 		return;
 	budget = ready_budget(map);
@@ -455,8 +470,10 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 		if (repaired)
 			return queue_corrupt(map);
 	}
-	if (!taken)
+	if (!taken) {
+		spiller_tell(c->b, map); /* who had to may have died before */
 		return SHMQ_EMPTY;
+	}
 	wake_space(c->b, map);
 	if (more && ld(&q->takers.summary))
 		wake_takers(c->b, map, 1);
@@ -695,6 +712,7 @@ int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t de
 	c->map->sessions[c->session].requeued += done;
 	bump(&c->map->q->requeued, done);
 	queue_unlock(c->map);
+	spiller_tell(c->b, c->map);
 	if (done)
 		wake_takers(c->b, c->map, done);
 	return r;

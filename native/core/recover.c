@@ -11,6 +11,7 @@
  */
 #include "internal.h"
 
+#include <poll.h>
 #include <string.h>
 
 static void deliver_died(shmq_map *map)
@@ -490,6 +491,7 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	st(&b->next_deadline[map->index], INT64_MAX);
 	deadline_note(b, map);
 	st(&b->next_due[map->index], heap_first(&map->deferred));
+	scanner_ring(b, INT64_MAX, heap_first(&map->deferred));
 	st(&q->need_bytes, 0);
 	st(&q->need_slots, 0);
 	SHMQ_KILLPOINT("rebuild.clear");
@@ -587,9 +589,12 @@ int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
 
 /* ---- reaper ---- */
 
-int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
+#define ALONE 3 /* times as long a pause while nobody else is attached */
+
+/* How many locks there were to try. */
+static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
 {
-	uint32_t clients = clients_of(b);
+	uint32_t clients = clients_of(b), tried = 0;
 
 	*found = 0;
 	for (uint32_t i = 0; i < clients && *found < n; i++) {
@@ -599,6 +604,7 @@ int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
 		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE || ld(&c->orphan) ||
 		    (b->attached && i == b->client))
 			continue;
+		tried++;
 		r = lock_take(&c->life, 0);
 		if (r && r != SHMQ_LOCK_DIED)
 			continue;
@@ -613,7 +619,32 @@ int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
 		                              .start_time = c->start_time,
 		                              .program = c->program};
 	}
+	return tried;
+}
+
+int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
+{
+	(void)reap_scan(b, out, n, found);
 	return 0;
+}
+
+int shmq_reap_wait(shmq_broker *b, int fd, int64_t every, int64_t until, shmq_dead *out, uint32_t n,
+                   uint32_t *found)
+{
+	struct pollfd ended = {.fd = fd, .events = POLLIN};
+
+	for (;;) {
+		/* Who attaches next and dies at once will have held no more for long. */
+		int64_t pause = reap_scan(b, out, n, found) ? every : ALONE * every;
+		int64_t left = until - now_ns();
+		struct timespec t;
+
+		if (*found || left <= 0)
+			return 0;
+		t = timespec_of(left < pause ? left : pause);
+		if (ppoll(&ended, 1, &t, NULL))
+			return 0;
+	}
 }
 
 void shmq_reap_spare(shmq_broker *b, uint32_t client, uint32_t generation)
@@ -653,6 +684,7 @@ static int reap_queue(shmq_broker *b, uint32_t queue, uint32_t client, int64_t u
 		queue_unlock(map);
 		wake_takers(b, map, WAKE_ALL);
 		wait_wake(b, &map->q->space, WAKE_ALL);
+		spiller_ring(b, queue); /* it may have died before it rang */
 	}
 	map_release(map);
 	/* Of a queue that cannot be repaired nothing can be given back; of the others it must. */
@@ -695,7 +727,9 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 		if (state == SHMQ_REQUEST_DONE || state == SHMQ_REQUEST_CLAIMED)
 			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE);
 	}
-	/* It may have died between clearing a waiter's bit and posting: everybody looks again. */
+	/* It may have died between clearing a waiter's bit and posting, or before it rang for what it
+	 * had changed: everybody looks again. */
+	supervisor_ring(b, RING_REQUEST | RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner) && !SHMQ_PLANTED(10))
 			bell_ring(b, i);

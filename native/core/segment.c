@@ -318,6 +318,15 @@ typedef struct queue_plan {
 	uint32_t slots_max;
 } queue_plan;
 
+/* Enough to keep consumers busy until the next read, also where little may be in memory. */
+static uint32_t low_water(const shmq_map *map)
+{
+	uint32_t most = map->inflight_slots / 2, busy = at_most(map->inflight_slots / 8, 1024);
+	uint32_t quarter = ready_budget(map) / 4;
+
+	return at_most(quarter > busy ? quarter : busy, most);
+}
+
 static uint32_t power_of_two(uint32_t n)
 {
 	return n <= 1 ? 1 : 1u << (32 - __builtin_clz(n - 1));
@@ -368,6 +377,7 @@ static void map_place(shmq_map *map, const queue_plan *p)
 	map->q = q;
 	map->slots_max = p->slots_max;
 	map->rings_max = power_of_two(p->slots_max) - 1;
+	map->low_water = low_water(map);
 	map->slots = (void *)(map->base + p->slots);
 	map->ready = (void *)(map->base + p->ready);
 	map->defer = (void *)(map->base + p->defer);
@@ -444,6 +454,7 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	q->slots_max = p.slots_max;
 	q->mem_queue_size = map.mem_queue_size;
 	q->inflight_slots = map.inflight_slots;
+	q->low_water = low_water(&map);
 	q->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
 	q->arena_max = map.arena_max;
 	q->slots_at = p.slots;

@@ -742,7 +742,7 @@ int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t un
 	disk_is_empty(q);
 	both_unlock(b, map);
 	*dropped = count;
-	supervisor_ring(b, RING_OVERFLOW); /* files to drop */
+	spiller_ring(b, queue); /* files to drop */
 out:
 	map_release(map);
 	return r;

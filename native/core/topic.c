@@ -219,7 +219,8 @@ static int lacks(shmq_broker *b, shmq_map *map, uint32_t slots, uint64_t bytes,
 		return SHMQ_FULL;
 	st(&map->q->need_slots, slots);
 	st(&map->q->need_bytes, bytes);
-	supervisor_ring(b, RING_OVERFLOW);
+	if (!(map->q->flags & SHMQ_FLAG_EPHEMERAL))
+		spiller_ring(b, map->index);
 	return SHMQ_FULL;
 }
 
@@ -453,6 +454,15 @@ out:
 	return r;
 }
 
+/* Was this published into a backlog that is on its way to the channels? Then this is noted. */
+static bool pumped(shmq_producer *p, shmq_map **targets)
+{
+	if (targets == p->maps || !p->channels || ld(&p->t->paused))
+		return false;
+	attend(p->b, targets[0]->index);
+	return true;
+}
+
 static void note_lacking(shmq_producer *p, shmq_map *map)
 {
 	shmq_map *old = NULL;
@@ -512,22 +522,29 @@ static void flip(shmq_broker *b, shmq_map *map, const uint32_t *slots, uint32_t 
 		due_note(b, map->index, due);
 }
 
-/* Wake who waits for it; the supervisor at the high-water mark. After the tail's store. */
-static void announce(shmq_broker *b, shmq_map *map, uint32_t n)
+/* More than so many READY are the spiller's business: early enough, but once something is on disk
+ * all that comes waits behind it anyway. */
+static uint32_t high_water(const shmq_broker *b, const shmq_map *map)
 {
-	shmq_queue_desc *q = map->q;
-	uint32_t mark = ready_budget(map) / 4 * 3;
-
-	wake_takers(b, map, n);
-	if (ring_count(&q->ready_head, &q->ready_tail) > mark)
-		supervisor_ring(b, RING_OVERFLOW);
+	if (!b->d->limits.mem_queue_size)
+		return 0;
+	return ready_budget(map) / 4 * (on_disk(map->q) ? 2 : 3);
 }
 
-static bool needs_announcing(shmq_map *map, uint32_t n)
+/* Is it the spiller's turn, now that the last n messages are in the queue? Then this is noted; its
+ * bell may be rung after P. */
+static bool overflows(shmq_broker *b, shmq_map *map, uint32_t n, bool deferred)
 {
-	uint32_t mark = ready_budget(map) / 4 * 3, ready = ready_seen(map->q, mark);
+	shmq_queue_desc *q = map->q;
+	uint32_t mark = high_water(b, map), ready = ready_seen(q, mark);
+	bool over = ready > mark && ready - mark <= n; /* above: it was told */
 
-	return ld(&map->q->takers.summary) || (ready > mark && ready - n <= mark);
+	over |= ld(&q->arena_committed) == map->arena_max && q->arena.free_bytes < map->arena_max / 8;
+	over |= deferred && defers_many(map);
+	over &= !(q->flags & SHMQ_FLAG_EPHEMERAL);
+	if (over)
+		attend(b, map->index);
+	return over;
 }
 
 static void prepare(shmq_slot_desc *s, uint64_t id, uint64_t seq, int64_t now, int64_t due,
@@ -588,6 +605,16 @@ static int check_due(const shmq_producer *p, int64_t due)
 	return 0;
 }
 
+/* Targets that a publish leaves out: ephemeral ones without room. One bit each. */
+#define SKIP_WORDS (SHMQ_QUEUES / 64)
+#define SKIP(skip, k) ((skip)[(k) / 64] |= UINT64_C(1) << (k) % 64)
+#define SKIPPED(skip, k) ((skip)[(k) / 64] >> (k) % 64 & 1)
+
+static void skip_none(uint64_t *skip, uint32_t count)
+{
+	memset(skip, 0, (count + 63) / 64 * sizeof(*skip));
+}
+
 /* Room in every target; ephemeral ones without are marked and skipped. */
 static int room_everywhere(shmq_producer *p, shmq_map **targets, uint32_t count,
                            const uint64_t *lengths, uint32_t n, bool deferred, int64_t until,
@@ -596,8 +623,8 @@ static int room_everywhere(shmq_producer *p, shmq_map **targets, uint32_t count,
 	for (uint32_t k = 0; k < count; k++) {
 		int r = room_for(p->b, targets[k], lengths, n, deferred ? FOR_DEFERRED : FOR_READY, until);
 
-		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096) {
-			skip[k / 64] |= UINT64_C(1) << k % 64;
+		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL) {
+			SKIP(skip, k);
 			continue;
 		}
 		if (r == SHMQ_GONE)
@@ -610,8 +637,6 @@ static int room_everywhere(shmq_producer *p, shmq_map **targets, uint32_t count,
 	return 0;
 }
 
-#define SKIPPED(skip, k) ((k) < 4096 && (skip)[(k) / 64] >> (k) % 64 & 1)
-
 static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
                          uint32_t n, int64_t due, const shmq_mark *mark, int64_t until,
                          uint64_t *first_id)
@@ -620,15 +645,16 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 	shmq_topic_desc *t = p->t;
 	shmq_writer_desc *writer = NULL;
 	shmq_map **targets;
-	uint64_t skip[64], seq, clock, bytes = 0;
+	uint64_t skip[SKIP_WORDS], seq, clock, bytes = 0;
 	uint32_t count, wake = 0;
 	shmq_map *few[16];
+	bool ring = false;
 	int64_t now;
 	int r = producer_lock(p, until, &targets, &count);
 
 	if (r)
 		return r;
-	memset(skip, 0, count > 64 ? sizeof(skip) : sizeof(skip[0]));
+	skip_none(skip, count);
 	if (mark)
 		r = writer_begin(b, p->topic, mark, &writer);
 	if (!r)
@@ -680,21 +706,25 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 	bump(&t->bytes, bytes);
 	/* Who has somebody to wake is remembered and held, for the system calls come after P. */
 	fence_full();
-	for (uint32_t k = 0; !due && k < count; k++) {
-		if (!needs_announcing(targets[k], n))
+	for (uint32_t k = 0; k < count; k++) {
+		ring |= overflows(b, targets[k], n, due != 0);
+		if (due || !ld(&targets[k]->q->takers.summary))
 			continue;
 		if (wake < 16) {
 			map_hold(targets[k]);
 			few[wake++] = targets[k];
 		} else {
-			announce(b, targets[k], n);
+			wake_takers(b, targets[k], n);
 		}
 	}
+	ring |= pumped(p, targets);
 	topic_unlock(t);
 	for (uint32_t k = 0; k < wake; k++) {
-		announce(b, few[k], n);
+		wake_takers(b, few[k], n);
 		map_release(few[k]);
 	}
+	if (ring)
+		supervisor_ring(b, RING_SPILLER);
 	*first_id = id_of(b, clock);
 	return 0;
 }
@@ -763,12 +793,13 @@ static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, boo
 	shmq_broker *b = p->b;
 	shmq_map **targets;
 	shmq_loan *loan = NULL;
-	uint64_t skip[64] = {0}, all = 0;
+	uint64_t skip[SKIP_WORDS], all = 0;
 	uint32_t count, lent = 0;
 	int r = producer_lock(p, until, &targets, &count);
 
 	if (r)
 		return r;
+	skip_none(skip, count);
 	loan = loan_make(p, lengths, n, count);
 	r = loan ? room_everywhere(p, targets, count, lengths, n, deferred, until, skip)
 	         : SHMQ_NO_MEMORY;
@@ -877,8 +908,11 @@ static int loan_give_back(shmq_loan *loan, bool all, int64_t until)
 	return 0;
 }
 
-static struct target *loan_target(shmq_loan *loan, const shmq_map *map)
+/* hint: where it is if no channel has come or gone. */
+static struct target *loan_target(shmq_loan *loan, const shmq_map *map, uint32_t hint)
 {
+	if (hint < loan->targets && loan->target[hint].map == map)
+		return &loan->target[hint];
 	for (uint32_t k = 0; k < loan->targets; k++)
 		if (loan->target[k].map == map)
 			return &loan->target[k];
@@ -891,20 +925,22 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 	shmq_broker *b = p->b;
 	shmq_topic_desc *t = p->t;
 	shmq_map **targets;
-	uint64_t skip[64] = {0}, seq, clock, bytes = 0;
+	uint64_t skip[SKIP_WORDS], seq, clock, bytes = 0;
 	uint32_t count, n = loan->n;
+	bool ring = false;
 	int64_t now;
 	int r = producer_lock(p, until, &targets, &count);
 
 	if (r)
 		return r;
+	skip_none(skip, count);
 	/* Channels that are new since the loan began need room now. */
 	for (uint32_t k = 0; k < count; k++) {
-		if (loan_target(loan, targets[k]))
+		if (loan_target(loan, targets[k], k))
 			continue;
 		r = room_for(b, targets[k], loan->lengths, n, due ? FOR_DEFERRED : FOR_READY, until);
-		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096) {
-			skip[k / 64] |= UINT64_C(1) << k % 64;
+		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL) {
+			SKIP(skip, k);
 			r = 0;
 		}
 		if (r == SHMQ_FULL)
@@ -922,7 +958,7 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 	for (uint32_t i = 0; i < n; i++)
 		bytes += loan->lengths[i];
 	for (uint32_t k = 0; k < count; k++) {
-		struct target *lent = loan_target(loan, targets[k]);
+		struct target *lent = loan_target(loan, targets[k], k);
 
 		if (SKIPPED(skip, k))
 			continue;
@@ -948,12 +984,12 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 		}
 	}
 	for (uint32_t k = 0; k < count; k++)
-		if (!SKIPPED(skip, k) && !loan_target(loan, targets[k]))
+		if (!SKIPPED(skip, k) && !loan_target(loan, targets[k], k))
 			st_release(&targets[k]->q->free_head, ld(&targets[k]->q->free_head) + n);
 	st_release(&t->committed, seq + n - 1);
 	SHMQ_KILLPOINT("loan.committed");
 	for (uint32_t k = 0; k < count; k++) {
-		struct target *lent = loan_target(loan, targets[k]);
+		struct target *lent = loan_target(loan, targets[k], k);
 
 		if (SKIPPED(skip, k))
 			bump(&targets[k]->q->dropped, n);
@@ -961,11 +997,15 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 			flip(b, targets[k], lent ? lent->slots : NULL, ld(&targets[k]->q->free_head) - n, n,
 			     due, bytes);
 		if (!due)
-			announce(b, targets[k], n); /* under P: rare and large enough not to matter */
+			wake_takers(b, targets[k], n); /* under P: rare and large enough not to matter */
+		ring |= overflows(b, targets[k], n, due != 0);
 	}
+	ring |= pumped(p, targets);
 	bump(&t->messages, n);
 	bump(&t->bytes, bytes);
 	topic_unlock(t);
+	if (ring)
+		supervisor_ring(b, RING_SPILLER);
 	*first_id = id_of(b, clock);
 	loan->open = false;
 	return 0;
@@ -1146,7 +1186,7 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	unsigned from;
 	uint32_t slot = backlog_next(backlog, &from);
 	shmq_slot_desc *s = &backlog->slots[slot];
-	uint64_t length, skip[64] = {0}, seq = ld(&t->committed) + 1;
+	uint64_t length, skip[SKIP_WORDS], seq = ld(&t->committed) + 1;
 	int64_t due;
 
 	if (from == SHMQ_FREE)
@@ -1157,11 +1197,12 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	}
 	length = s->length;
 	due = from == SHMQ_DEFERRED ? s->deadline : 0;
+	skip_none(skip, count);
 	for (uint32_t k = 0; k < count; k++) {
 		int r = room_for(b, channels[k], &length, 1, due ? FOR_DEFERRED : FOR_READY, until);
 
-		if (r == SHMQ_FULL && channels[k]->q->flags & SHMQ_FLAG_EPHEMERAL && k < 4096)
-			skip[k / 64] |= UINT64_C(1) << k % 64;
+		if (r == SHMQ_FULL && channels[k]->q->flags & SHMQ_FLAG_EPHEMERAL)
+			SKIP(skip, k);
 		else if (r)
 			return r;
 	}
@@ -1233,9 +1274,11 @@ int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, i
 			queue_unlock(backlog);
 		}
 	}
+	for (uint32_t k = 0; *moved && k < p->channels; k++)
+		(void)overflows(b, p->maps[k], UINT32_MAX, true); /* our caller looks */
 	topic_unlock(p->t);
 	for (uint32_t k = 0; *moved && k < p->channels; k++)
-		announce(b, p->maps[k], *moved);
+		wake_takers(b, p->maps[k], *moved);
 	if (*moved && p->backlog)
 		wake_space(b, p->maps[p->channels]);
 	shmq_producer_close(p);

@@ -427,9 +427,19 @@ int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline);
 
 /* This client is the supervisor: pid, start time, epoch, doorbell into the header. */
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
-/* Sleep on the supervisor's doorbell; `why`: bits 1 request, 2 overflow, 4 a client left. Stores
- * the heartbeat. */
+/* Sleep on the supervisor's doorbell; `why`: bits 1 request, 2 work for the spiller, 4 a client left,
+ * 8 topics, channels or pauses changed, 16 something times out or is due before the scanner knows.
+ * Stores the heartbeat. */
 int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why);
+/* Who has work for the spiller (overflow, refill, deferred messages, a backlog to move) notes the
+ * queue and rings 2: so that it need not look at all of them. Here the supervisor does it itself. */
+void shmq_attend(shmq_broker *b, uint32_t queue);
+/* The scanner sleeps until then: who makes a queue's next deadline or due time earlier rings 16. Look
+ * at the columns after this. */
+void shmq_scan_at(shmq_broker *b, int64_t deadline, int64_t due);
+/* How many queues were noted since the last call; room for n >= 64 indices, what does not fit is
+ * left for the next. */
+uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n);
 void shmq_supervisor_stopping(shmq_broker *b); /* no attach, no request from now on */
 /* Mark the directory closed (last act before its unlinking): every handle answers SHMQ_GONE. */
 void shmq_directory_close(shmq_broker *b);
@@ -585,6 +595,10 @@ typedef struct shmq_dead {
 	uint64_t start_time, program;
 } shmq_dead;
 int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found);
+/* The same every `every` ns until there are some, `fd` (-1: none) becomes readable, a signal comes or
+ * `until`; less often while nobody is attached. */
+int shmq_reap_wait(shmq_broker *b, int fd, int64_t every, int64_t until, shmq_dead *out, uint32_t n,
+                   uint32_t *found);
 /* Only the thread ended: let the entry live on, watched by its pid. */
 void shmq_reap_spare(shmq_broker *b, uint32_t client, uint32_t generation);
 /* Give back everything a dead client held, LAST free its entry. */

@@ -24,6 +24,7 @@ class Bell:
     def __init__(self) -> None:
         self._rung = threading.Event()
         self._stopped = False
+        self._also: Callable[[], None] | None = None
         self.beat = time.monotonic()
         """When the loop was last seen to move."""
 
@@ -36,11 +37,17 @@ class Bell:
     def ring(self) -> None:
         """Wake the loop, or let its next `wait` return at once."""
         self._rung.set()
+        if self._also is not None:
+            self._also()
 
     def stop(self) -> None:
         """Tell the loop to end."""
         self._stopped = True
-        self._rung.set()
+        self.ring()
+
+    def call_too(self, function: Callable[[], None]) -> None:
+        """For a loop that sleeps elsewhere: what else to do at a ring or stop."""
+        self._also = function
 
     def wait(self, seconds: float) -> bool:
         """Sleep until rung, stopped, or `seconds` have passed; whether it was rung."""
@@ -48,6 +55,29 @@ class Bell:
         if not self.stopped:
             self._rung.clear()
         return rung
+
+
+class Pace:
+    """When to do again what takes longer the more there is: every so many seconds, but so seldom
+    that it costs no more than a share of one core."""
+
+    def __init__(self, every: float, share: float) -> None:
+        """every: seconds. share: of a core's time, at most."""
+        self._every = every
+        self._share = share
+        self._next = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time again, at `now` (monotonic seconds)."""
+        return now >= self._next
+
+    def left(self, now: float) -> float:
+        """Seconds until then."""
+        return max(self._next - now, 0.0)
+
+    def did(self, began: float) -> None:
+        """It was done, from `began` (monotonic seconds) until now."""
+        self._next = began + max(self._every, (time.monotonic() - began) / self._share)
 
 
 Loop = Callable[[Bell], None]

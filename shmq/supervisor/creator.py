@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -22,10 +23,11 @@ from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
 from shmq.storage.deferred import ChunkFile
 from shmq.storage.diskqueue import DiskQueue, Meta
-from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.arbiter import Bell, Pace
 from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
 
-_TICK = 0.100  # seconds between two looks at ephemeral channels, if nobody rings
+_TICK = 1.0  # seconds without a ring
+_SHARE = 0.002  # of a core's time for looking whether ephemeral channels are left, at most
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Creator:
         self._instance = options.instance
         self._mode, self._group = options.permissions()
         self._clock_floor = clock_floor
+        self._ephemeral = Pace(0.0, _SHARE)
         self.chunks: dict[str, list[ChunkFile]] = {}
         """Chunk files on disk, by base name, of queues that are not there (yet)."""
         self._requests: dict[int, Callable[[str, str], object]] = {
@@ -60,8 +63,13 @@ class Creator:
                 ticket, kind, topic, channel, client = request
                 self._broker.answer(ticket, self._serve(kind, topic, channel, client))
                 continue
-            self._drop_ephemeral()
-            bell.wait(_TICK)
+            now = time.monotonic()
+            if self._ephemeral.is_due(now):
+                self._drop_ephemeral()
+                self._ephemeral.did(now)
+                bell.wait(_TICK)
+            else:
+                bell.wait(self._ephemeral.left(now))
 
     def _serve(self, kind: int, topic: str, channel: str, client: int) -> int:
         """Do what was asked; the status to answer with."""
@@ -175,6 +183,7 @@ class Creator:
         queue.disk.rename(base)
         queue.sidecar.rename(base)
         self._broker.renamed(queue.index, base)
+        self._broker.attend(queue.index)
 
     def pause(self, topic: Topic) -> None:
         """Pause a topic that was just made."""
@@ -220,12 +229,10 @@ class Creator:
 
     def _drop_ephemeral(self) -> None:
         """Ephemeral channels go when their last consumer has left."""
-        for queue in self._roster.queues:
-            if queue.channel is None or not queue.ephemeral:
-                continue
+        for queue in list(self._roster.ephemeral.values()):
             sessions = queue.view.sessions
             queue.had_consumer = queue.had_consumer or bool(np.any(sessions["since"]))
-            if queue.had_consumer and not np.any(sessions["client"]):
+            if queue.channel is not None and queue.had_consumer and not np.any(sessions["client"]):
                 _log.info("%s: its last consumer has left", queue)
                 try:
                     self.delete_channel(queue.topic.name, queue.channel)

@@ -63,11 +63,6 @@ class Deferral:
                 chosen.append(queue)
         return chosen
 
-    def is_late(self, queue: Queue) -> bool:
-        """Whether something on disk is due: it waits for room."""
-        due = queue.sidecar.due
-        return due is not None and due <= _native.realtime()
-
     def _being_pumped(self, queue: Queue) -> bool:
         topic = queue.topic
         if queue.channel is not None or len(topic.queues) == 1:

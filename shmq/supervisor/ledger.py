@@ -15,7 +15,7 @@ from shmq.layout import constant
 from shmq.names import is_ephemeral
 from shmq.storage import metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
-from shmq.supervisor.arbiter import Bell
+from shmq.supervisor.arbiter import Bell, Pace
 from shmq.supervisor.roster import Roster, Topic
 
 _EPOCH_NS = constant("EPOCH_NS")
@@ -24,7 +24,9 @@ _SECOND = 1_000_000_000 // _UNIT_NS  # in units of the id clock
 
 _AHEAD = 60 * _SECOND
 _RENEW_BELOW = 45 * _SECOND
-_TICK = 0.100  # seconds
+_TICK = 1.0  # seconds without a ring
+_SHARE = 0.25  # of a core's time for writing names that keep changing, at most
+_CLOCKS_EVERY = 1.0  # seconds between two looks at the id clocks
 _RETRY_AFTER = 1.0
 
 _log = logging.getLogger(__name__)
@@ -40,20 +42,28 @@ class Ledger:
         self._loaded = reserve
         self._reserve = reserve
         self._generation = -1
+        self._names = Pace(0.0, _SHARE)
+        self._clocks = Pace(_CLOCKS_EVERY, 1.0)
         self._trouble = ""
 
     def run(self, bell: Bell) -> None:
         """The loop."""
         while not bell.stopped:
+            now = time.monotonic()
             try:
-                self.flush()
+                if self._clocks.is_due(now):
+                    self._keep_reserve()
+                    self._clocks.did(now)
+                if self._names.is_due(now) and self._keep_names():
+                    self._names.did(now)
                 self._trouble = ""
             except OSError as exc:
                 if str(exc) != self._trouble:
                     _log.error("cannot write metadata: %s; trying again every second", exc)
                 self._trouble = str(exc)
                 bell.wait(_RETRY_AFTER)
-            bell.wait(_TICK)
+                continue
+            bell.wait(self._names.left(time.monotonic()) or _TICK)
 
     def floor(self) -> int:
         """A new topic's ids begin above this, whatever the system clock says."""
@@ -61,18 +71,28 @@ class Ledger:
 
     def flush(self) -> None:
         """Write what has changed. Raises OSError."""
-        if self._reserve - self._highest() < _RENEW_BELOW:
-            self._store_reserve(self._highest() + _AHEAD)
-        generation = self._roster.directory.read("generation")
-        if generation != self._generation:
-            metadata.store(self._data_path, [self._meta(topic) for topic in self._roster.topics])
-            self._generation = generation
+        self._keep_reserve()
+        self._keep_names()
 
     def close(self) -> None:
         """The last entry: nobody gives ids any more. Raises OSError."""
         self._generation = -1
         self.flush()
         self._store_reserve(max(self._highest(), self._loaded) + _SECOND)
+
+    def _keep_reserve(self) -> None:
+        highest = self._highest()
+        if self._reserve - highest < _RENEW_BELOW:
+            self._store_reserve(highest + _AHEAD)
+
+    def _keep_names(self) -> bool:
+        """Whether anything had changed."""
+        generation = self._roster.directory.read("generation")
+        if generation == self._generation:
+            return False
+        metadata.store(self._data_path, [self._meta(topic) for topic in self._roster.topics])
+        self._generation = generation
+        return True
 
     def _store_reserve(self, clock: int) -> None:
         metadata.store_reserve(self._data_path, clock)

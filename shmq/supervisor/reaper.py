@@ -32,7 +32,7 @@ from shmq.supervisor.process import Process, is_running
 from shmq.supervisor.roster import Roster
 
 _SCAN_EVERY = 0.010  # seconds
-_LOOK_EVERY = 0.100  # at the client table, for new clients and spared ones
+_LOOK_EVERY = 0.250  # at the client table, for new clients and spared ones
 _TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK: of the first word of a glibc mutex
 _EXEC = "became another program (exec)"
 _RETRY_AFTER = 0.5  # seconds until a client whose reaping failed is tried again
@@ -63,22 +63,28 @@ class Reaper:
         self._freed = freed
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._by_fd: dict[int, _Watched] = {}
-        self._poll = select.poll()
+        self._epoll = select.epoll()
+        self._roused = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._roused, select.EPOLLIN | select.EPOLLET)
         self._suspects: set[tuple[int, int]] = set()  # free lock, process looked alive
         self._retry: dict[tuple[int, int], float] = {}
         self.reaped = 0
 
     def run(self, bell: Bell) -> None:
-        """The loop. Its sleep is the poll of the pidfds."""
+        """The loop. It sleeps in the core, which tries the locks."""
         next_look = 0.0
+        bell.call_too(lambda: os.eventfd_write(self._roused, 1))
         try:
             while not bell.stopped:
                 now = time.monotonic()
                 if now >= next_look:
                     next_look = now + _LOOK_EVERY
                     self._look()
-                self._scan()
-                for fd, _ in self._poll.poll(_SCAN_EVERY * 1000):
+                free = self._broker.reap_scan(
+                    self._epoll.fileno(), int(_SCAN_EVERY * 1e9), int(next_look * 1e9)
+                )
+                self._scan(free)
+                for fd, _ in self._epoll.poll(_SCAN_EVERY if free else 0):
                     watched = self._by_fd.get(fd)
                     if watched is not None:
                         self._ended(watched.client, watched.generation, watched.pid, "exited")
@@ -86,10 +92,10 @@ class Reaper:
             for watched in list(self._watched.values()):
                 self._unwatch(watched)
 
-    def _scan(self) -> None:
+    def _scan(self, free: list[tuple[int, int, int, int, int]]) -> None:
         """Everyone whose life lock is free."""
         suspects = set()
-        for client, generation, pid, start_time, program in self._broker.reap_scan():
+        for client, generation, pid, start_time, program in free:
             process = Process.look(pid)
             if process is None or not process.is_same(start_time, program):
                 self._ended(client, generation, pid, _how(process, start_time))
@@ -113,19 +119,16 @@ class Reaper:
         """Watch new clients; those without their lock may also have become another program."""
         clients = self._directory.clients
         live = np.flatnonzero(clients["state"] == ClientState.LIVE)
-        present = set()
-        for index in live.tolist():
-            entry = clients[index]
-            if index == self._broker.client:
-                continue
-            generation = int(entry["generation"])
-            key = (index, generation)
-            present.add(key)
-            if key not in self._watched:
-                pid, start = int(entry["pid"]), int(entry["start_time"])
-                self._watch(index, generation, pid, start, int(entry["program"]))
-            if key in self._watched and int(entry["orphan"]):
-                self._check_spared(self._watched[key])
+        live = live[live != self._broker.client]
+        present = {*zip(live.tolist(), clients["generation"][live].tolist(), strict=True)}
+        for key in present - self._watched.keys():
+            entry = clients[key[0]]
+            pid, start = int(entry["pid"]), int(entry["start_time"])
+            self._watch(*key, pid, start, int(entry["program"]))
+        for index in live[clients["orphan"][live] != 0].tolist():
+            watched = self._watched.get((index, int(clients[index]["generation"])))
+            if watched is not None:
+                self._check_spared(watched)
         for key in self._watched.keys() - present:
             self._unwatch(self._watched[key])
 
@@ -157,10 +160,10 @@ class Reaper:
         thread = int.from_bytes(life[:4], "little") & _TID_MASK
         watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread)
         self._watched[client, generation] = self._by_fd[pidfd] = watched
-        self._poll.register(pidfd, select.POLLIN)
+        self._epoll.register(pidfd, select.EPOLLIN)
 
     def _unwatch(self, watched: _Watched) -> None:
-        self._poll.unregister(watched.pidfd)
+        self._epoll.unregister(watched.pidfd)
         os.close(watched.pidfd)
         del self._by_fd[watched.pidfd]
         del self._watched[watched.client, watched.generation]

@@ -2,13 +2,16 @@
 
 The directory segment is the truth; this is the supervisor's own index of it, which only its
 creator changes (nobody else creates or deletes). Loops work on the tuples `queues` and `topics`:
-they are replaced, never changed.
+they are replaced, never changed. With thousands of queues no loop walks them all in every round:
+the scanner looks at the directory's two columns, the spiller at what it was told to look at.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,8 @@ class Queue:
     had_consumer: bool = False
     retry_at: float = 0.0  # monotonic seconds: trouble before, do not try yet
     spilled_at: float = 0.0  # monotonic seconds: when it was last given room
+    restored_at: float = 0.0  # monotonic seconds: when something of it was read from disk
+    delivered: tuple[float, int] = (0.0, 0)  # monotonic seconds: how many it had delivered then
     seen_read: int = 0  # read position up to which files were dropped
     batch_bytes: int = 4 << 20  # to write at once; fewer while the disk is nearly full
     record_bytes: int = 512  # of a record on disk, as last seen
@@ -106,10 +111,16 @@ class Queue:
         """Whether what it holds ends with it: it never goes to disk."""
         return is_ephemeral(self.topic.name if self.channel is None else self.channel)
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """Messages its ready ring may hold."""
         return max(self.view.read("mem_queue_size"), layout.constant("TRANSIT"))
+
+    @cached_property
+    def limits(self) -> tuple[int, int, int, int]:
+        """Its capacity, `inflight_slots`, `low_water` and `arena_max`: fixed when it was made."""
+        read = self.view.read
+        return self.capacity, read("inflight_slots"), read("low_water"), read("arena_max")
 
     @property
     def ready(self) -> int:
@@ -134,16 +145,36 @@ class Queue:
 
 @dataclass(eq=False)
 class Look:
-    """All queues' hot header lines, copied; row i belongs to `queues[i]`. Words of one row may be
+    """Some queues' hot header lines, copied; row i belongs to `queues[i]`. Words of one row may be
     from slightly different moments: good for choosing, not for deciding."""
 
-    queues: tuple[Queue, ...]
+    queues: Sequence[Queue]
     hot: Array
     capacity: NDArray[np.int64]
     inflight_slots: NDArray[np.int64]
+    low_water: NDArray[np.int64]
     arena_max: NDArray[np.int64]
     ephemeral: NDArray[np.bool_]
     seen_read: NDArray[np.uint64]  # read positions that the spiller has acted on
+
+    @classmethod
+    def at(cls, queues: Sequence[Queue]) -> Look:
+        """These queues as they are now."""
+        hot = hot_array(len(queues))
+        if queues:
+            np.concatenate([queue.hot for queue in queues], out=hot.view(np.uint8))
+        limits = np.array([queue.limits for queue in queues], np.int64).reshape(-1, 4)
+        capacity, inflight_slots, low_water, arena_max = limits.T
+        return cls(
+            queues,
+            hot,
+            capacity,
+            inflight_slots,
+            low_water,
+            arena_max,
+            np.array([queue.ephemeral for queue in queues], np.bool_),
+            np.array([queue.seen_read for queue in queues], np.uint64),
+        )
 
     @property
     def ready(self) -> NDArray[np.int64]:
@@ -169,15 +200,6 @@ class Look:
         """Messages in the defer rings."""
         return _ring_length(self.hot, "defer")
 
-    def __post_init__(self) -> None:
-        self._headers = [queue.hot for queue in self.queues]
-        self._bytes = self.hot.view(np.uint8)
-
-    def again(self) -> None:
-        """Copy the headers anew."""
-        if self._headers:
-            np.concatenate(self._headers, out=self._bytes)
-
 
 def _ring_length(hot: Array, ring: str) -> NDArray[np.int64]:
     # unsigned subtraction wraps as the indices do
@@ -196,9 +218,31 @@ class Roster:
         self._broker = broker
         self._options = options
         self._topics: dict[str, Topic] = {}
-        self._look: Look | None = None
-        self.queues: tuple[Queue, ...] = ()
-        self.topics: tuple[Topic, ...] = ()
+        self._queues: dict[int, Queue] = {}
+        self._lists: tuple[tuple[Topic, ...], tuple[Queue, ...]] | None = None
+        self._lock = threading.Lock()  # of these three
+        self.ephemeral: dict[int, Queue] = {}  # ephemeral channels; the creator's
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        """All of them."""
+        return self._listed()[0]
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """All of them."""
+        return self._listed()[1]
+
+    def queue(self, index: int) -> Queue | None:
+        """The queue at this place in the directory."""
+        return self._queues.get(index)
+
+    def _listed(self) -> tuple[tuple[Topic, ...], tuple[Queue, ...]]:
+        lists = self._lists
+        if lists is None:
+            with self._lock:
+                lists = self._lists = tuple(self._topics.values()), tuple(self._queues.values())
+        return lists
 
     # -- changes, by the creator
 
@@ -208,14 +252,17 @@ class Roster:
 
     def enter_topic(self, index: int, generation: int, name: str) -> Topic:
         """Take up a topic that is in the directory."""
-        topic = self._topics[name] = Topic(index, generation, name)
-        self.topics = tuple(self._topics.values())
+        topic = Topic(index, generation, name)
+        with self._lock:
+            self._topics[name] = topic
+            self._lists = None
         return topic
 
     def leave_topic(self, topic: Topic) -> None:
         """Forget a topic that has left the directory."""
-        del self._topics[topic.name]
-        self.topics = tuple(self._topics.values())
+        with self._lock:
+            del self._topics[topic.name]
+            self._lists = None
 
     def enter_queue(
         self,
@@ -231,7 +278,13 @@ class Roster:
         queue = Queue(index, serial, topic, channel, view, disk, sidecar)
         queue.seen_read = queue.positions[0]
         topic.queues[channel] = queue
-        self.queues = (*self.queues, queue)
+        with self._lock:
+            self._queues[index] = queue
+            self._lists = None
+        self._note_ephemeral(queue)
+        self._broker.attend(index)
+        if None in topic.queues:
+            self._broker.attend(topic.queues[None].index)  # its messages are for this one too
         return queue
 
     def leave_queue(self, queue: Queue) -> None:
@@ -239,14 +292,21 @@ class Roster:
         queue.gone = True
         if queue.topic.queues.get(queue.channel) is queue:
             del queue.topic.queues[queue.channel]
-        self.queues = tuple(other for other in self.queues if other is not queue)
+        with self._lock:
+            del self._queues[queue.index]
+            self._lists = None
+        self.ephemeral.pop(queue.index, None)
 
     def becomes_channel(self, backlog: Queue, channel: str) -> None:
         """A backlog has become its topic's first channel."""
         del backlog.topic.queues[None]
         backlog.channel = channel
         backlog.topic.queues[channel] = backlog
-        self._look = None
+        self._note_ephemeral(backlog)
+
+    def _note_ephemeral(self, queue: Queue) -> None:
+        if queue.channel is not None and queue.ephemeral:
+            self.ephemeral[queue.index] = queue
 
     def disk_queue(self, base: str) -> DiskQueue:
         """The files of a queue, with the options of this broker."""
@@ -266,22 +326,11 @@ class Roster:
 
     # -- what loops look at
 
-    def look(self) -> Look:
-        """The headers of all queues as they are now. For one thread: the arrays are used again."""
-        queues = self.queues
-        look = self._look
-        if look is None or look.queues is not queues:
-            look = self._look = Look(
-                queues,
-                hot_array(len(queues)),
-                np.array([queue.capacity for queue in queues], np.int64),
-                np.array([queue.view.read("inflight_slots") for queue in queues], np.int64),
-                np.array([queue.view.read("arena_max") for queue in queues], np.int64),
-                np.array([queue.ephemeral for queue in queues], np.bool_),
-                np.array([queue.seen_read for queue in queues], np.uint64),
-            )
-        look.again()
-        return look
+    def earliest(self) -> tuple[int, int]:
+        """Lower bounds of the earliest deadline (monotonic, ns) and due time (real, ns)."""
+        columns = self.directory.next_deadline, self.directory.next_due
+        deadline, due = (int(column.min(initial=np.iinfo(np.int64).max)) for column in columns)
+        return deadline, due
 
     def overdue(self, monotonic: int, realtime: int) -> list[int]:
         """Indices of queues whose earliest deadline or due time may have passed."""

@@ -4,7 +4,8 @@ Every `queue_scan_interval` some queues are chosen at random from a list that is
 `queue_scan_refresh_interval`, and scanned by a pool of workers; while more than
 `queue_scan_dirty_percent` of them had something, at once again. Random choice alone would notice a
 timeout in one of 10 000 channels after 50 s, so each round also compares the directory's columns
-`next_deadline[]` and `next_due[]` with the clocks and adds the queues that are overdue.
+`next_deadline[]` and `next_due[]` with the clocks and adds the queues that are overdue. While none
+will be before long it sleeps longer than that interval; who makes something earlier rings.
 
 With each refresh every queue is audited too: whoever maps a segment can overwrite it, and a ring
 index that is wrong hides messages that are all there.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from shmq import _native
@@ -26,6 +27,7 @@ from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.roster import Roster
 
 _BITE = 256  # messages a worker moves under one lock
+_LONGEST_NS = 1_000_000_000  # without a look: a step of the system clock rings nobody
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Scanner:
         dirty_share = options.queue_scan_dirty_percent / 100
         try:
             while not bell.stopped:
+                began = time.monotonic()
                 if _native.now() >= refresh_at:
                     refresh_at = _native.now() + int(options.queue_scan_refresh_interval * 1e9)
                     self._refresh()
@@ -58,9 +61,21 @@ class Scanner:
                     chosen = self._choose()
                     if not chosen or self._scan(chosen, bell) <= dirty_share * len(chosen):
                         break
-                bell.wait(options.queue_scan_interval)
+                bell.wait(self._rest())
+                while not bell.stopped:
+                    left = began + options.queue_scan_interval - time.monotonic()
+                    if left <= 0:
+                        break
+                    bell.wait(left)
         finally:
             self._resize(1)
+
+    def _rest(self) -> float:
+        """Seconds until something times out or is due, as far as is known now."""
+        now, realtime = _native.now(), _native.realtime()
+        self._broker.scan_at(now + _LONGEST_NS, realtime + _LONGEST_NS)
+        deadline, due = self._roster.earliest()
+        return max(min(deadline - now, due - realtime, _LONGEST_NS), 0) / 1e9
 
     def overdue(self) -> list[int]:
         """Queues whose earliest deadline or due time has passed. (Lower bounds: a scan may find
@@ -109,9 +124,9 @@ class Scanner:
         def one(index: int) -> bool:
             return self._expire(index, bell)
 
-        results: Iterable[bool]
-        results = map(one, chosen) if self._pool is None else self._pool.map(one, chosen)
-        return sum(results)
+        if self._pool is None or len(chosen) <= self._options.queue_scan_selection_count:
+            return sum(map(one, chosen))  # a hand-over would take longer than the work
+        return sum(self._pool.map(one, chosen))
 
     def _expire(self, index: int, bell: Bell) -> bool:
         """Whether a queue had anything; bite after bite, so that its consumers get in between."""

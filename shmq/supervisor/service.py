@@ -31,12 +31,13 @@ from shmq import _native, segments
 from shmq._native import Broker
 from shmq.layout import Array
 from shmq.options import Options
-from shmq.supervisor.arbiter import Arbiter, Bell
+from shmq.supervisor.arbiter import Arbiter, Bell, Pace
 from shmq.supervisor.roster import Queue, Roster, hot_array
 from shmq.supervisor.systemd import Notifier
 
 _TICK = 1.0  # seconds between two looks at the directory's name
-_STATUS_EVERY = 3.0
+_STATUS_EVERY = 3.0  # seconds, at least
+_STATUS_SHARE = 0.001  # of a core's time, at most
 _STUCK = 10.0  # seconds without a sign of life after which a loop is ill
 _SECOND_LOOK = 0.2  # who holds a lock so long is not just passing through it
 _EXTEND_EVERY = 1.0
@@ -93,7 +94,7 @@ class Service:
     def run(self, bell: Bell) -> None:
         """The loop."""
         notifier, now = self._notifier, time.monotonic()
-        alive_at, status_at = now, now
+        alive_at, status = now, Pace(_STATUS_EVERY, _STATUS_SHARE)
         interval = notifier.watchdog / 2
         tick = min(_TICK, interval) if interval else _TICK
         while not bell.stopped:
@@ -107,9 +108,10 @@ class Service:
             if interval and now >= alive_at:
                 alive_at = now + interval
                 self._sign_of_life()
-            if notifier and now >= status_at:
-                status_at = now + _STATUS_EVERY
+            began = time.monotonic()
+            if notifier and status.is_due(began):
                 self._say(self.line())
+                status.did(began)
             bell.wait(tick)
 
     def ready(self) -> None:

@@ -1,7 +1,12 @@
 """Moves messages between memory and disk: overflow out, refill in, backlogs to their channels.
 
-One loop, so no lock is on disk. Each round looks at all queues' headers at once (numpy) and then
-gives every queue that needs something a bounded bite, so that none starves another.
+One loop, so no lock is on disk. Each round looks at the headers of the queues it watches at once
+(numpy) and then gives every one that needs something a bounded bite, so that none starves another.
+
+Watched is what somebody asks attention for: a publisher at the high-water mark or without room, a
+consumer at the low-water mark, who empties, unpauses or returns what a dead client held; and from
+then on as long as it needs something. Of the others a few are looked at every second, in case that
+a ring was lost. So thousands of idle queues cost nothing.
 
 * out: a queue whose ready ring is 3/4 full, or whose publisher waits for room, until it is half
   empty. At the first overflow its oldest quarter goes to the requeue ring unread, so consumers go
@@ -20,20 +25,20 @@ tried again every second. Nothing is lost; publishers wait or get Full.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmq import _native
+from shmq import _native, layout
 from shmq._native import Broker, Busy, Gone, ShmqError, Spill
 from shmq.options import Options
 from shmq.storage.diskqueue import DamagedFile, pack, unpack
 from shmq.supervisor.arbiter import Bell
-from shmq.supervisor.deferral import Deferral, lacking
+from shmq.supervisor.deferral import LEAD, Deferral, lacking
 from shmq.supervisor.roster import Look, Queue, Roster
 
 _BATCH_BYTES = 4 << 20  # of records written or read at once
@@ -41,16 +46,20 @@ _LEAST_BYTES = 16 << 10  # ... when the disk is nearly full
 _BATCH_MESSAGES = 32768
 _BITES = 4  # batches a queue may write in one round
 _PUMP_MESSAGES = 2048
-_KEEP_BUSY = 1024  # messages
+_OPEN_MOST = 256  # queues whose files stay open
 
 _RETRY_AFTER = 1.0  # seconds after a disk error
-_TICK = 0.100  # seconds between rounds when nothing is on disk
-_TICK_ON_DISK = 0.005  # consumers empty a requeue ring without ringing anybody
-_TICK_DRAINING = 0.0005  # while they do
+_TICK = 1.0  # seconds between rounds when nobody rings
+_TICK_WATCHING = 0.005  # ... while a queue needs something; doubles as long as nothing can be done
+_TICK_WAITING = 0.100  # ... up to this; also while something is to be synced
+_TICK_DRAINING = 0.0005  # ... while consumers empty what is on disk
 _DRAINING = 0.050  # seconds since the last refill in which it is believed that they do
+_OTHERS = 32  # queues that did not ask are looked at every second, in turn
 _FAST_WINDOW = 0.010  # seconds in which a fast consumer takes
 _PATIENCE = 0.020  # seconds in which a waiting publisher sees that there is room
 _FAST_SHARE = 8  # ... this part (1/8) of the queue's capacity
+
+_NEVER = np.iinfo(np.int64).max
 
 _Work = Callable[[Queue], bool]
 
@@ -66,63 +75,102 @@ class Spiller:
         self._options = options
         self._deferral = Deferral(broker, roster)
         self._active: set[Queue] = set()  # with disk operations that are not synced yet
-        self._delivered: dict[int, tuple[float, int]] = {}  # by serial: when, how many
+        self._open: dict[Queue, None] = {}  # whose files may be open, last used last
         self._pressed: set[Queue] = set()  # channels that a backlog waits for
-        self._restored_at = 0.0
+        self._watched: dict[Queue, None] = {}
+        self._due = np.full(layout.constant("QUEUES"), _NEVER)  # by index: of what is on disk
+        self._others: Iterator[Queue] = iter(())
+        self._others_at = 0.0
+        self._pause = _TICK_WATCHING
         self.health = "OK"
         self.bad_files = 0
 
     def run(self, bell: Bell) -> None:
         """The loop."""
         while not bell.stopped:
-            busy, pause = self._round(time.monotonic())
-            bell.wait(0 if busy else pause)
+            bell.wait(self._round(time.monotonic()))
 
     # -- choosing
 
-    def _round(self, now: float) -> tuple[bool, float]:
-        """Whether anything was moved; how long to sleep if not."""
-        look = self._roster.look()
-        hot = look.hot
+    def _round(self, now: float) -> float:
+        """How long to sleep, if nobody rings: not at all if anything was moved."""
+        self._gather(now)
+        if not self._watched and not self._active:
+            return _TICK
+        look = Look.at([queue for queue in self._watched if not queue.gone])
+        needs, busy, pause = self._serve(look, now)
+        self._tidy(look, now)
+        self._forget(look, needs)
+        if busy:
+            self._pause = _TICK_WATCHING
+            return 0.0
+        if needs:
+            pause = min(pause, self._pause)
+            self._pause = min(2 * self._pause, _TICK_WAITING)
+        return min(pause, _TICK_WAITING) if self._active else pause
+
+    def _gather(self, now: float) -> None:
+        """Watch what asks for attention, what has deferred messages to be read soon, and now and
+        then some others."""
+        rung = self._broker.attention()
+        if rung:
+            self._pause = _TICK_WATCHING
+        soon = np.flatnonzero(self._due <= _native.realtime() + LEAD)
+        for index in (*rung, *soon.tolist()):
+            queue = self._roster.queue(index)
+            if queue is not None:
+                self._watched[queue] = None
+        self._due[soon] = _NEVER
+        if now >= self._others_at:
+            self._others_at = now + _TICK
+            others = [*itertools.islice(self._others, _OTHERS)]
+            self._others = self._others if others else iter(self._roster.queues)
+            self._watched.update(dict.fromkeys(others))
+
+    def _serve(self, look: Look, now: float) -> tuple[set[Queue], bool, float]:
+        """A bite for everyone: who needs something still, whether anything was moved, how soon to
+        look again."""
+        hot, busy, pause = look.hot, False, _TICK
         on_disk = (hot["disk_read"] != hot["disk_write"]) | (hot["spilling"] != 0)
-        busy, pause = False, _TICK_ON_DISK if on_disk.any() or look.wanted.any() else _TICK
-        if on_disk.any() and now - self._restored_at < _DRAINING:
-            pause = _TICK_DRAINING
-        full = self._overflowing(look, on_disk)
-        for row in np.flatnonzero(full).tolist():
+        needs = {look.queues[row] for row in np.flatnonzero(look.wanted).tolist()}
+
+        def each(queues: Iterable[Queue], work: _Work) -> list[Queue]:
+            chosen = list(queues)
+            needs.update(chosen)
+            return [queue for queue in chosen
+                    if queue.retry_at <= now and self._guarded(queue, work)]  # fmt: skip
+
+        full = []
+        for row in np.flatnonzero(self._overflowing(look, on_disk)).tolist():
             queue = look.queues[row]
             settled = on_disk[row] or hot["overflowed"][row] or queue in self._pressed
-            if queue.retry_at > now:
-                continue
-            if not settled and self._is_fast(queue, int(hot["delivered"][row]), now):
+            if settled or not self._is_fast(queue, int(hot["delivered"][row]), now):
+                full.append(queue)
+            else:
+                needs.add(queue)
                 pause = _FAST_WINDOW
-                continue
-            busy |= self._guarded(queue, self._spill)
-        for queue in self._deferral.to_write(look, self._pressed):
-            if queue.retry_at <= now:
-                busy |= self._guarded(queue, self._deferral.write)
-        for row in np.flatnonzero(self._crowded(look)).tolist():
-            queue = look.queues[row]
-            if queue.retry_at <= now:
-                busy |= self._guarded(queue, self._relieve)
+        busy |= bool(each(full, self._spill))
+        busy |= bool(each(self._deferral.to_write(look, self._pressed), self._deferral.write))
+        busy |= bool(each(self._crowded(look), self._relieve))
         self._pressed.clear()
-        for queue in self._deferral.to_read(look):
-            if queue.retry_at <= now:
-                busy |= self._guarded(queue, self._deferral.read)
-                if self._deferral.is_late(queue):
-                    pause = min(pause, _TICK_ON_DISK)
-        for row in np.flatnonzero(self._running_low(look, on_disk)).tolist():
-            queue = look.queues[row]
-            if queue.no_room == int(hot["free_tail"][row]) and now < queue.no_room_until:
-                continue
-            if queue.retry_at <= now and self._guarded(queue, self._restore):
-                self._restored_at, busy = now, True
-        for topic in self._roster.topics:
-            backlog = topic.queues.get(None)
-            if backlog is not None and len(topic.queues) > 1 and backlog.retry_at <= now:
-                busy |= self._guarded(backlog, self._pump)
-        self._tidy(look, now)
-        return busy, pause
+        busy |= bool(each(self._deferral.to_read(look), self._deferral.read))
+        for queue in each(self._running_low(look, on_disk), self._restore):
+            queue.restored_at, busy = now, True
+        busy |= bool(each(filter(self._is_pumped, look.queues), self._pump))
+        needs |= self._pressed
+        for row in np.flatnonzero(on_disk).tolist():
+            if now - look.queues[row].restored_at < _DRAINING:
+                needs.add(look.queues[row])
+                pause = _TICK_DRAINING
+        return needs, busy, pause
+
+    def _forget(self, look: Look, needs: set[Queue]) -> None:
+        """Watch only what needs something still."""
+        for queue in look.queues:
+            if queue not in needs:
+                due = queue.sidecar.due
+                self._due[queue.index] = _NEVER if due is None else due
+        self._watched = dict.fromkeys(needs)
 
     def _overflowing(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
         hot, ready = look.hot, look.ready
@@ -143,32 +191,34 @@ class Spiller:
 
     def _is_fast(self, queue: Queue, delivered: int, now: float) -> bool:
         """Whether its consumers empty it at such a rate that disk would only slow them down."""
-        since, before = self._delivered.get(queue.serial, (0.0, 0))
+        since, before = queue.delivered
         elapsed = now - since
         if elapsed > 10 * _FAST_WINDOW:  # too long ago to say anything: look again in a moment
-            self._delivered[queue.serial] = (now, delivered)
+            queue.delivered = (now, delivered)
             return True
         if elapsed < _FAST_WINDOW:
             return True
-        self._delivered[queue.serial] = (now, delivered)
+        queue.delivered = (now, delivered)
         return (delivered - before) * _FAST_SHARE * _FAST_WINDOW >= queue.capacity * elapsed
 
-    def _running_low(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        hot = look.hot
-        low = look.waiting < _low_water(look.capacity, look.inflight_slots)
-        room = hot["held"] < look.inflight_slots - look.inflight_slots // 8
-        room &= hot["held_bytes"].astype(np.int64) < look.arena_max * 5 // 8
-        chosen: NDArray[np.bool_] = on_disk & low & room & (hot["base_pending"] == 0)
-        return chosen
+    def _running_low(self, look: Look, on_disk: NDArray[np.bool_]) -> list[Queue]:
+        low = on_disk & (look.waiting < look.low_water) & (look.hot["base_pending"] == 0)
+        return [look.queues[row] for row in np.flatnonzero(low).tolist()]
 
-    def _crowded(self, look: Look) -> NDArray[np.bool_]:
+    def _is_pumped(self, queue: Queue) -> bool:
+        """Whether it is a backlog on its way to channels."""
+        topic = queue.topic
+        if queue.channel is not None or len(topic.queues) == 1 or not _holds(queue):
+            return False
+        return not int(self._roster.directory.topics[topic.index]["paused"])
+
+    def _crowded(self, look: Look) -> list[Queue]:
         """Where what came back may keep a publisher of deferred messages from its room."""
         hot = look.hot
         held = hot["held"] + look.deferring + hot["need_slots"]
         full = (held > look.inflight_slots) | (hot["need_bytes"] > 0)
         usable = (look.waiting > 0) & ~look.ephemeral & (hot["base_pending"] == 0)
-        chosen: NDArray[np.bool_] = look.wanted & full & usable
-        return chosen
+        return [look.queues[row] for row in np.flatnonzero(look.wanted & full & usable).tolist()]
 
     # -- out
 
@@ -262,7 +312,9 @@ class Spiller:
 
     def _restore(self, queue: Queue) -> bool:
         read, write = queue.positions
-        if read == write:
+        if read == write or not _has_room(queue):
+            return False
+        if queue.no_room == queue.view.read("free_tail") and time.monotonic() < queue.no_room_until:
             return False
         try:
             chunk = queue.disk.read(read, write, _bytes_that_fit(queue), _native.scan_records)
@@ -281,7 +333,7 @@ class Spiller:
         fitted = self._broker.restore(queue.index, chunk.data, chunk.position, chunk.next_position)
         if fitted is None or fitted[0]:
             return fitted is not None
-        queue.no_room, queue.no_room_until = freed, time.monotonic() + _TICK
+        queue.no_room, queue.no_room_until = freed, time.monotonic() + _TICK_WAITING
         return self._make_way(queue)
 
     def _make_way(self, queue: Queue) -> bool:
@@ -307,8 +359,6 @@ class Spiller:
     def _pump(self, backlog: Queue) -> bool:
         """Move some of a backlog to its topic's channels; a full channel gets room first."""
         topic = backlog.topic
-        if not _holds(backlog) or int(self._roster.directory.topics[topic.index]["paused"]):
-            return False
         if backlog.sidecar.chunks:
             self._deferral.read(backlog, everything=True)
         moved = self._broker.pump(topic.index, topic.generation, _PUMP_MESSAGES)
@@ -321,7 +371,6 @@ class Spiller:
     def _tidy(self, look: Look, now: float) -> None:
         """Drop files that were read (or emptied) completely, sync what is due."""
         for row in np.flatnonzero(look.hot["disk_read"] != look.seen_read).tolist():
-            look.seen_read[row] = look.hot["disk_read"][row]
             self._active.add(look.queues[row])
         for queue in list(self._active):
             if queue.gone:
@@ -343,6 +392,7 @@ class Spiller:
 
     def _guarded(self, queue: Queue, work: _Work) -> bool:
         """Do one queue's work under its lock; trouble with it or its disk stops no other."""
+        self._keep_open(queue)
         with queue.lock:
             if queue.gone:
                 return False
@@ -357,6 +407,17 @@ class Spiller:
                 queue.retry_at = time.monotonic() + _RETRY_AFTER
                 _log.error("%s: cannot move messages between memory and disk: %s", queue, exc)
         return False
+
+    def _keep_open(self, queue: Queue) -> None:
+        """Its files may be opened now; those of the queue that was used longest ago are closed, if
+        there are many."""
+        self._open.pop(queue, None)
+        self._open[queue] = None
+        if len(self._open) > _OPEN_MOST:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            with oldest.lock:
+                oldest.disk.close()
 
     def trouble(self, exc: OSError) -> None:
         """Note what the disk said; logged when it is news."""
@@ -427,11 +488,11 @@ def _holds(queue: Queue) -> bool:
     return read != write or queue.ready + queue.waiting + deferred + queue.sidecar.depth > 0
 
 
-def _low_water(capacity: Any, inflight_slots: Any) -> Any:
-    """Fewer messages than this in the requeue ring: read more. Enough to keep consumers busy until
-    the next round, also where little may be in memory."""
-    low = np.maximum(capacity // 4, np.minimum(inflight_slots // 8, _KEEP_BUSY))
-    return np.minimum(low, inflight_slots // 2)
+def _has_room(queue: Queue) -> bool:
+    """Whether there is room to read what is on disk."""
+    _, slots, _, arena_max = queue.limits
+    held, held_bytes = queue.view.read("held"), queue.view.read("held_bytes")
+    return held < slots - slots // 8 and held_bytes < arena_max * 5 // 8
 
 
 def _oldest_quarter(queue: Queue) -> int:
@@ -445,9 +506,7 @@ def _oldest_quarter(queue: Queue) -> int:
 def _bytes_that_fit(queue: Queue) -> int:
     """How much to read: twice the low-water mark, but nothing that would not fit and be read again
     later."""
-    view = queue.view
-    slots = view.read("inflight_slots")
-    wanted = 2 * int(_low_water(queue.capacity, slots))
-    room = view.read("arena_max") * 3 // 4 - view.read("held_bytes")
-    messages = min(wanted, slots - slots // 8 - view.read("held"))
+    view, (_, slots, low_water, arena_max) = queue.view, queue.limits
+    room = arena_max * 3 // 4 - view.read("held_bytes")
+    messages = min(2 * low_water, slots - slots // 8 - view.read("held"))
     return max(4096, min(_BATCH_BYTES, room, messages * queue.record_bytes))

@@ -37,9 +37,9 @@ from shmq.supervisor.service import Service
 from shmq.supervisor.spill import Spiller
 from shmq.supervisor.systemd import Notifier
 
-_REQUEST, _OVERFLOW, _LEFT = 1, 2, 4  # bits of supervisor_wait
+_REQUEST, _SPILLER, _LEFT, _CHANGED, _DEADLINE = 1, 2, 4, 8, 16  # bits of supervisor_wait
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
-_BREATH = 0.001  # after an overflow was rung: publishers ring again with every message
+_BREATH = 0.001  # after the spiller was rung for: publishers ring again with every message
 _STARTER_EVERY = 0.250  # seconds between two looks at the starter
 
 _log = logging.getLogger(__name__)
@@ -132,9 +132,11 @@ class Supervisor:
         arbiter = Arbiter()
         self._creator_bell = arbiter.add("creator", self._creator.run)
         self._spiller_bell = arbiter.add("spiller", self._spiller.run)
-        arbiter.add("scanner", Scanner(self._broker, self._roster, options).run)
+        self._scanner_bell = arbiter.add(
+            "scanner", Scanner(self._broker, self._roster, options).run
+        )
         arbiter.add("reaper", Reaper(self._broker, self._roster, self._client_reaped).run)
-        arbiter.add("ledger", self._ledger.run)
+        self._ledger_bell = arbiter.add("ledger", self._ledger.run)
         service = Service(
             self._notifier, arbiter, self._broker, self._roster, options,
             lambda: self._spiller.health, self._has_lost,
@@ -192,7 +194,11 @@ class Supervisor:
             why = self._broker.supervisor_wait(_native.now() + _BEAT_NS)
             if why & (_REQUEST | _LEFT):
                 self._creator_bell.ring()
-            if why & _OVERFLOW:
+            if why & _CHANGED:
+                self._ledger_bell.ring()
+            if why & _DEADLINE:
+                self._scanner_bell.ring()
+            if why & _SPILLER:
                 self._spiller_bell.ring()
                 time.sleep(_BREATH)
             now = time.monotonic()

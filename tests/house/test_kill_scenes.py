@@ -26,6 +26,7 @@ STORES_NOTHING = {
 KILLED_ELSEWHERE = {
     "shmq_audit": "looks, and what it may do then is shmq_rebuild",
     "shmq_killpoint_arm": "the tests' own",
+    "shmq_reap_wait": "looks as shmq_reap_scan does",
     "shmq_request_wait": "waits as shmq_consumer_wait does, and asks as shmq_supervisor_alive",
     "shmq_take_bytes": "shmq_take calls it",
 }

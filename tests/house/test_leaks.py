@@ -247,6 +247,16 @@ def supervise(s: Scene) -> None:
     s.supervisor.supervisor_wait(0)
 
 
+@scene("Broker.attend", "Broker.attention", "Broker.scan_at")
+def attention(s: Scene) -> None:
+    s.supervisor.scan_at(0, 0)
+    s.supervisor.attention()
+    s.supervisor.attend(s.queue)
+    assert s.supervisor.attention() == [s.queue]
+    s.supervisor.attend(1 << 20)
+    assert s.supervisor.attention() == []
+
+
 @scene("Broker.close_directory", slow=True)
 def close_directory(s: Scene) -> None:
     with World() as world:

@@ -1130,12 +1130,17 @@ static void the_supervisor_died(scene *s)
 	a_death(s, come_and_spill_halfway, 3);
 }
 
-/* The doorbell and what rang it. */
+/* The doorbell, what rang it and for which queue. */
 static void wait_to_supervise(scene *s)
 {
-	uint32_t why;
+	uint32_t why, queues[64];
 
+	watch_begin();
+	shmq_scan_at(s->mine, shmq_now(), shmq_realtime());
+	shmq_attend(s->mine, first_queue(s));
+	watch_end();
 	EQUAL(WATCHED(shmq_supervisor_wait(s->mine, shmq_now(), &why)), 0);
+	EQUAL(WATCHED(shmq_attention(s->mine, queues, 64)), 1);
 }
 
 static void reap(scene *s)

@@ -275,7 +275,7 @@ static void a_waiting_publisher_says_what_it_needs(void)
 	EQUAL(ld(&x.q->need_slots), 3);
 	EQUAL(ld(&x.q->need_bytes), 3 * arena_block_size(10));
 	EQUAL(shmq_supervisor_wait(x.w->supervisor, soon(), &why), 0);
-	CHECK(why & RING_OVERFLOW);
+	CHECK(why & RING_SPILLER);
 	EQUAL(shmq_take(x.c, m, 300, soon(), &got), 0);
 	EQUAL(publish(&x, "0123456789", 10, 3, 0), 0);
 	EQUAL(ld(&x.q->need_slots), 0);
