@@ -212,7 +212,7 @@ def _take_arrow(consumer: Any, plan: Plan, taken: Counter) -> int:
     received, before = 0, taken[0]
     while True:
         batch = take_many(count, PATIENCE)
-        bodies = batch.to_arrow()["body"]
+        bodies = batch.to_arrow().column(3)
         batch.finish()
         received += len(bodies)
         if batch.column("data").nbytes % size:

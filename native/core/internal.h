@@ -391,6 +391,8 @@ typedef struct record {
 void record_write(uint8_t *to, const shmq_slot_desc *slot, const uint8_t *body);
 /* Into a slot whose body is long enough; its state, order and position are the caller's. */
 void record_place(shmq_slot_desc *slot, uint8_t *body, const record *from);
+/* 1: whole; 0: not, *size is what it would be (if as much as that is there); -1: cannot be right. */
+int record_size(const uint8_t *from, uint64_t length, uint64_t max_msg_size, uint64_t *size);
 /* 1: read, *used says how long it was; 0: not whole; -1: cannot be right. */
 int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, record *out,
                 uint64_t *used);

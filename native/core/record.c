@@ -5,74 +5,100 @@
  */
 #include "internal.h"
 
+#include <endian.h>
 #include <string.h>
 
-static void put_be(uint8_t *to, uint64_t value, int bytes)
+static uint16_t get_be16(const uint8_t *from)
 {
-	for (int i = bytes; i--; value >>= 8)
-		to[i] = (uint8_t)value;
+	uint16_t value;
+
+	memcpy(&value, from, sizeof(value));
+	return be16toh(value);
 }
 
-static uint64_t get_be(const uint8_t *from, int bytes)
+static uint32_t get_be32(const uint8_t *from)
 {
-	uint64_t value = 0;
+	uint32_t value;
 
-	for (int i = 0; i < bytes; i++)
-		value = value << 8 | from[i];
-	return value;
+	memcpy(&value, from, sizeof(value));
+	return be32toh(value);
+}
+
+static uint64_t get_be64(const uint8_t *from)
+{
+	uint64_t value;
+
+	memcpy(&value, from, sizeof(value));
+	return be64toh(value);
 }
 
 void record_write(uint8_t *to, const shmq_slot_desc *s, const uint8_t *body)
 {
 	static const char digits[] = "0123456789abcdef";
+	uint32_t length = htobe32(s->length + 26u);
+	uint64_t timestamp = htobe64((uint64_t)s->timestamp);
+	uint16_t attempts = htobe16(s->attempts);
 
-	put_be(to, s->length + 26u, 4);
-	put_be(to + 4, (uint64_t)s->timestamp, 8);
-	put_be(to + 12, s->attempts, 2);
+	memcpy(to, &length, sizeof(length));
+	memcpy(to + 4, &timestamp, sizeof(timestamp));
+	memcpy(to + 12, &attempts, sizeof(attempts));
 	for (int i = 0; i < 16; i++)
 		to[14 + i] = (uint8_t)digits[s->id >> (60 - 4 * i) & 15];
 	memcpy(to + RECORD_HEAD, body, s->length);
 }
 
-static int hex_value(uint8_t c)
-{
-	return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Ids are 16 opaque bytes to nsqd; one that is not hexadecimal is kept as a number made of it. */
 static uint64_t read_id(const uint8_t *from)
 {
-	uint64_t id = 0, mixed = UINT64_C(14695981039346656037);
-	bool hex = true;
+#define DIGIT 0x10u
+	static const uint8_t values[256] = {
+		['0'] = DIGIT,      ['1'] = DIGIT | 1,  ['2'] = DIGIT | 2,  ['3'] = DIGIT | 3,
+		['4'] = DIGIT | 4,  ['5'] = DIGIT | 5,  ['6'] = DIGIT | 6,  ['7'] = DIGIT | 7,
+		['8'] = DIGIT | 8,  ['9'] = DIGIT | 9,  ['a'] = DIGIT | 10, ['b'] = DIGIT | 11,
+		['c'] = DIGIT | 12, ['d'] = DIGIT | 13, ['e'] = DIGIT | 14, ['f'] = DIGIT | 15,
+	};
+	uint64_t id = 0;
+	unsigned all = DIGIT;
 
 	for (int i = 0; i < 16; i++) {
-		int v = hex_value(from[i]);
+		unsigned value = values[from[i]];
 
-		hex &= v >= 0;
-		id = id << 4 | (uint64_t)(v & 15);
-		mixed = (mixed ^ from[i]) * UINT64_C(1099511628211);
+		all &= value;
+		id = id << 4 | (value & 15);
 	}
-	return hex ? id : mixed;
+	if (all & DIGIT)
+		return id;
+#undef DIGIT
+	id = UINT64_C(14695981039346656037);
+	for (int i = 0; i < 16; i++)
+		id = (id ^ from[i]) * UINT64_C(1099511628211);
+	return id;
+}
+
+int record_size(const uint8_t *from, uint64_t length, uint64_t max_msg_size, uint64_t *size)
+{
+	if (length < 4)
+		return 0;
+	*size = (uint64_t)get_be32(from) + 4;
+	if (!SANE(*size >= RECORD_HEAD && *size <= max_msg_size + RECORD_HEAD))
+		return -1;
+	return length >= *size;
 }
 
 int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, record *out,
                 uint64_t *used)
 {
 	uint64_t size;
+	int r = record_size(from, length, max_msg_size, &size);
 
-	if (length < 4)
-		return 0;
-	size = get_be(from, 4);
-	if (!SANE(size >= 26 && size <= max_msg_size + 26))
-		return -1;
-	if (length < size + 4)
-		return 0;
-	out->timestamp = (int64_t)get_be(from + 4, 8);
-	out->attempts = (uint16_t)get_be(from + 12, 2);
+	if (r <= 0)
+		return r;
+	out->timestamp = (int64_t)get_be64(from + 4);
+	out->attempts = get_be16(from + 12);
 	out->id = read_id(from + 14);
 	out->body = from + RECORD_HEAD;
-	out->length = size - 26;
-	*used = size + 4;
+	out->length = size - RECORD_HEAD;
+	*used = size;
 	return 1;
 }
 
@@ -91,14 +117,13 @@ int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, 
                       uint64_t *used, bool *damaged)
 {
 	const uint8_t *at = data;
-	record ignored;
 	uint64_t size;
 	int r = 0;
 
 	*records = 0;
 	*used = 0;
 	while (*used < length &&
-	       (r = record_read(at + *used, length - *used, max_msg_size, &ignored, &size)) > 0) {
+	       (r = record_size(at + *used, length - *used, max_msg_size, &size)) > 0) {
 		*used += size;
 		++*records;
 	}

@@ -567,7 +567,6 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
 	shmq_map *map = NULL;
 	uint32_t n = 0;
 	bool emptied = false;
-	record rec;
 	int r = lengths ? map_get(b, queue, &map) : SHMQ_NO_MEMORY;
 
 	*taken = 0;
@@ -575,9 +574,9 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
 	if (r)
 		goto out;
 	touch(b, queue);
-	while (at < length && record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec,
-	                                  &size) > 0) {
-		lengths[n++] = rec.length;
+	while (at < length &&
+	       record_size((const uint8_t *)data + at, length - at, UINT32_MAX, &size) > 0) {
+		lengths[n++] = size - RECORD_HEAD;
 		at += size;
 	}
 	if (at != length) {
