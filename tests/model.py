@@ -187,6 +187,7 @@ class Queue:
         if self.back:
             first = self.back[0]
             waits = have_ready and self.ready[0].seq < first.after
+            waits = waits and all(msg.after for msg in self.back)
             if not waits or not self.may_hold_more():
                 return "back"
         return "ready" if have_ready and self.may_hold_more() else None
@@ -364,7 +365,11 @@ class Queue:
         return [record.msg for record in records]
 
     def unrestore(self) -> int:
-        """What was read ahead and nobody took goes back, from the end."""
+        """What was read ahead and nobody took goes back, from the end; what was handed out before
+        goes in front of it."""
+        self.back.sort(key=lambda msg: (not msg.attempts and not msg.after, msg.order))
+        for msg in self.back:
+            msg.order = next(self.orders)
         run: list[Msg] = []
         position = self.read
         while self.back:

@@ -157,6 +157,10 @@ def _check_rings(result: Recount) -> None:
         if state is not State.FREE:
             order = result.slots["order"][ring].astype(int)
             result.check(f"{name} ring not in order", bool((np.diff(order) > 0).all()), order)
+    may_go_first = np.flatnonzero(result.slots["after"][view.requeue] == 0)
+    firsts = (view.read("requeue_firsts") - view.read("requeue_head")) % 2**32
+    expected = int(may_go_first[-1]) + 1 if len(may_go_first) else 0
+    result.check("requeue_firsts", firsts * (firsts < 2**31) == expected, firsts, expected)
     for name in ("ready", "requeue", "free", "defer"):
         length = len(getattr(view, name))
         result.check(f"{name} ring has foreign entries", view.ring_length(name) == length)

@@ -306,6 +306,8 @@ void consumer_leave(shmq_consumer *c, uint32_t bell);
 void slot_release(shmq_map *map, uint32_t slot);
 /* BACK, behind the requeue ring. `after`: seq it waits for, 0: may go first. */
 void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
+/* `requeue_firsts` anew, when entries were moved. */
+void requeue_firsts_find(shmq_map *map);
 /* What a take would hand out next and the head that then moves on by one; false: nothing. */
 bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head);
 void held_add(shmq_map *map, uint32_t slot);

@@ -488,7 +488,8 @@ typedef struct shmq_queue_desc {
 	_Atomic uint32_t leases_committed; /* 1: the pages of leases and lessees exist */
 	_Atomic uint64_t lease_id;        /* last one given, never lowered */
 	_Atomic uint32_t leased;          /* messages in leases; derived */
-	uint32_t reserved6;
+	uint32_t requeue_firsts;          /* behind the requeue ring's last entry that may go first
+	                                     (`after` 0); derived */
 	/* 768 */
 	shmq_lock_desc deliver;           /* D */
 	uint64_t reserved8[8];

@@ -103,7 +103,8 @@ static const shmq_field fields[] = {
 	U8(queue, held_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
 	U8(queue, requeued) U8(queue, timed_out) U8(queue, returned) U8(queue, spilled)
 	U8(queue, restored) U4(queue, leases_committed) U8(queue, lease_id) U4(queue, leased)
-	U4(queue, ready_tail_seen) U4(queue, spilling_count) F(queue, deliver, "V64")
+	U4(queue, ready_tail_seen) U4(queue, requeue_firsts)
+	U4(queue, spilling_count) F(queue, deliver, "V64")
 	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
 	F(queue, arena, "arena")
 };

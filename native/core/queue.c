@@ -77,7 +77,31 @@ void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
 	SHMQ_KILLPOINT("back.state");
 	map->requeue[tail & ring_mask_of(map)] = slot;
 	SHMQ_KILLPOINT("back.ring");
+	if (!after)
+		q->requeue_firsts = tail + 1;
 	st_release(&q->requeue_tail, tail + 1);
+}
+
+void requeue_firsts_find(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->requeue_head), at = ld(&q->requeue_tail);
+
+	if (!SANE(at - head <= slots_of(map))) {
+		queue_broken(map);
+		return;
+	}
+	for (; at != head; at--) {
+		uint32_t slot = map->requeue[(at - 1) & ring_mask_of(map)];
+
+		if (!slot_is(map, slot, SHMQ_BACK)) {
+			queue_broken(map);
+			break;
+		}
+		if (!map->slots[slot].after)
+			break;
+	}
+	q->requeue_firsts = at;
 }
 
 void deadline_note(shmq_broker *b, shmq_map *map)
@@ -362,10 +386,11 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
 		*head = &q->requeue_head;
 		if (!may_be_taken(map, *slot, SHMQ_BACK))
 			return false;
-		/* A requeued message waits for what was published before it came back, unless that may
-		 * not be taken: it is held already, and would wait for ever for itself. */
+		/* A requeued message waits for what was published before it came back. But not if that
+		 * may not be taken: it is held already, and would wait for ever for itself. And not if
+		 * behind it are some that go first: what is READY was published after them. */
 		after = map->slots[*slot].after;
-		if (!have_ready || !after || !may_hold_more(map))
+		if (!have_ready || !after || (int32_t)(q->requeue_firsts - back) > 0 || !may_hold_more(map))
 			return true;
 		if (!may_be_taken(map, first, SHMQ_READY))
 			return false;

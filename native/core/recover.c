@@ -440,6 +440,7 @@ static void rebuild_lists(shmq_map *map)
 	st_release(&q->free_tail, nobody + frees);
 	st(&q->defer_head, ld(&q->defer_tail));
 	st_release(&q->requeue_tail, back + backs);
+	requeue_firsts_find(map);
 	st_release(&q->ready_tail, ready + readies);
 }
 

@@ -180,9 +180,51 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 			map->requeue[to++ & mask] = slot;
 	}
 	st_release(&q->requeue_tail, to);
+	requeue_firsts_find(map);
 }
 
 /* ---- ahead ---- */
+
+static bool was_never_out(const shmq_slot_desc *s)
+{
+	return !s->attempts && !s->after;
+}
+
+static int by_turn(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	int difference = was_never_out(x) - was_never_out(y);
+
+	return difference ? difference : by_order(x, y);
+}
+
+/*
+ * In the requeue ring, who was never handed out goes behind who was: these are what the files hold
+ * right before the read position, so they can go back there, and in the order of publishing. Those
+ * before them have no turn to keep.
+ */
+static bool keep_turns(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), mask = ring_mask_of(map);
+	uint64_t order = ld(&q->order);
+	bool sane = SANE(tail - head <= slots_of(map));
+
+	for (uint32_t at = head; sane && at != tail; at++) {
+		uint32_t slot = map->requeue[at & mask];
+
+		sane = slot_is(map, slot, SHMQ_BACK) && body_is_in(map, &map->slots[slot]);
+	}
+	if (!sane) {
+		queue_broken(map);
+		return false;
+	}
+	sort_slots(map->requeue, mask, head, tail - head, map->slots, by_turn);
+	st(&q->order, order + (tail - head));
+	for (uint32_t at = head; at != tail; at++)
+		map->slots[map->requeue[at & mask]].order = ++order;
+	requeue_firsts_find(map);
+	return true;
+}
 
 static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uint64_t pos)
 {
@@ -202,7 +244,7 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 	uint32_t inflight = at_most(ld(&q->inflight_len), slots_of(map)), mask = ring_mask_of(map);
 	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), first, all;
 	uint64_t read = ld(&q->disk_read), before = read & ((UINT64_C(1) << 40) - 1), bytes = 0;
-	uint64_t order = ld(&q->order);
+	uint64_t order;
 
 	first = all = inflight + (tail - head);
 	if (read == ld(&q->disk_write) || !all)
@@ -211,16 +253,9 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 		queue_broken(map);
 		return SHMQ_EMPTY;
 	}
-	for (uint32_t i = head; i != tail; i++) {
-		uint32_t slot = map->requeue[i & mask];
-
-		if (!slot_is(map, slot, SHMQ_BACK) || !body_is_in(map, &map->slots[slot])) {
-			queue_broken(map);
-			return SHMQ_EMPTY;
-		}
-	}
-	if (!gather_inflight(map, tail, inflight))
+	if (!keep_turns(map) || !gather_inflight(map, tail, inflight))
 		return SHMQ_EMPTY;
+	order = ld(&q->order);
 #define NTH(i) map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask]
 	for (; first && all - first < n; first--) {
 		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
@@ -257,6 +292,7 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 			session_leave(&map->sessions[session]);
 	}
 	st_release(&q->requeue_tail, first < inflight ? head : head + first - inflight);
+	requeue_firsts_find(map);
 #undef NTH
 	return 0;
 }
@@ -552,6 +588,7 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 		st_release(&q->disk_read, *used == length ? next_position : position + *used);
 	st_release(&q->free_head, ld(&q->free_head) + n);
 	SHMQ_KILLPOINT("restore.head");
+	q->requeue_firsts = tail + n;
 	st_release(&q->requeue_tail, tail + n);
 	st(&q->disk_depth, ld(&q->disk_depth) > n ? ld(&q->disk_depth) - n : 0);
 	bump(&q->restored, n);
@@ -655,6 +692,7 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 	if (r)
 		goto out;
 	q = map->q;
+	(void)keep_turns(map);
 	mask = ring_mask_of(map);
 	head = ld(&q->requeue_head);
 	position = ld(&q->disk_read);
@@ -690,6 +728,7 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 			slot_release(map, slot);
 		}
 		st_release(&q->requeue_tail, at);
+		requeue_firsts_find(map);
 	}
 	queue_unlock(map);
 out:

@@ -19,6 +19,7 @@ static void move_indices(shmq_map *map, uint32_t start)
 	st(&q->requeue_tail, start);
 	st(&q->free_head, start);
 	st(&q->free_tail, start + n);
+	q->requeue_firsts = start;
 	q->reclaimed = start + n;
 	q->endowed = start;
 	q->free_tail_seen = start + n;
