@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import faulthandler
 import importlib.util
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 
 import click
 
-from shmq import __version__
+from shmq import __version__, segments
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
 from shmq.gateway import listen, tls
@@ -26,6 +27,9 @@ from shmq.stats import NSQD_VERSION
 from shmq.supervisor import systemd
 from shmq.supervisor.children import Children
 from shmq.supervisor.supervisor import Supervisor
+
+#: How long the gateway of a supervisor that was killed may hold its ports.
+_PREDECESSOR_SECONDS = 2.0
 
 _OWN_FLAGS = ("config", "drain", "starter-pid", "version")
 
@@ -141,7 +145,7 @@ class Gateway:
         """Open the sockets, close them at the end. OSError, OptionError."""
         passed = [(item.fd, item.name) for item in self._passed]
         tls.server_context(self._options)  # so that a mistake is told now
-        self._listeners = listeners = listen.open_listeners(self._options, passed)
+        self._listeners = listeners = self._open(passed)
         try:
             if listeners:
                 _check_installed()
@@ -152,6 +156,20 @@ class Gateway:
                 yield
         finally:
             listeners.close()
+
+    def _open(self, passed: list[tuple[int, str]]) -> listen.Listeners:
+        """Wait for the ports if an instance was left: a gateway ends a moment after its killed
+        supervisor."""
+        deadline = time.monotonic() + _PREDECESSOR_SECONDS
+        while True:
+            try:
+                return listen.open_listeners(self._options, passed)
+            except OSError as exc:
+                follows = segments.list_objects(self._options.instance)
+                late = time.monotonic() > deadline
+                if exc.errno != errno.EADDRINUSE or not follows or late:
+                    raise
+            time.sleep(0.01)
 
     def children(self, news: Callable[[], dict[str, str]]) -> Children | None:
         """The processes; None without a socket."""

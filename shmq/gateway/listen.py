@@ -8,6 +8,7 @@ connections evenly; that nobody else has the port is found out before, with a so
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -109,19 +110,38 @@ def _open(address: str, count: int, listeners: Listeners) -> list[int]:
     except OSError as exc:
         kind = "tcp" if where is not None else "unix"
         what = (exc.strerror or str(exc)).lower()
-        raise OSError(f"listen ({address}) failed - listen {kind} {address}: bind: {what}") from exc
+        said = f"listen ({address}) failed - listen {kind} {address}: bind: {what}"
+        raise OSError(exc.errno, said) from exc
 
 
 def _open_unix(path: str) -> int:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(path)
+        try:
+            sock.bind(path)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or not _is_stale(path):
+                raise
+            os.unlink(path)
+            sock.bind(path)
         sock.listen(_BACKLOG)
         assert stat.S_ISSOCK(os.stat(path).st_mode)
         return sock.detach()
     except BaseException:
         sock.close()
         raise
+
+
+def _is_stale(path: str) -> bool:
+    """A socket that nobody listens on: who did was killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            return stat.S_ISSOCK(os.stat(path).st_mode)
+        except OSError:
+            return False
+    return False
 
 
 def _open_tcp(where: tuple[str, int], count: int) -> list[int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
 import signal
+import socket
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import processes
@@ -452,3 +455,31 @@ def wait_for_ever(instance):
 
 def test_delivered_is_what_it_says() -> None:
     assert Delivered(bodies=[b"a", b"b", b"a"]).twice == [b"a"]
+
+
+@pytest.mark.parametrize("kind", ["port", "path"])
+def test_the_next_supervisor_gets_the_gateway_s_address_of_one_that_was_killed(
+    serve: Callable[..., Child], data_path: Path, kind: str
+) -> None:
+    pytest.importorskip("aiohttp")
+    address = str(data_path / "nsqd.sock")
+    if kind == "port":
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{sock.getsockname()[1]}"
+    for _ in range(3):
+        server = serve(tcp_address=address)
+        eventually(lambda address=address: accepts(address))
+        server.kill()
+
+
+def accepts(address: str) -> bool:
+    """Does a gateway process answer there? (The kernel accepts before there is one.)"""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET if host else socket.AF_UNIX
+    with socket.socket(family) as sock, contextlib.suppress(OSError):
+        sock.settimeout(processes.WATCHDOG)
+        sock.connect((host, int(port)) if host else address)
+        sock.sendall(b"  V2NOP\nFIN x\n")
+        return bool(sock.recv(1))
+    return False
