@@ -1,0 +1,796 @@
+"""The storm: producers, consumers, operators, a supervisor under load, killed at random instants.
+
+In rounds, each with an instance, a data path and limits of its own: processes of every kind work
+(tests/storm/actors.py), random ones get SIGKILL, the supervisor and its workers too, random ones
+SIGSTOP for a while. Then everything comes to an end, all that waits is taken, and what is left in
+shared memory is recounted. The verdict comes from the logs alone (tests/storm/checker.py). A round
+with a violation keeps its logs; its seed gives the same actors, limits and order of blows again
+(not the same instants: those are the kernel's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import heapq
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT / "tests")  # where `recount` and the package `storm` are; this is a script
+
+import click  # noqa: E402
+import processes  # noqa: E402
+import recount  # noqa: E402
+from storm import actors, checker  # noqa: E402
+from storm.actors import Actor, Control, Place  # noqa: E402
+from storm.aim import Aim, aimed  # noqa: E402
+from storm.checker import Verdict  # noqa: E402
+from storm.history import Log, Promise, Settings, What, record  # noqa: E402
+
+import shmq.cli  # noqa: E402
+import shmq.cli.serve  # noqa: E402  # before the forks
+from shmq import _native, layout, segments  # noqa: E402
+from shmq.supervisor import supervisor  # noqa: E402
+
+KILLS_OF_A_ROUND = 250
+KILLS_A_SECOND = 10.0
+STOPS_A_SECOND = 2.0
+TICK = 0.003  # seconds between two looks at everything
+MANY_WAITING = 20_000  # messages from which on producers publish slowly
+STUCK = 45.0  # seconds in which whoever is not stopped must have done something
+PATIENCE = 60.0  # seconds for each step of a round's end
+PR_SET_PDEATHSIG = 1
+HEADER_FIELDS = (
+    "dirty",
+    "paused",
+    "disk_read",
+    "disk_write",
+    "disk_depth",
+    "spilling",
+    "overflowed",
+    "base_pending",
+    "spilling_count",
+    "deferred_depth",
+    "ready_head",
+    "ready_tail",
+    "requeue_head",
+    "requeue_tail",
+    "requeue_firsts",
+    "held",
+    "held_bytes",
+    "need_bytes",
+    "need_slots",
+    "arena_committed",
+    "slots_committed",
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What some of the processes do. weight: how often one of them is killed; the first `survivors`
+    never are: they must get on whoever else dies. after: seconds until they begin."""
+
+    kind: type[Actor]
+    topic: str
+    channel: str = ""
+    seats: int = 1
+    survivors: int = 0
+    weight: int = 0
+    after: float = 0.0
+
+
+ROLES = (
+    Role(actors.Producer, "work", seats=3, survivors=1, weight=26),
+    Role(actors.Consumer, "work", "a", seats=2, survivors=1, weight=8),
+    Role(actors.Requeuer, "work", "b", seats=2, weight=14),
+    Role(actors.AsyncConsumer, "work", "c", weight=8),
+    Role(actors.Operator, "work", weight=8),
+    Role(actors.Wanderer, "work", weight=4),
+    Role(actors.Producer, actors.LATE, weight=6),
+    Role(actors.Consumer, actors.LATE, "a", seats=2, weight=8, after=3.0),
+    Role(actors.SlowProducer, "probe", weight=2),
+    Role(actors.Holder, "probe", "a", seats=3, survivors=1, weight=12),
+)
+SUPERVISOR_WEIGHT, WORKER_WEIGHT = 6, 3
+AIMED = 0.6  # of the kills
+AIM_SECONDS = 1.0  # for one that is told to die in a call
+#: Killed from outside always: a death's time is to be known.
+UNAIMED = tuple(role for role in ROLES if role.kind is actors.Holder)
+SUPERVISOR_CALLS = tuple(name for name in vars(_native.Broker) if name in {
+    "next_request", "answer", "create_topic", "reserve_queue", "create_queue", "enter_queue",
+    "take_over", "renamed", "remove_queue", "remove_topic", "expire", "advance", "spill_begin",
+    "chunk_begin", "chunk_load", "restore", "disk_set", "pump", "adopt", "reap", "pause_topic",
+})  # fmt: skip
+
+CHANNELS = [
+    Promise("work", "a", fifo=True),
+    Promise("work", "b"),
+    Promise("work", "c", fifo=True),
+    Promise(actors.LATE, "a", fifo=True),
+    Promise("probe", "a", fifo=True, hungry=True),
+]
+
+
+def limits(choice: random.Random) -> dict[str, object]:
+    """Options of a round's supervisor: small, so that the disk has its share."""
+    return {
+        "mem_queue_size": choice.choice([0, 256, 400, 1000, 5000]),
+        "inflight_slots": choice.choice([256, 1000, 16384]),
+        "arena_size": choice.choice([2, 4, 16]) << 20,
+        "max_msg_size": 300_000,
+        "max_bytes_per_file": choice.choice([64 << 10, 1 << 20, 100 << 20]),
+        "sync_every": choice.choice([1, 100, 2500]),
+    }
+
+
+# ---- processes ----
+
+
+def fork(work: Callable[[], int | None], said: Path) -> int:
+    """A child that does `work`, says what goes wrong to the file, and dies with us."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        status = work() or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+@dataclass
+class Seat:
+    """A process's place; who dies is followed by another."""
+
+    place: int
+
+    role: Role | None  # None: the supervisor
+    may_die: bool
+    start_at: float = 0.0
+    number: int = 0
+    pid: int = 0
+    blow: bool = False  # it was killed by us, or told to die, and is not waited for yet
+    dies_by: float = 0.0  # if it was told to die: when our patience ends
+    stopped: bool = False
+    size: int = 0  # of its log
+    moved_at: float = 0.0  # when its log last grew
+
+    @property
+    def name(self) -> str:
+        return "supervisor" if self.role is None else self.role.kind.role
+
+    @property
+    def weight(self) -> float:
+        """How often it is killed, beside others."""
+        return SUPERVISOR_WEIGHT if self.role is None else self.role.weight / self.role.seats
+
+
+class Round:
+    """One round."""
+
+    def __init__(
+        self, seed: int, kills: int, directory: Path, pace: float, long_stop: float
+    ) -> None:
+        self.seed, self.kills_wanted, self.pace, self.long_stop = seed, kills, pace, long_stop
+        self.choice = random.Random(seed)
+        self.directory = directory
+        self.data_path = directory / "data"
+        self.data_path.mkdir()
+        self.instance = f"storm-{os.getpid()}-{seed}"
+        self.control = Control()
+        self.filler = random.Random(0).randbytes(1 << 20)
+        self.numbers = itertools.count(1)
+        self.journal = Log(directory / "000000.storm.log")
+        self.options = {
+            **limits(self.choice), "tcp_address": f"127.0.0.1:{free_port()}", "http_address": "",
+        }  # fmt: skip
+        self.killed: Counter[str] = Counter()
+        self.stopped: Counter[str] = Counter()
+        self.problems: list[checker.Violation] = []
+        self.repairs: Counter[str] = Counter()
+        self.verdict = Verdict()
+        self.supervisor = Seat(0, None, True)
+        self.serving = False
+        self.serves_since = 0.0
+        self.seats = [self.supervisor]
+        for role in ROLES:
+            for place in range(role.seats):
+                self.seats.append(Seat(len(self.seats), role, place >= role.survivors))
+        self.continues: list[tuple[float, int, Seat, int]] = []
+        Settings(
+            seed, CHANNELS, commit(), {**self.options, "native": os.environ.get("SHMQ_NATIVE", "")}
+        ).save(directory)
+
+    # -- starting
+
+    def start_supervisor(self) -> None:
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
+        words += [f"--instance={self.instance}", f"--data-path={self.data_path}"]
+        number = self.supervisor.number = next(self.numbers)
+        said = self.directory / f"{number:06d}.supervisor.err"
+        # an empty log, so that the checker knows what it was
+        (self.directory / f"{number:06d}.supervisor.log").touch()
+        self.control.doom(0, False)
+        self.supervisor.pid = fork(lambda: self.serve(words), said)
+        self.supervisor.moved_at = time.monotonic()
+        self.serving = self.supervisor.blow = self.supervisor.stopped = False
+
+    def serve(self, words: list[str]) -> int:
+        """In the child: `shmq serve`, whose calls into the core can be aimed at."""
+        choice = random.Random(self.supervisor.number)
+        supervisor.Broker = aimed(
+            supervisor.Broker, SUPERVISOR_CALLS, lambda: self.control.doomed(0),
+            Aim(choice, slow=True), choice.randrange(1, 60),
+        )  # fmt: skip
+        return shmq.cli.main(["serve", *words])
+
+    def start(self, seat: Seat, channel: str = "") -> None:
+        role = seat.role
+        assert role is not None
+        seat.number = next(self.numbers)
+        self.launch(seat, role.kind, role.topic, role.channel or channel)
+
+    def launch(self, seat: Seat, kind: type[Actor], topic: str, channel: str = "") -> None:
+        place = Place(
+            self.instance, self.directory, self.control, self.filler, topic, channel, seat.place
+        )
+        self.control.doom(seat.place, False)
+        number, seed = seat.number, self.choice.getrandbits(63)
+        said = self.directory / f"{number:06d}.{kind.role}.err"
+        seat.pid = fork(lambda: kind(place, number, seed).run(), said)
+        seat.blow, seat.stopped, seat.size = False, False, 0
+        seat.moved_at = time.monotonic()
+
+    def fill(self, now: float) -> None:
+        """Who is not there and should be, is started."""
+        for seat in self.seats:
+            if seat.pid or now < seat.start_at:
+                continue
+            if seat.role is None:
+                self.start_supervisor()
+            elif seat.role.kind is actors.Wanderer:
+                found = actors.side_channels(self.instance, seat.role.topic)
+                if found:
+                    self.start(seat, self.choice.choice(found))
+            else:
+                self.start(seat)
+
+    # -- blows
+
+    def kill(self, seat: Seat) -> None:
+        """Now, or in one of its next calls into the core."""
+        aim = self.choice.random() < AIMED and seat.role not in UNAIMED and not seat.stopped
+        self.journal.write(record(What.KILL, key=seat.number, flag=aim))
+        seat.blow = True
+        if aim:
+            seat.dies_by = time.monotonic() + AIM_SECONDS
+            self.control.doom(seat.place, True)
+        else:
+            os.kill(seat.pid, signal.SIGKILL)
+        self.killed[seat.name] += 1
+        if seat.role is None:
+            self.serving = False
+
+    def strike(self) -> None:
+        """Kill one or a few at once."""
+        count = 1 if self.choice.random() < 0.85 else self.choice.randrange(2, 4)
+        for _ in range(count):
+            alive = [seat for seat in self.seats if seat.pid and seat.may_die and not seat.blow]
+            weights = [seat.weight for seat in alive]
+            workers = children(self.supervisor.pid) if self.supervisor.pid else []
+            if workers and self.choice.random() * (sum(weights) + WORKER_WEIGHT) < WORKER_WEIGHT:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.choice.choice(workers), signal.SIGKILL)
+                    self.killed["worker of the supervisor"] += 1
+            elif alive:
+                self.kill(self.choice.choices(alive, weights)[0])
+
+    def stop(self, now: float, seconds: float, seat: Seat | None = None) -> None:
+        """SIGSTOP somebody for so long."""
+        alive = [each for each in self.seats if each.pid and not each.blow and not each.stopped]
+        if seat is None and alive:
+            seat = self.choice.choice(alive)
+        if seat is None or seat not in alive:
+            return
+        self.note(What.STOP, seat)
+        os.kill(seat.pid, signal.SIGSTOP)
+        seat.stopped = True
+        self.stopped[seat.name] += 1
+        heapq.heappush(self.continues, (now + seconds, seat.number, seat, seat.pid))
+
+    def go_on(self, now: float) -> None:
+        """SIGCONT for whose time has come."""
+        while self.continues and self.continues[0][0] <= now:
+            _, number, seat, pid = heapq.heappop(self.continues)
+            if seat.pid == pid and seat.number == number and not seat.blow:
+                os.kill(pid, signal.SIGCONT)
+                self.note(What.CONTINUED, seat)
+                seat.stopped, seat.moved_at = False, now
+
+    def note(self, what: What, seat: Seat) -> None:
+        self.journal.write(record(what, key=seat.number))
+
+    # -- looking
+
+    def wait(self) -> None:
+        """Take leave of who has ended."""
+        for seat in self.seats:
+            if not seat.pid:
+                continue
+            pid, status = os.waitpid(seat.pid, os.WNOHANG)
+            if pid:
+                self.ended(seat, os.waitstatus_to_exitcode(status))
+            elif seat.blow and time.monotonic() > seat.dies_by:
+                os.kill(seat.pid, signal.SIGKILL)
+
+    def ended(self, seat: Seat, status: int) -> None:
+        self.note(What.DEAD, seat)
+        name, blow, seat.pid = f"{seat.number:06d}.{seat.name}", seat.blow, 0
+        if seat.role is None:
+            self.serving = False
+            # sometimes at once, sometimes as late as a service manager
+            seat.start_at = time.monotonic() + self.choice.choice([0.0, 0.0, 0.1, 0.5])
+        if blow and status == -signal.SIGKILL:
+            return
+        if status or seat.role is None:
+            self.problem("error", f"{name} ended with status {status}: {self.said(name)}")
+        elif seat.role.kind is not actors.Wanderer and not self.control.ending:
+            self.problem("error", f"{name} ended by itself: {self.said(name)}")
+
+    def said(self, name: str) -> str:
+        path = self.directory / f"{name}.err"
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+
+    def look_at_supervisor(self) -> None:
+        pid = self.supervisor.pid
+        alive = pid and not self.supervisor.blow
+        if alive and not self.serving and processes.answers(self.instance, pid):
+            self.serving, self.serves_since = True, time.monotonic()
+            self.note(What.SERVING, self.supervisor)
+
+    def look_for_stuck(self, now: float) -> None:
+        """Everybody's log must grow; what has been stopped may have stopped others."""
+        if any(seat.stopped for seat in self.seats):
+            for seat in self.seats:
+                seat.moved_at = now
+        for seat in self.seats:
+            if not seat.pid or seat.role is None:
+                continue
+            for path in self.directory.glob(f"{seat.number:06d}.*.log"):
+                size = path.stat().st_size
+                if size != seat.size:
+                    seat.size, seat.moved_at = size, now
+            if now - seat.moved_at > STUCK:
+                self.dump()
+                self.problem(
+                    "stuck",
+                    f"{seat.number:06d}.{seat.name} has done nothing for "
+                    f"{STUCK:g} s: {self.said(f'{seat.number:06d}.{seat.name}')}",
+                )
+                raise Stuck
+
+    def dump(self) -> None:
+        """Where is everybody, and everything? Into files."""
+        for seat in self.seats:
+            if seat.pid:
+                os.kill(seat.pid, signal.SIGUSR1)
+        (self.directory / "queues.txt").write_text("\n".join(describe_queues(self.instance)) + "\n")
+        time.sleep(0.5)
+
+    def problem(self, rule: str, text: str) -> None:
+        self.problems.append(checker.Violation(rule, text))
+
+    # -- the round
+
+    def run(self, progress: Callable[[int], None]) -> Verdict:
+        """Storm, end, verdict."""
+        try:
+            self.fill_first()
+            self.storm(progress)
+            self.end()
+        except Stuck:
+            pass
+        finally:
+            self.clear()
+        verdict = self.verdict = checker.check(self.directory)
+        verdict.violations += self.problems
+        verdict.counts.update(self.repairs)
+        return verdict
+
+    def fill_first(self) -> None:
+        """A supervisor and the channels that are there from the beginning; then everybody."""
+        self.start_supervisor()
+        self.until("a supervisor answers", lambda: self.serving)
+
+        def create() -> None:
+            with shmq.attach(self.instance, timeout=60) as broker:
+                for promise in CHANNELS:
+                    if promise.topic == actors.LATE:
+                        broker.create_topic(promise.topic)
+                    else:
+                        broker.create_channel(promise.topic, promise.channel)
+
+        pid = fork(create, self.directory / "creator.err")
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise AssertionError((self.directory / "creator.err").read_text())
+        now = time.monotonic()
+        for seat in self.seats:
+            seat.start_at = now + (seat.role.after if seat.role else 0)
+
+    def storm(self, progress: Callable[[int], None]) -> None:
+        now = time.monotonic()
+        next_kill, next_stop, next_look = now + 1.0, now + 1.0, now
+        long_stop = now + self.choice.uniform(1, 5) if self.long_stop else float("inf")
+        quick = float("inf")  # a supervisor that has just come up
+        while self.killed.total() < self.kills_wanted:
+            now = time.monotonic()
+            self.wait()
+            self.fill(now)
+            self.look_at_supervisor()
+            self.go_on(now)
+            if now >= next_kill:
+                had, served = self.supervisor.number, self.serving
+                self.strike()
+                next_kill = now + self.choice.expovariate(self.pace)
+                progress(self.killed.total())
+                if served and not self.serving and self.choice.random() < 0.4:
+                    quick = now + self.choice.uniform(0.0, 0.6)
+                assert self.supervisor.number == had
+            if now >= quick and self.supervisor.pid and not self.supervisor.blow:
+                self.kill(self.supervisor)
+                quick = float("inf")
+            if now >= next_stop:
+                self.stop(now, min(self.choice.expovariate(1 / 0.05), 1.0))
+                next_stop = now + self.choice.expovariate(STOPS_A_SECOND)
+            if now >= long_stop:
+                self.stop(now, self.long_stop, self.victim_of_long_stop())
+                long_stop = float("inf")
+            if now >= next_look:
+                next_look = now + 0.1
+                self.control.throttle = actors.waiting(self.instance) > MANY_WAITING
+                self.look_for_stuck(now)
+            time.sleep(TICK)
+
+    def victim_of_long_stop(self) -> Seat | None:
+        """Of whom nothing may be taken: one that is not killed meanwhile."""
+        survivors = [seat for seat in self.seats if not seat.may_die and seat.pid]
+        return self.choice.choice(survivors) if survivors else None
+
+    def end(self) -> None:
+        """Everybody goes home; then all that is left is taken."""
+        self.until("who is stopped goes on", lambda: not self.continues)
+        self.until("a supervisor answers", lambda: self.serving)
+        if self.choice.random() < 0.5:
+            self.flush()  # in the middle of the work
+        self.control.ending = True
+        working = [seat for seat in self.seats if seat.role is not None]
+        self.until("everybody ends", lambda: not any(seat.pid for seat in working), fill=False)
+        self.until("a supervisor answers", lambda: self.serving)
+        self.seats = [self.supervisor]
+        self.employ([("work", "")], actors.Unpauser)
+        if self.choice.random() < 0.3:
+            self.flush()
+            self.until("a supervisor answers", lambda: self.serving)
+        self.employ(self.channels(), actors.Drainer)
+        for name, found in self.recounted().items():
+            if found.waiting:
+                self.problem("left", f"{name} still has {len(found.waiting)} messages")
+        self.flush()
+        if left := segments.list_objects(self.instance):
+            self.problem("left", f"in shared memory: {left}")
+
+    def recounted(self) -> dict[tuple[str, str | None], recount.Recount]:
+        try:
+            return recount.recount_all(self.instance)
+        except AssertionError as exc:
+            self.problem("recount", str(exc))
+            return {}
+
+    def channels(self) -> list[tuple[str, str]]:
+        with layout.open_readonly(self.instance) as source:
+            topics = {topic.index: topic.name for topic in source.directory.live_topics()}
+            found = {(topics[queue.topic], queue.channel)
+                     for queue in source.directory.live_queues() if queue.channel}  # fmt: skip
+        # one that nobody has consumed from yet is made now, and gets what its topic kept
+        return sorted(found | {(promise.topic, promise.channel) for promise in CHANNELS})
+
+    def employ(self, places: list[tuple[str, str]], kind: type[Actor]) -> None:
+        """One of this kind at each place, until they have ended."""
+        seats = []
+        for topic, channel in places:
+            seat = Seat(
+                len(seats) + 1, Role(kind, topic, channel), False, number=next(self.numbers)
+            )
+            self.launch(seat, kind, topic, channel)
+            seats.append(seat)
+        self.seats += seats
+        self.until(f"each {kind.role} ends", lambda: not any(s.pid for s in seats), fill=False)
+        self.seats = [self.supervisor]
+
+    def flush(self) -> None:
+        """A supervisor's orderly end: everything to disk."""
+        self.count_repairs()
+        self.note(What.ENDING, self.supervisor)
+        pid = self.supervisor.pid
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                break
+            if time.monotonic() > deadline:
+                self.dump()
+                self.problem(
+                    "stuck",
+                    f"the supervisor does not end: "
+                    f"{self.said(f'{self.supervisor.number:06d}.supervisor')}",
+                )
+                raise Stuck
+            time.sleep(TICK)
+        self.supervisor.pid, self.serving, self.supervisor.start_at = 0, False, 0.0
+        self.note(What.DEAD, self.supervisor)
+        if os.waitstatus_to_exitcode(status):
+            self.problem(
+                "error",
+                f"the supervisor ended with status {status}: "
+                f"{self.said(f'{self.supervisor.number:06d}.supervisor')}",
+            )
+
+    def count_repairs(self) -> None:
+        """Before the directory goes."""
+        with layout.open_readonly(self.instance) as source:
+            directory = source.directory
+            self.repairs["queues rebuilt after a death under a lock"] += directory.read("rebuilt")
+            self.repairs["clients reaped"] += directory.read("reaped")
+
+    def until(self, what: str, condition: Callable[[], bool], fill: bool = True) -> None:
+        """Go on without blows until it is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            now = time.monotonic()
+            self.wait()
+            if fill or not self.supervisor.pid:
+                self.fill_supervisor(now)
+            self.look_at_supervisor()
+            self.go_on(now)
+            if now > deadline:
+                self.dump()
+                alive = [f"{seat.number:06d}.{seat.name}" for seat in self.seats if seat.pid]
+                words = "\n".join(f"{name}: {self.said(name)}" for name in alive)
+                self.problem("stuck", f"not so after {PATIENCE:g} s: {what}; there are {words}")
+                raise Stuck
+            time.sleep(TICK)
+
+    def fill_supervisor(self, now: float) -> None:
+        if not self.supervisor.pid and now >= self.supervisor.start_at:
+            self.start_supervisor()
+
+    def clear(self) -> None:
+        """Nothing of it outlives the round but its logs."""
+        for seat in self.seats:
+            if seat.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(seat.pid, signal.SIGKILL)
+                os.waitpid(seat.pid, 0)
+                seat.pid = 0
+        segments.unlink_instance(self.instance)
+        shutil.rmtree(self.data_path, ignore_errors=True)
+
+
+class Stuck(Exception):
+    """The round cannot be ended in order."""
+
+
+def describe_queues(instance: str) -> Iterator[str]:
+    """What each queue's header says, and its slots by state."""
+    with layout.open_readonly(instance) as source:
+        topics = {topic.index: topic.name for topic in source.directory.live_topics()}
+        for entry in source.directory.live_queues():
+            view = source.queue(entry)
+            states = Counter(layout.state(view.slots["word"]).tolist())
+            yield f"{topics[entry.topic]}/{entry.channel}: queue {entry.index}"
+            yield f"  { ({layout.State(state).name: n for state, n in states.items()}) }"
+            yield f"  { ({name: view.read(name) for name in HEADER_FIELDS}) }"
+            yield f"  free in the arena: {int(view.header['arena']['free_bytes'])}"
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started: a supervisor's gateways."""
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(word) for word in words]
+
+
+def commit() -> str:
+    """Of the working tree, with a plus if it has changes."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True,
+                              check=False).stdout.strip()  # fmt: skip
+
+    return git("rev-parse", "--short", "HEAD") + (
+        "+" if git("status", "--porcelain", "-uno") else ""
+    )
+
+
+# ---- many rounds ----
+
+
+@dataclass
+class Total:
+    """Of all rounds."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    killed: Counter[str] = field(default_factory=Counter)
+    stopped: Counter[str] = field(default_factory=Counter)
+    rounds: int = 0
+
+    def run(self, round_: Round, kills: int, show: Callable[[str], None]) -> None:
+        """One more round."""
+        before = self.killed.total()
+
+        def progress(done: int) -> None:
+            found = len(self.verdict.violations)
+            show(f"storm: {before + done:,} of {kills:,} kills, {found} violations")
+
+        verdict = round_.run(progress)
+        self.rounds += 1
+        self.killed += round_.killed
+        self.stopped += round_.stopped
+        self.verdict.violations += verdict.violations
+        self.verdict.counts.update(verdict.counts)
+        self.verdict.delays += verdict.delays
+        self.verdict.disturbed += verdict.disturbed
+        if verdict.violations:
+            click.echo(
+                f"storm: VIOLATION in the round with seed {round_.seed}\n"
+                f"  its history: {round_.directory}\n"
+                f"  the verdict again: python tests/storm/checker.py {round_.directory}\n"
+                f"  such a round again: tools/dev storm --seed {round_.seed} "
+                f"--kills {round_.kills_wanted}",
+                err=True,
+            )
+
+    def show(self) -> str:
+        names = sorted(self.killed | self.stopped, key=lambda name: -self.killed[name])
+        lines = [f"  {'':28}{'killed':>8}{'stopped':>9}"]
+        lines += [f"  {name:28}{self.killed[name]:>8,}{self.stopped[name]:>9,}" for name in names]
+        lines.append(f"  {'all':28}{self.killed.total():>8,}{self.stopped.total():>9,}")
+        return "\n".join([*lines, self.verdict.show()])
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "v": 1, "commit": commit(), "rounds": self.rounds, "killed": dict(self.killed),
+            "stopped": dict(self.stopped), "counts": dict(self.verdict.counts),
+            "delays": self.verdict.delays, "disturbed": self.verdict.disturbed,
+            "violations": [[found.rule, found.text] for found in self.verdict.violations],
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def line() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is written over, where that is a terminal."""
+    tty = sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if tty:
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        if tty:
+            click.echo(err=True)
+
+
+def on_sigterm(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--kills", default=KILLS_OF_A_ROUND, show_default=True, help="How many in all.")
+@click.option("--round-kills", default=KILLS_OF_A_ROUND, show_default=True, help="In each round.")
+@click.option("--seed", type=int, help="Of the first round; the next one has one more.  [random]")
+@click.option("--pace", default=KILLS_A_SECOND, show_default=True, help="Kills a second.")
+@click.option(
+    "--long-stop",
+    default=10.0,
+    show_default=True,
+    help="Seconds for which one survivor is stopped in each round; 0: none.",
+)
+@click.option("--seconds", type=float, help="Begin no further round after so long.")
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the logs go.  [a new directory under the temporary one]",
+)
+@click.option("--keep", is_flag=True, help="Keep the logs of every round.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Add the result to this file, one object a line.",
+)
+def main(
+    kills: int,
+    round_kills: int,
+    seed: int | None,
+    pace: float,
+    long_stop: float,
+    seconds: float | None,
+    directory: Path | None,
+    keep: bool,
+    json_file: Path | None,
+) -> None:
+    """Kill processes of shmq under load at random instants and prove from their logs that nothing
+    that was promised was broken. Exit status 1 if something was."""
+    signal.signal(signal.SIGTERM, on_sigterm)
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    base = directory or Path(tempfile.mkdtemp(prefix="shmq-storm-"))
+    base.mkdir(parents=True, exist_ok=True)
+    total, began = Total(), time.monotonic()
+    try:
+        with line() as show:
+            while (left := kills - total.killed.total()) > 0:
+                if seconds is not None and total.rounds and time.monotonic() - began > seconds:
+                    break
+                home = base / f"seed-{seed + total.rounds}"
+                shutil.rmtree(home, ignore_errors=True)
+                home.mkdir()
+                round_ = Round(seed + total.rounds, min(left, round_kills), home, pace, long_stop)
+                total.run(round_, kills, show)
+                if not keep and not round_.verdict.violations:
+                    shutil.rmtree(home)
+    except KeyboardInterrupt:
+        click.echo("storm: interrupted", err=True)
+    if directory is None and not keep and not total.verdict.violations:
+        shutil.rmtree(base, ignore_errors=True)
+    took = time.monotonic() - began
+    click.echo(f"storm: {total.rounds} rounds from seed {seed} in {took:.0f} s, commit {commit()}")
+    click.echo(total.show())
+    if json_file is not None:
+        with json_file.open("a") as file:
+            file.write(json.dumps(total.as_json()) + "\n")
+    sys.exit(1 if total.verdict.violations else 0)
+
+
+if __name__ == "__main__":
+    main()
