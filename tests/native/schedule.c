@@ -555,6 +555,13 @@ static void wait_for(enum condition why, const void *what)
 static void actor_main(void)
 {
 	current->act[me]();
+	if (actors[me].buffered) { /* its stores may stay in the buffer for a while yet */
+		deviation *d = planned_here();
+
+		trace[point] = (alternatives){.to = others_that_go_on()};
+		if (d)
+			go_on_with(d->to);
+	}
 	flush_buffer(&actors[me]);
 	actors[me].is = ENDED;
 	next_actor();

@@ -38,6 +38,7 @@ typedef struct actor {
 	shmq_producer *p;
 	shmq_consumer *c;
 	shmq_message m[16];
+	uint32_t number[16]; /* of the message; MESSAGES: it was gone before it was read */
 	uint32_t got, next;
 } actor;
 
@@ -125,8 +126,16 @@ static int take(uint32_t who, uint32_t queue, uint32_t n)
 		return r;
 	}
 	for (uint32_t i = 0; i < a->got; i++) {
-		uint32_t number = body_number(&a->m[i]);
+		uint8_t copy[BODY];
+		shmq_message m = a->m[i];
+		uint32_t number;
 
+		memcpy(copy, m.body, BODY);
+		m.body = copy;
+		a->number[i] = MESSAGES;
+		if (!shmq_message_held(a->c, &a->m[i]))
+			continue; /* emptied */
+		number = a->number[i] = body_number(&m);
 		if (k->finished[queue][number] == TAKEN)
 			schedule_fail("message %u is delivered after its finish", number);
 	}
@@ -136,16 +145,14 @@ static int take(uint32_t who, uint32_t queue, uint32_t n)
 static void finish(uint32_t who, uint32_t queue, uint32_t n)
 {
 	actor *a = &k->actors[who];
-	uint32_t numbers[16];
+	const uint32_t *numbers = a->number;
 	uint8_t ok[16];
 
 	if (n > a->got)
 		n = a->got;
-	for (uint32_t i = 0; i < n; i++) {
-		numbers[i] = (uint32_t)strtoul(a->m[i].body, NULL, 10);
+	for (uint32_t i = 0; i < n; i++)
 		if (numbers[i] < MESSAGES && k->finished[queue][numbers[i]] == OPEN)
 			k->finished[queue][numbers[i]] = BEGUN_TO;
-	}
 	(void)shmq_finish(a->c, a->m, n, ok, soon());
 	for (uint32_t i = 0; i < n; i++)
 		if (ok[i] && numbers[i] < MESSAGES)
