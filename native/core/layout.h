@@ -507,8 +507,8 @@ _Static_assert(offsetof(shmq_queue_desc, takers) == 896, "queue: waiters");
 _Static_assert(offsetof(shmq_queue_desc, arena) == 4096, "queue: arena");
 _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 
-#ifndef SHMQ_TRANSIT /* tests build smaller queues */
 #define SHMQ_HEAP_WAYS 4u       /* children of a heap's node: those of i from 4 i + 1 on */
+#ifndef SHMQ_TRANSIT /* tests build smaller queues */
 #define SHMQ_TRANSIT 256u       /* least READY budget, also with mem_queue_size = 0 */
 #define SHMQ_SLOTS_FIRST 128u   /* slots committed at creation */
 #endif
