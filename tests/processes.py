@@ -187,8 +187,9 @@ class Child:
 
     def close(self) -> None:
         """Kill it if it lives, reap it, close its pipes."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # not send_signal: it would reap and forget
+        if self.process.returncode is None:  # else its number may be somebody else's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # not send_signal: it would reap and forget
         self.process.wait()
         self._reader.join(WATCHDOG)
         for pipe in (self.process.stdin, self.process.stdout):

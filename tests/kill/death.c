@@ -219,7 +219,7 @@ static void die_at(job *j, unsigned at, place where_to, bool deeper)
 		tell(j, at, address, first, "killed");
 	if (j->plan->depth == at + 1)
 		judge_copies(j, at, &m, address);
-	if (deeper)
+	if (deeper && !j->operation->alone) /* there nobody repairs */
 		explore(j, at + 1);
 }
 
