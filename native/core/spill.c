@@ -220,8 +220,14 @@ static bool keep_turns(shmq_map *map)
 	}
 	sort_slots(map->requeue, mask, head, tail - head, map->slots, by_turn);
 	st(&q->order, order + (tail - head));
-	for (uint32_t at = head; at != tail; at++)
-		map->slots[map->requeue[at & mask]].order = ++order;
+	/* The youngest first: wherever this ends, they are in the order of publishing. */
+	for (uint32_t at = tail; at != head; at--) {
+		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
+
+		if (!was_never_out(s))
+			break;
+		s->order = order + (at - head);
+	}
 	requeue_firsts_find(map);
 	return true;
 }
