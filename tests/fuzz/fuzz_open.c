@@ -6,7 +6,7 @@
 
 static scene *s;
 #define PLACES offsetof(shmq_queue_desc, slots_at)
-#define PLACES_END offsetof(shmq_queue_desc, reserved0)
+#define PLACES_END offsetof(shmq_queue_desc, low_water)
 
 static uint8_t directory[sizeof(shmq_directory_desc)], queue[sizeof(shmq_queue_desc)];
 

@@ -473,7 +473,7 @@ def test_a_flag_goes_before_the_file_and_the_file_before_the_default(
     file = tmp_path / "shmq.toml"
     file.write_text(
         'mem_queue_size = "77"\nmsg_timeout = 1500\nmax_req_timeout = "2h"\nid = 9\n'
-        "max_msg_timeout = 5000\ntls_cert = '/nobody/has/this'\n"
+        "max_msg_timeout = 5000\nbroadcast_address = 'there'\n"
     )
     server = service(f"--config={file}", "--max-msg-timeout=30s")
     eventually(lambda: processes.answers(instance, server.pid))
