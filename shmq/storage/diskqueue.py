@@ -411,7 +411,9 @@ class DiskQueue:
         *,
         write_position: int | None = None,
     ) -> None:
-        """Put records, back to back in `buffer`, where `plan` said; fsync files that it completes.
+        """Put records, back to back in `buffer`, where `plan` said; fsync files that it completes,
+        and all of it if `sync_every` operations are reached: so never more than that many count as
+        written (the caller stores the write position after this) and are not on disk.
 
         `positions` as `plan` returned them (the last, the new write position, may be missing).
         `write_position`: the one planned from. Give it: if the batch begins a new file, the old
@@ -437,6 +439,8 @@ class DiskQueue:
                     self._complete(file, end)
                 self._pwrite(run_file, view[begin:stop], offset)
                 file, end = run_file, offset + stop - begin
+            if self._operations + sizes.size >= self.sync_every:
+                self._sync_files()
         except OSError:
             with contextlib.suppress(OSError):
                 self.cut(start)
@@ -700,10 +704,7 @@ class DiskQueue:
         position file `start` finds all that was written, and what was read since comes twice.
         """
         self._sync_wanted = True
-        for file in sorted(self._unsynced):
-            with contextlib.suppress(FileNotFoundError), self._naming(file):
-                self._fsync(file)
-            self._unsynced.discard(file)
+        self._sync_files()
         self._put_meta(depth, read_position, write_position)
         if self._new_names or names:
             sync_directory(self.data_path)
@@ -711,6 +712,12 @@ class DiskQueue:
         self._operations = 0
         self._sync_wanted = False
         self._next_tick = None
+
+    def _sync_files(self) -> None:
+        for file in sorted(self._unsynced):
+            with contextlib.suppress(FileNotFoundError), self._naming(file):
+                self._fsync(file)
+            self._unsynced.discard(file)
 
     def _fsync(self, file: int) -> None:
         if file == self._write_file:

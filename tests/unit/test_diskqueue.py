@@ -613,6 +613,37 @@ def test_sync_puts_the_data_on_disk_before_the_positions(
     assert synced[-1] == queue.data_path.name
 
 
+def test_more_than_sync_every_is_on_disk_before_it_counts_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+    with DiskQueue(tmp_path, "t:c", max_msg_size=LIMIT, sync_every=5) as queue:
+
+        def noting(fd: int) -> None:
+            synced.append(os.fstat(fd).st_size)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", noting)
+        write = put(queue, 0, bodies_of([70] * 4))
+        assert synced == []
+        write = put(queue, write, bodies_of([70] * 4))
+        assert synced == [800]
+        synced.clear()
+        queue.sync(8, 0, write)
+        assert len(synced) == 2  # position file and directory
+        write = put(queue, write, bodies_of([70] * 4))
+        assert len(synced) == 2
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            put(queue, write, bodies_of([70]))
+        assert queue.file_path(0).stat().st_size == write  # given back
+
+
 def test_failed_sync_stays_due(queue: DiskQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     write = put(queue, 0, [b"a"])
 
