@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _JSON: Final = "application/json; charset=utf-8"
 _TEXT: Final = "text/plain; charset=utf-8"
 _ROOM_EVERY: Final = 0.002
+#: For a request's head to come whole, and again for its body; as long as the TCP protocol waits.
+_REQUEST_SECONDS: Final = 60.0
 _PROFILE_SECONDS: Final = 30
 _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 _LOGGING: Final = {
@@ -103,7 +105,10 @@ class Http:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             return await self._handle(request, secure)
 
-        return web.Server(handle, access_log=None)
+        # a compressed body is published as it is, as nsqd does
+        return web.Server(
+            handle, access_log=None, auto_decompress=False, keepalive_timeout=_REQUEST_SECONDS
+        )
 
     # ---- every request ----
 
@@ -551,13 +556,16 @@ def _declared(request: web.BaseRequest, most: int, text: str) -> None:
 async def _read(request: web.BaseRequest, most: int, text: str) -> bytes:
     """The body, of at most so many bytes."""
     _declared(request, most, text)
-    parts, size = [], 0
-    async for part in request.content.iter_any():
-        size += len(part)
-        if size > most:
-            raise HttpError(413, text, close=True)
-        parts.append(part)
-    return b"".join(parts)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > most:
+                    raise HttpError(413, text, close=True)
+    except TimeoutError:
+        raise HttpError(408, "REQUEST_TIMEOUT", close=True) from None
+    return bytes(body)
 
 
 def _binary_bodies(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:

@@ -159,11 +159,6 @@ class Session:
         self._flush_every = self.buffer_timeout
         self._heartbeat_every = self.heartbeat
         self._flush_at = self._heartbeat_at = self._read_until = self._pump_at = _NEVER
-        self._commands = {
-            b"FIN": self._fin, b"RDY": self._rdy, b"REQ": self._req, b"PUB": self._pub,
-            b"MPUB": self._mpub, b"DPUB": self._dpub, b"NOP": self._nop, b"TOUCH": self._touch,
-            b"SUB": self._sub, b"CLS": self._cls, b"AUTH": self._auth,
-        }  # fmt: skip
         self._must_tls = options.tls_required != "false" or options.tls_client_auth_policy != ""
 
     @property
@@ -226,10 +221,10 @@ class Session:
             return
         if self._must_tls and self.tls is None:
             raise ProtocolError("E_INVALID", b"cannot %b in current state (TLS required)" % name)
-        command = self._commands.get(name)
+        command = _COMMANDS.get(name)
         if command is None:
             raise ProtocolError("E_INVALID", b"invalid command " + name)
-        command(params)
+        command(self, params)
 
     def _read_magic(self, data: bytearray, start: int, end: int) -> int:
         self.need = 4
@@ -258,6 +253,7 @@ class Session:
     def abort(self) -> None:
         """End without a word."""
         self.aborted = self.closing = True
+        self._body = None  # a method of ours: without it nothing waits for the garbage collector
 
     def written(self) -> None:
         """The driver has taken the output."""
@@ -961,6 +957,13 @@ class Session:
     def waits(self) -> bool:
         """Whether it would take a message if there were one."""
         return self.ready > 0 and not self.closing and self._pump_at == _NEVER
+
+
+_COMMANDS: Final = {
+    b"FIN": Session._fin, b"RDY": Session._rdy, b"REQ": Session._req, b"PUB": Session._pub,
+    b"MPUB": Session._mpub, b"DPUB": Session._dpub, b"NOP": Session._nop,
+    b"TOUCH": Session._touch, b"SUB": Session._sub, b"CLS": Session._cls, b"AUTH": Session._auth,
+}  # fmt: skip
 
 
 # ---- helpers ----

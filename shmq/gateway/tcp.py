@@ -363,7 +363,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._write()
             self._stopped = True
             self._transport.close()
-            self._loop.call_later(_LAST_WORDS_SECONDS, self._give_up)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(_LAST_WORDS_SECONDS, self._transport.abort)
         if self._stopped:
             return
         busy = session.job is not None or self._behind or bool(self._full_since)
@@ -377,10 +379,6 @@ class Connection(asyncio.BufferedProtocol):
             self._watched = True
             self._hub.watch(self)
         self._arm()
-
-    def _give_up(self) -> None:
-        if not self._lost:
-            self._transport.abort()
 
     def _arm(self) -> None:
         session = self.session

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -43,6 +44,8 @@ def main() -> int:
     told = json.loads(sys.stdin.buffer.readline())
     options = Options.from_keywords(**told["options"])
     set_up_logging(options)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each connection
     try:
         import uvloop
     except ImportError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
+from peers import peer
 from wire import Client, Server
 
 _numbers = itertools.count()
@@ -78,3 +80,17 @@ def client(connect: Callable[[], Client]) -> Client:
 def topic() -> str:
     """A name that no other test has."""
     return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(certificate, key) of 127.0.0.1, signed by itself."""
+    directory = tmp_path_factory.mktemp("certificate")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    subprocess.run(
+        [peer("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=wire", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return str(cert), str(key)

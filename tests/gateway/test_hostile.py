@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import random
 import resource
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 from processes import WATCHDOG, eventually
 from wire import ERROR, OK, Client, Server, mpub, sized
 
+from shmq.gateway import http
+from shmq.gateway.protocol import frame
+from shmq.options import Options
+
 Start = Callable[..., Server]
+
+ATTEMPTS = int(os.environ.get("SHMQ_TEST_ATTEMPTS", "4000"))  # to connect, one after the other
+IDLE = int(os.environ.get("SHMQ_TEST_IDLE", "10000"))  # connections at the same time
 
 
 @pytest.fixture(scope="session")
@@ -113,38 +126,253 @@ def test_replies_that_nobody_reads_do_not_pile_up(
     assert process.memory_info().rss - before < 30 << 20
 
 
-def test_many_connections(server: Server, honest: Callable[[], None]) -> None:
+@pytest.fixture
+def many_files() -> Iterator[int]:
+    """This process may open as many files as it ever may; how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_idle_connections(
+    start: Start, many_files: int, record_property: Callable[[str, object], None]
+) -> None:
+    """As many as the gateway may have files, and 10 000 if it may."""
+    count = min(IDLE, many_files - 500)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))  # it raises it itself
+    server = start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     process = worker(server)
-    limit = min(
-        process.rlimit(psutil.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    )
-    count = max(min(limit - 200, 2000), 100)
+    client = server.connect()
+    client.sub("t", "c", 1)
     before = process.memory_info().rss
-    clients = [server.connect() for _ in range(count)]
+    for _ in range(count):
+        server.connect()
+    eventually(lambda: process.num_fds() > count)
+    client.pub("t", b"x")
+    client.finish(client.delivery())
+    assert server.http("GET", "/ping").status == 200
+    each = (process.memory_info().rss - before) // count
+    record_property("bytes per connection", each)
+    print(f"{count} idle connections: {each} bytes each")
+    assert each < 20 << 10
+
+
+def test_connection_attempts(server: Server, honest: Callable[[], None], many_files: int) -> None:
+    """One after the other: closed, reset, with half a magic or another one."""
+    process = worker(server)
+    address = ("127.0.0.1", server.port())
+    reset = struct.pack("ii", 1, 0)
+
+    def attempt(number: int) -> None:
+        with socket.create_connection(address, WATCHDOG) as sock:
+            kind = number % 4
+            if kind == 1:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            elif kind:
+                sock.sendall((b" ", b"GET /")[kind - 2])
+
+    for number in range(ATTEMPTS // 2):
+        attempt(number)
     honest()
-    assert (process.memory_info().rss - before) / count < 40 << 10
-    for client in clients:
-        client.close()
-    for _ in range(1000):
-        with socket.create_connection(("127.0.0.1", server.port()), WATCHDOG):
-            pass
+    before = process.memory_info().rss
+    for number in range(ATTEMPTS // 2):
+        attempt(number)
+        if number % 1000 == 0:
+            honest()
     eventually(lambda: process.num_fds() < 100)
     honest()
+    grown = process.memory_info().rss - before
+    print(f"{ATTEMPTS} attempts: {grown >> 10} KiB more in their second half")
+    assert grown < 4 << 20
+
+
+def test_more_connections_than_files(start: Start) -> None:
+    """Who comes too late is closed; who was there goes on; when they leave there is room again."""
+    server = start()
+    process = worker(server)
+    client = server.connect()
+    client.sub("t", "c", 1)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 50, many_of(process)))
+    clients = [server.connect() for _ in range(200)]
+    for _ in range(20):
+        client.pub("t", b"x")
+        client.finish(client.delivery())
+    used = process.cpu_times().user + process.cpu_times().system
+    time.sleep(0.5)
+    spent = process.cpu_times().user + process.cpu_times().system - used
+    assert spent < 0.25, "it turns round and round"
+    for one in clients:
+        one.close()
+
+    def again() -> bool:
+        with contextlib.suppress(OSError):
+            return server.connect().ask(b"PUB u\n" + sized(b"x")) == OK
+        return False
+
+    eventually(again)
+    assert len(server.log) < 100_000
+
+
+def many_of(process: psutil.Process) -> int:
+    """The hard limit of its files."""
+    return int(process.rlimit(psutil.RLIMIT_NOFILE)[1])
+
+
+SIZES = (-(2**31), -1, 0, 2**31 - 1)
+
+
+@pytest.mark.parametrize("command", [b"PUB t", b"DPUB t 1", b"MPUB t", b"IDENTIFY", b"AUTH"])
+def test_sizes_that_cannot_be(server: Server, honest: Callable[[], None], command: bytes) -> None:
+    for size in SIZES:
+        client = server.connect()
+        answer = client.ask(command + b"\n" + struct.pack(">i", size))
+        assert answer is not None
+        assert answer[0] == ERROR
+        assert answer[1].startswith((b"E_BAD_BODY", b"E_BAD_MESSAGE"))
+        assert client.ended()
+    honest()
+
+
+def test_counts_and_inner_sizes_that_cannot_be(server: Server, honest: Callable[[], None]) -> None:
+    for size in SIZES:
+        for data in (struct.pack(">ii", 100, size), struct.pack(">iii", 100, 1, size)):
+            client = server.connect()
+            answer = client.ask(b"MPUB t\n" + data)
+            assert answer is not None
+            assert answer[0] == ERROR
+            assert answer[1].startswith((b"E_BAD_BODY", b"E_BAD_MESSAGE"))
+            assert client.ended()
+    honest()
+
+
+@pytest.mark.parametrize(
+    ("half", "error"),
+    [
+        (b"PU", None),
+        (b"PUB t\n\0\0\0\x64only this", b"E_BAD_MESSAGE PUB failed to read message body"),
+        (b"MPUB t\n\0\0\0\x64\0\0", b"E_BAD_BODY MPUB failed to read message count"),
+    ],
+)
+def test_what_comes_by_halves_ends(
+    server: Server, honest: Callable[[], None], half: bytes, error: bytes | None
+) -> None:
+    """Two heartbeats for a command, however many of its bytes come in between."""
+    client = server.connect()
+    assert client.identify(heartbeat_interval=1000) == OK
+    client.sock.settimeout(0.1)
+    client.send(half)
+    came = b""
+    deadline = time.monotonic() + WATCHDOG
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            data = client.sock.recv(4096)
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                client.send(b"x" if half == b"PU" else b"")
+            continue
+        except ConnectionResetError:
+            break
+        if not data:
+            break
+        came += data
+    honest()
+    assert (error or b"") in came
+    if error is None:
+        assert came.replace(frame(0, b"_heartbeat_"), b"") == b""
+
+
+def test_garbage_instead_of_tls(start: Start, certificate: tuple[str, str]) -> None:
+    server = start(f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}")
+    process = worker(server)
+    other = server.connect()
+    other.pub("t", b"x")
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+    random_ = random.Random(0)
+    before = process.memory_info().rss
+    for number in range(60):
+        garbage = (b"", hello, b"\x16\x03\x01\xff\xff", hello + b"\x16" * 600)[number % 4]
+        garbage += random_.randbytes(random_.choice((1, 40, 70_000)))
+        client = server.connect()
+        client.identify(feature_negotiation=True, tls_v1=True)
+        with contextlib.suppress(ConnectionError):
+            client.send(garbage)
+            client.sock.shutdown(socket.SHUT_WR)
+        assert ends(client.sock)
+        sock = socket.create_connection(("127.0.0.1", server.port("https")), WATCHDOG)
+        with sock, contextlib.suppress(ConnectionError):
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            assert ends(sock)
+    other.pub("t", b"x")
+    eventually(lambda: process.num_fds() < 60)
+    assert process.memory_info().rss - before < 20 << 20
+
+
+def ends(sock: socket.socket) -> bool:
+    """Whether the server closes the connection, whatever it says before."""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while sock.recv(65536):
+            pass
+    return True
 
 
 def test_half_requests(server: Server, honest: Callable[[], None]) -> None:
-    socks = [
-        socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) for _ in range(50)
-    ]
-    for sock in socks:
-        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: 100\r\nX: ")
+    process = worker(server)
+    address = ("127.0.0.1", server.port("http"))
+    before = process.memory_info().rss
+    halves = (
+        b"G",
+        b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: 100\r\nX: ",
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 100,
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\nx",
+    )
+    socks = []
+    for number in range(500):
+        sock = socket.create_connection(address, WATCHDOG)
+        sock.sendall(halves[number % len(halves)])
+        socks.append(sock)
     honest()
     assert server.http("GET", "/ping").status == 200
-    with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
-        sock.sendall(b"GET /" + b"x" * 100000)
-        assert sock.recv(100).startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    assert (process.memory_info().rss - before) / len(socks) < 100 << 10
+    for line in (b"GET /" + b"x" * 100000, b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10000):
+        with socket.create_connection(address, WATCHDOG) as sock:
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(line)
+            assert sock.recv(100).startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
     for sock in socks:
         sock.close()
+
+
+@pytest.mark.parametrize(
+    ("half", "answer"),
+    [(b"", b""), (b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: 9", b""),
+     (b"POST /pub?topic=t HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nx", b"HTTP/1.1 408 ")],
+)  # fmt: skip
+def test_a_request_has_its_time(
+    half: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 0.2)
+
+    async def ask() -> bytes:
+        pages = http.Http(cast(Any, SimpleNamespace(hub=None, options=Options())))
+        serving = pages.server(False)
+        listening = await asyncio.get_running_loop().create_server(serving, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.write(half)
+        async with asyncio.timeout(WATCHDOG):
+            said = await reader.readline()
+        writer.close()
+        listening.close()
+        await serving.shutdown(0.01)
+        return said
+
+    said = asyncio.run(ask())
+    assert said.startswith(answer)
+    assert bool(said) == bool(answer)
 
 
 def test_compression_bombs_stay_small(start: Start, tmp_path: Path) -> None:

@@ -26,20 +26,6 @@ Start = Callable[..., Server]
 # ---- TLS, snappy, deflate ----
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """(certificate, key) of 127.0.0.1, signed by itself."""
-    directory = tmp_path_factory.mktemp("certificate")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        [peer("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-subj", "/CN=wire", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(cert)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return str(cert), str(key)
-
-
 class Wrapped:
     """A socket under compression, as far as `Client` uses one."""
 
