@@ -106,7 +106,8 @@ def decode(data: bytes) -> Contents:
     Raises DamagedChunk if it is no chunk at all: neither its beginning nor any message of it.
     """
     first, count, wrong = _check(data)
-    body = memoryview(data)[: max(len(data) - _CRC.size, 0)]
+    # cut off behind a message, its last bytes are where the CRC should be
+    body = memoryview(data)[: len(data) if wrong else len(data) - _CRC.size]
     entries, breaks = _walk(body, salvaging=bool(wrong))
     if breaks:
         wrong = wrong or f"no message behind the first {breaks[0]}"

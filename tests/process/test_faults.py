@@ -1,0 +1,64 @@
+"""A disk that fails at any system call: nothing is lost, and every error is one that says so.
+
+SHMQ_FAULTS=all (`tools/dev faults`): at every call; otherwise at some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import WATCHDOG
+
+FAULTS = Path(__file__).parents[1] / "faults"
+EVERY = {
+    "overflow": 7, "stop": 13, "begin": 5, "adopt": 3, "rename": 9, "later": 3, "empty": 17,
+    "names": 3,
+}  # fmt: skip
+WHOLE = os.environ.get("SHMQ_FAULTS") == "all"
+
+
+@pytest.fixture(scope="module")
+def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Preloaded, it makes system calls fail."""
+    compiler = os.environ.get("CC") or shutil.which("cc")
+    assert compiler, "no C compiler"
+    path = tmp_path_factory.mktemp("faults") / "interpose.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-o", path, FAULTS / "interpose.c", "-ldl"],
+        check=True,
+    )
+    return path
+
+
+def run(interposer: Path, scenario: str, *words: str) -> list[str]:
+    stride = 1 if WHOLE else EVERY[scenario]
+    done = subprocess.run(
+        [sys.executable, FAULTS / "rig.py", scenario, str(stride), *words],
+        env={**os.environ, "LD_PRELOAD": str(interposer)},
+        capture_output=True, text=True, timeout=None if WHOLE else WATCHDOG * 4, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if WHOLE else 300)
+@pytest.mark.parametrize("scenario", EVERY)
+def test_nothing_is_lost_whichever_call_fails(interposer: Path, scenario: str) -> None:
+    *wrong, last = run(interposer, scenario)
+    assert not wrong, "\n".join(wrong)
+    print(f"{scenario}: {last}")
+    cases, calls = int(last.split()[0]), int(last.split()[2])
+    assert calls > 15, last
+    assert cases >= calls // EVERY[scenario], last
+
+
+def test_a_write_that_failed_and_is_believed_is_found(interposer: Path) -> None:
+    *wrong, last = run(interposer, "overflow", "planted")
+    assert len(wrong) > 3, last
+    assert all("lost" in line for line in wrong), wrong
