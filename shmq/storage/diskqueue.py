@@ -363,9 +363,9 @@ class DiskQueue:
 
     def files(self) -> list[int]:
         """The numbers of the data files there are, rising. Reads the whole directory."""
-        numbers = []
+        numbers, prefix = [], f"{self.base}."
         for name in os.listdir(self.data_path):
-            match = _DATA_NAME.fullmatch(name)
+            match = _DATA_NAME.fullmatch(name) if name.startswith(prefix) else None
             if match and match["base"] == self.base and not match["bad"]:
                 numbers.append(int(match["file"]))
         return sorted(numbers)
@@ -644,21 +644,31 @@ class DiskQueue:
             self._read_file = file
         return self._read_fd
 
-    def recount(self, read_position: int, write_position: int, scan: Scanner | None = None) -> int:
+    def recount(
+        self,
+        read_position: int,
+        write_position: int,
+        scan: Scanner | None = None,
+        files: Iterable[int] | None = None,
+    ) -> int:
         """How many records are between two positions: those that `read` would return.
 
-        Reads all the bytes. A file counts up to its first damage, a missing one as empty.
+        Reads all the bytes. A file counts up to its first damage, a missing one as empty. `files`:
+        the numbers there are, rising (default: look now, which takes long among many queues).
         """
         scan = scan or _scan
         read_file, read_offset = unpack(read_position)
         write_file, write_offset = unpack(write_position)
         block = max(_COUNT_BLOCK, RECORD_OVERHEAD + self.max_msg_size)
         total = 0
-        for file in self.files():
+        for file in self.files() if files is None else files:
             if not read_file <= file <= write_file:
                 continue
             offset = read_offset if file == read_file else 0
-            end = os.stat(self.file_path(file)).st_size
+            try:
+                end = os.stat(self.file_path(file)).st_size
+            except FileNotFoundError:  # cut off meanwhile
+                continue
             if file == write_file:
                 end = min(end, write_offset)
             while offset < end:
@@ -801,7 +811,7 @@ class DiskQueue:
             return Meta(0, read, write)
         if meta is not None and meta.depth > 0 and meta == Meta(meta.depth, read, write):
             return meta
-        return Meta(self.recount(read, write, scan), read, write)
+        return Meta(self.recount(read, write, scan, numbers), read, write)
 
     def _resume(self, meta: Meta, numbers: list[int]) -> tuple[int, int]:
         """Read and write position to start with, from a sane position file and what there is."""

@@ -47,6 +47,8 @@ class Creator:
         self._ephemeral = Pace(0.0, _SHARE)
         self.chunks: dict[str, list[ChunkFile]] = {}
         """Chunk files on disk, by base name, of queues that are not there (yet)."""
+        self.files: dict[str, list[int]] | None = None
+        """At the start: numbers of data files, by base name, of whatever has files."""
         self._requests: dict[int, Callable[[str, str], object]] = {
             CONSTANTS["CREATE_TOPIC"]: lambda topic, _: self.create_topic(topic),
             CONSTANTS["CREATE_CHANNEL"]: self.create_channel,
@@ -124,17 +126,10 @@ class Creator:
             return None  # its first channel came in between
         return topic.queues.get(None) or self.make(topic, None)
 
-    def make(
-        self,
-        topic: Topic,
-        channel: str | None,
-        paused: bool = False,
-        files: list[int] | None = None,
-    ) -> Queue:
-        """A new queue, reading on in files of its name if there are any. files: their numbers, if
-        known."""
+    def make(self, topic: Topic, channel: str | None, paused: bool = False) -> Queue:
+        """A new queue, reading on in files of its name if there are any."""
         disk = self._roster.disk_queue(base_name(topic.name, channel))
-        meta = _positions(disk, files)
+        meta = self._positions(disk)
         sidecar = self._roster.sidecar(disk.base)
         sidecar.take_up(self.chunks.pop(disk.base, ()))
         index, serial = self._broker.reserve_queue()
@@ -157,6 +152,16 @@ class Creator:
         finally:
             os.close(fd)
         return self._roster.enter_queue(index, serial, topic, channel, disk, sidecar)
+
+    def _positions(self, disk: DiskQueue) -> Meta:
+        """Where a new queue's files begin."""
+        numbers = None if self.files is None else self.files.pop(disk.base, None)
+        found = None
+        if numbers is not None or (self.files is None and _has_files(disk)):
+            found = disk.start(numbers, _native.scan_records)
+        if found is None or not found.write_position:
+            return Meta(0, FIRST_POSITION, FIRST_POSITION)
+        return found
 
     def _take_over(self, backlog: Queue, channel: str) -> bool:
         """Make a backlog the topic's first channel. False: it is paused, or has channels; then the
@@ -255,14 +260,6 @@ def status_of(exc: BaseException) -> int:
     if isinstance(exc, MemoryError) or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM):
         return STATUS["NO_MEMORY"][0]
     return STATUS["INVALID"][0]
-
-
-def _positions(disk: DiskQueue, files: list[int] | None) -> Meta:
-    """Where a new queue's files begin."""
-    found = disk.start(files, _native.scan_records) if files or _has_files(disk) else None
-    if found is None or not found.write_position:
-        return Meta(0, FIRST_POSITION, FIRST_POSITION)
-    return found
 
 
 def _has_files(disk: DiskQueue) -> bool:

@@ -14,7 +14,8 @@ import logging
 from shmq._native import Broker, Gone
 from shmq.supervisor.creator import Creator
 from shmq.supervisor.ledger import Ledger
-from shmq.supervisor.roster import Roster
+from shmq.supervisor.progress import Progress
+from shmq.supervisor.roster import Queue, Roster
 from shmq.supervisor.spill import Spiller
 
 _log = logging.getLogger(__name__)
@@ -33,27 +34,35 @@ def flush(
             paused = bool(roster.directory.topics[topic.index]["paused"])
             broker.pause_topic(topic.index, topic.generation, paused)
     ledger.close()
+    progress = Progress("flushing to disk", len(roster.queues))
     for queue in roster.queues:
-        if queue.ephemeral:
-            if queue.has_files:  # it took over an ordinary topic's backlog
-                queue.disk.remove_all(queue.positions[1])
-            queue.sidecar.remove_all()
-            continue
-        if queue.view.read("base_pending"):
-            creator.rename(queue)
-        before = queue.view.read("spilled") + queue.view.read("deferred_depth")
-        spiller.flush(queue)
-        written = queue.view.read("spilled") + queue.view.read("deferred_depth") - before
-        if written:
-            _log.info("%s: flushed %d messages to disk", queue, written)
+        _flush_queue(queue, creator, spiller, progress)
+        progress.step()
     broker.close_directory()
+
+
+def _flush_queue(queue: Queue, creator: Creator, spiller: Spiller, progress: Progress) -> None:
+    if queue.ephemeral:
+        if queue.has_files:  # it took over an ordinary topic's backlog
+            queue.disk.remove_all(queue.positions[1])
+        queue.sidecar.remove_all()
+        return
+    if queue.view.read("base_pending"):
+        creator.rename(queue)
+    before = queue.view.read("spilled") + queue.view.read("deferred_depth")
+    spiller.flush(queue, progress.within)
+    written = queue.view.read("spilled") + queue.view.read("deferred_depth") - before
+    if written:
+        _log.info("%s: flushed %d messages to disk", queue, written)
 
 
 def keep(roster: Roster, ledger: Ledger) -> None:
     """Put the positions and names on disk; messages stay in shared memory."""
     ledger.close()
+    progress = Progress("keeping", len(roster.queues))
     for queue in roster.queues:
         read, write = queue.positions
         if queue.has_files:
             queue.disk.sync(queue.view.read("disk_depth"), read, write)
         queue.disk.close()
+        progress.step()

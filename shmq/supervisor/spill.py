@@ -434,12 +434,13 @@ class Spiller:
 
     # -- the end
 
-    def flush(self, queue: Queue) -> None:
-        """Everything in memory to disk, in order, and the positions with it.
+    def flush(self, queue: Queue, tell: Callable[[str], None]) -> None:
+        """Everything in memory to disk, in order, and the positions with it. `tell` is called now
+        and then, with how far it has come.
 
         For when no loop runs any more. Raises OSError; what was not written is still in memory.
         """
-        disk = queue.disk
+        disk, count = queue.disk, 0
         with queue.lock:
             self._broker.unrestore(queue.index)
             while self._deferral.write_all(queue) or self._write_ahead(queue):
@@ -447,7 +448,9 @@ class Spiller:
             while True:
                 batch = self._broker.spill_begin(queue.index, _BATCH_MESSAGES, _BATCH_BYTES, True)
                 if batch is not None:
+                    count += batch.count
                     self.write(queue, batch)
+                    tell(f"{queue}: {count} messages")
                 elif not self._deferral.write_all(queue):  # a consumer has just put off some
                     break
             read, write = queue.positions

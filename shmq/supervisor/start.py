@@ -29,7 +29,9 @@ from shmq.options import Options
 from shmq.storage import deferred, diskqueue, metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 from shmq.supervisor.creator import Creator
+from shmq.supervisor.progress import Progress
 from shmq.supervisor.roster import Queue, Roster
+from shmq.supervisor.systemd import Notifier
 
 _TRIES = 100  # other starts and stops may come between our looking and our locking
 
@@ -132,24 +134,32 @@ def _running(instance: str, fd: int) -> str:
 # -- a new instance
 
 
-def recreate(creator: Creator, data_path: Path) -> None:
+def recreate(creator: Creator, data_path: Path, notifier: Notifier) -> None:
     """Topics and channels as nsqd.dat and the files on disk have them."""
     diskqueue.remove_temporary(data_path)
-    files = {
-        base: found.numbers
-        for base, found in diskqueue.existing(data_path).items()
-        if found.has_data
-    }
+    files = creator.files = _data_files(data_path)
     chunks = creator.chunks = deferred.existing(data_path)
-    for topic_meta in _wanted(metadata.load(data_path), [*{**files, **chunks}]):
+    wanted = _wanted(metadata.load(data_path), [*{**files, **chunks}])
+    backlogs = {topic.name for topic in wanted} & {*files, *chunks}
+    queues = sum(len(topic.channels) for topic in wanted) + len(backlogs)
+    progress = Progress("making what was there", queues, notifier)
+    for topic_meta in wanted:
         topic = creator.create_topic(topic_meta.name)
         for channel in topic_meta.channels:
-            numbers = files.get(base_name(topic.name, channel.name), [])
-            creator.make(topic, channel.name, channel.paused, numbers)
-        if topic.name in files or topic.name in chunks:
-            creator.make(topic, None, False, files.get(topic.name, []))
+            creator.make(topic, channel.name, channel.paused)
+            progress.step()
+        if topic.name in backlogs:
+            creator.make(topic, None)
+            progress.step()
         if topic_meta.paused:
             creator.pause(topic)
+    creator.files = None
+
+
+def _data_files(data_path: Path) -> dict[str, list[int]]:
+    """By base name, the numbers of the data files of whatever has any file."""
+    found = diskqueue.existing(data_path)
+    return {base: files.numbers for base, files in found.items() if files.has_data}
 
 
 def _wanted(known: list[TopicMeta], bases: list[str]) -> list[TopicMeta]:
@@ -158,31 +168,37 @@ def _wanted(known: list[TopicMeta], bases: list[str]) -> list[TopicMeta]:
     An ordinary channel of an ephemeral topic may have files, too; as with nsqd it finds them when
     somebody makes it again.
     """
-    topics = {topic.name: topic for topic in known}
+    paused = {topic.name: topic.paused for topic in known}
+    channels = {topic.name: {item.name: item for item in topic.channels} for topic in known}
     for base in sorted(bases):
         name, colon, channel = base.partition(":")
         if is_ephemeral(name) or is_ephemeral(channel):
             continue
-        topic = topics.setdefault(name, TopicMeta(name))
-        if colon and all(channel != other.name for other in topic.channels):
-            topics[name] = TopicMeta(name, topic.paused, (*topic.channels, ChannelMeta(channel)))
-    return list(topics.values())
+        found = channels.setdefault(name, {})
+        if colon:
+            found.setdefault(channel, ChannelMeta(channel))
+    return [TopicMeta(name, paused.get(name, False), tuple(found.values()))
+            for name, found in channels.items()]  # fmt: skip
 
 
 # -- one that was left
 
 
-def adopt(broker: Broker, roster: Roster, creator: Creator, options: Options) -> None:
+def adopt(
+    broker: Broker, roster: Roster, creator: Creator, options: Options, notifier: Notifier
+) -> None:
     """Take up what a dead supervisor left: its topics and queues, resolved and rebuilt.
 
     Raises OSError if files cannot be opened; clients then go on with what is in memory.
     """
-    directory = roster.directory
-    creator.chunks = deferred.existing(Path(options.data_path or "."))
+    directory, data_path = roster.directory, Path(options.data_path or ".")
+    creator.chunks, files = deferred.existing(data_path), _data_files(data_path)
     topics = {}
     for entry in directory.live_topics():
         topics[entry.index] = roster.enter_topic(entry.index, entry.generation, entry.name)
-    for queue_entry in directory.live_queues():
+    live = directory.live_queues()
+    progress = Progress("adopting", len(live), notifier)
+    for queue_entry in live:
         topic = topics.get(queue_entry.topic)
         if topic is None:
             _log.error("queue %d belongs to no topic; left alone", queue_entry.serial)
@@ -203,19 +219,24 @@ def adopt(broker: Broker, roster: Roster, creator: Creator, options: Options) ->
             with contextlib.suppress(ShmqError):
                 broker.remove_queue(queue_entry.index, queue_entry.serial)
             continue
-        _adopt_files(broker, roster, queue, creator)
+        _adopt_files(broker, roster, queue, creator, files)
+        progress.step()
     _finish_deletions(broker, directory, options)
     _sweep(directory, options.instance)
     _log.info("adopted %d topics, %d queues", len(roster.topics), len(roster.queues))
 
 
-def _adopt_files(broker: Broker, roster: Roster, queue: Queue, creator: Creator) -> None:
+def _adopt_files(
+    broker: Broker, roster: Roster, queue: Queue, creator: Creator, files: dict[str, list[int]]
+) -> None:
+    base, topic = queue.disk.base, queue.topic.name
     pending = bool(queue.view.read("base_pending"))
-    chunks = creator.chunks.pop(queue.disk.base, [])
+    chunks, numbers = creator.chunks.pop(base, []), files.get(base, [])
     if pending:
-        queue.disk = roster.disk_queue(queue.topic.name)
-        queue.sidecar = roster.sidecar(queue.topic.name)
-        chunks += creator.chunks.pop(queue.topic.name, [])
+        queue.disk = roster.disk_queue(topic)
+        queue.sidecar = roster.sidecar(topic)
+        chunks += creator.chunks.pop(topic, [])
+        numbers = [*numbers, *files.get(topic, [])]
     words = (queue.view.read(f"deferred_{name}") for name in ("write", "read", "gone"))
     queue.sidecar.take_up(chunks, *words)
     broker.chunk_depth(queue.index, queue.sidecar.depth)
@@ -225,7 +246,7 @@ def _adopt_files(broker: Broker, roster: Roster, queue: Queue, creator: Creator)
     queue.disk.cut(write)
     if read == write:
         return
-    depth = queue.disk.recount(read, write, _native.scan_records)
+    depth = queue.disk.recount(read, write, _native.scan_records, sorted(numbers))
     if depth != queue.view.read("disk_depth"):
         broker.disk_set(queue.index, read, read, depth)
 

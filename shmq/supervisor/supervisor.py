@@ -179,9 +179,9 @@ class Supervisor:
         self._spiller = Spiller(broker, self._roster, options)
         broker.supervise(**options.limits())
         if directory.fresh:
-            start.recreate(self._creator, self._data_path)
+            start.recreate(self._creator, self._data_path, self._notifier)
         else:
-            start.adopt(broker, self._roster, self._creator, options)
+            start.adopt(broker, self._roster, self._creator, options, self._notifier)
         self._ledger.flush()
         mode, group = options.permissions()
         free = self._roster.directory.free_clients

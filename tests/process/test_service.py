@@ -327,6 +327,82 @@ def test_a_failed_start_says_why(
     assert not [message for _, _, message in manager.messages if "READY" in message]
 
 
+# ---- a long start and stop ----
+
+CHATTY = "from shmq.supervisor import progress; progress._EVERY = 0.0"
+LISTED = """
+look = os.listdir
+def listdir(path="."):
+    if str(path) == {path!r}:
+        os.write(1, b"listed\\n")
+    return look(path)
+os.listdir = listdir
+"""
+
+
+def test_a_long_start_or_stop_says_how_far_it_has_come(
+    manager: Manager, service: Callable[..., Child], attach: Callable[[], shmq.Broker]
+) -> None:
+    def serve_on(*words: str) -> Child:
+        server = service(*words, before=CHATTY, env={"NOTIFY_SOCKET": manager.address})
+        manager.wait("READY", after=len(manager.messages))
+        return server
+
+    def steps(server: Child, what: str) -> list[str]:
+        return re.findall(rf" {what}: (.*)", server.errors)
+
+    first = serve_on("--on-stop=keep")
+    broker = attach()
+    for channel in "abc":
+        broker.create_channel("t", channel)
+    broker.producer("t").publish(b"x")
+    assert first.kill(signal.SIGTERM) == 0
+    each = [f"{done} of 3 queues" for done in (1, 2, 3)]
+    assert steps(first, "keeping") == each
+
+    count = len(manager.messages)
+    second = serve_on()
+    assert steps(second, "adopting") == each
+    told = manager.wait("STATUS", "^adopting: 3 of 3 queues$", after=count)
+    assert told["EXTEND_TIMEOUT_USEC"] == "30000000"
+    assert second.kill(signal.SIGTERM) == 0
+    flushed = steps(second, "flushing to disk")
+    assert [line for line in flushed if ";" not in line] == each
+    assert "0 of 3 queues; t:a: 1 messages" in flushed
+
+    count = len(manager.messages)
+    third = serve_on()
+    assert steps(third, "making what was there") == each
+    manager.wait("STATUS", "^making what was there: 3 of 3 queues$", after=count)
+
+
+def test_a_start_does_not_read_the_data_path_for_each_queue(
+    service: Callable[..., Child], instance: str, data_path: Path
+) -> None:
+    before, channels = LISTED.format(path=str(data_path)), 40
+
+    def starts() -> Child:
+        server = service(before=before)
+        eventually(lambda: processes.answers(instance, server.pid))
+        return server
+
+    server = starts()
+    with shmq.attach(instance) as broker:
+        for number in range(channels):
+            broker.create_channel("t", f"c{number}")
+        broker.producer("t").publish(b"x")
+        assert server.kill(signal.SIGTERM) == 0
+    server = starts()  # all from files
+    with shmq.attach(instance) as broker:
+        broker.producer("t").publish(b"y")
+        server.kill()
+    adopts = starts()
+    with shmq.attach(instance) as broker:
+        assert sum(len(bodies(broker.consumer("t", f"c{n}"), 2)) for n in range(channels)) == 80
+    for each in (server, adopts):
+        assert 0 < each.lines.count("listed") < channels / 2
+
+
 # ---- a name that was removed ----
 
 

@@ -20,6 +20,7 @@ from processes import ROOT, eventually
 
 from shmq.options import OPTIONS
 from shmq.supervisor import arbiter as arbiter_module
+from shmq.supervisor import progress as progress_module
 from shmq.supervisor.arbiter import Arbiter, Bell
 from shmq.supervisor.systemd import Notifier, PassedSocket, listen_fds
 
@@ -114,6 +115,31 @@ def test_the_watchdog_is_for_the_process_it_names(usec: str, pid: str, seconds: 
 
 def test_without_a_socket_there_is_no_watchdog() -> None:
     assert Notifier.from_environment({"WATCHDOG_USEC": "2000000"}).watchdog == 0
+
+
+# ---- progress ----
+
+
+def test_progress_is_said_every_two_seconds_and_not_before(
+    manager: tuple[str, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address, received = manager
+    now = 100.0
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
+    caplog.set_level("INFO")
+    notifier = Notifier(address)
+    progress = progress_module.Progress("adopting", 5, notifier)
+    for now in (100.5, 101.9, 102.0, 103.9):  # noqa: B007 - the clock
+        progress.step()
+    now = 104.1
+    progress.within("t:c: 7 messages")
+    lines = ["adopting: 3 of 5 queues", "adopting: 4 of 5 queues; t:c: 7 messages"]
+    assert caplog.messages == lines
+    for line in lines:
+        assert received.recv(999).decode() == f"EXTEND_TIMEOUT_USEC=30000000\nSTATUS={line}"
+    notifier.close()
 
 
 # ---- sd_listen_fds ----
