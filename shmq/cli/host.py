@@ -16,11 +16,11 @@ from shmq import segments
 from shmq.cli.output import size
 from shmq.cli.report import Finding, ok, problem
 from shmq.options import OPTIONS
+from shmq.supervisor import descriptors
 
 _MIB = 1 << 20
 _LITTLE_ROOM = 64 * _MIB  # free bytes below which a channel may fill the rest
 _LITTLE_DISK = 1024 * _MIB
-_FEW_FILES = 1024
 _FEW_MAPS = 32768  # a mapping a queue, of 16384, and what Python maps
 _SPARSE_SINCE = (5, 14)  # MADV_POPULATE_WRITE
 _POPULATE_WRITE = 23
@@ -112,11 +112,12 @@ def check_limits() -> Iterator[Finding]:
         found.append(problem("limits", f"RLIMIT_AS is {size(space)}; every queue that is used "
                               "maps its whole size (75 MiB by default)",
                               "ulimit -v unlimited (systemd: LimitAS=infinity)"))  # fmt: skip
-    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY and files < _FEW_FILES:
-        found.append(problem("limits", f"RLIMIT_NOFILE is {files} (hard: {hard}); a supervisor "
-                              "takes a file for each queue on disk",
-                              "ulimit -n 65536 (systemd: LimitNOFILE=65536)"))  # fmt: skip
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < descriptors.NEEDED:
+        found.append(problem("limits", f"RLIMIT_NOFILE cannot be raised above {files} by this "
+                              "user; a supervisor, which does, takes a file for each attached "
+                              f"process and for queues on disk, up to {descriptors.NEEDED}",
+                              "ulimit -Hn 65536 (systemd: LimitNOFILE=65536)"))  # fmt: skip
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if largest != resource.RLIM_INFINITY and largest < 1 << 40:
         found.append(problem("limits", f"RLIMIT_FSIZE is {size(largest)}: it holds for shared "

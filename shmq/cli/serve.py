@@ -24,7 +24,7 @@ from shmq.gateway import listen, tls
 from shmq.logs import set_up_logging
 from shmq.options import OPTIONS, Kind, Option, OptionError, Options
 from shmq.stats import NSQD_VERSION
-from shmq.supervisor import systemd
+from shmq.supervisor import descriptors, systemd
 from shmq.supervisor.children import Children
 from shmq.supervisor.supervisor import Supervisor
 
@@ -122,6 +122,7 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
     set_up_logging(options)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
         faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
+    descriptors.raise_limit()
     supervisor = Supervisor(options, starter_pid, notifier, Gateway(options, sockets))
     try:
         return supervisor.drain() if drain else supervisor.run()

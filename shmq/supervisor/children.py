@@ -104,8 +104,10 @@ class Children:
 
     def _wait(self) -> None:
         living = {child.pidfd: child for child in self._children if child.process is not None}
-        ready, _, _ = select.select(list(living), [], [], _TICK)
-        for fd in ready:
+        poll = select.poll()  # select cannot look at a descriptor above 1023
+        for fd in living:
+            poll.register(fd, select.POLLIN)
+        for fd, _ in poll.poll(_TICK * 1000):
             self._ended(living[fd])
 
     def _ended(self, child: _Child) -> None:

@@ -8,8 +8,8 @@ that the thread which attached is gone, so `/proc` decides what ended:
   first thread attached and still runs, then only an exec can have freed the lock;
 * that thread only: the entry lives on and is watched by its pid.
 
-A pidfd per client is the fallback, and what watches those. It alone would be too slow: it fires
-after the address space is gone, 160 ms per GiB.
+A pidfd per client is the fallback, and what watches those, as long as there are descriptors. It
+alone would be too slow: it fires after the address space is gone, 160 ms per GiB.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import psutil
 
 from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.layout import ClientState
+from shmq.supervisor import descriptors
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.process import Process, is_running
 from shmq.supervisor.roster import Roster
@@ -49,7 +50,7 @@ class _Watched:
     pid: int
     start_time: int
     program: int
-    pidfd: int
+    pidfd: int  # -1: none could be spared; its lock tells, and if that is free, /proc
     title: str  # for the log; it cannot be asked for any more after the death
     thread: int  # that holds its life lock, 0 if none did
 
@@ -63,6 +64,7 @@ class Reaper:
         self._freed = freed
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._by_fd: dict[int, _Watched] = {}
+        self._below = descriptors.below()
         self._epoll = select.epoll()
         self._roused = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._roused, select.EPOLLIN | select.EPOLLET)
@@ -144,12 +146,15 @@ class Reaper:
         except ProcessLookupError:
             self._ended(client, generation, pid, "exited")
             return
-        except OSError as exc:  # out of descriptors: its lock still tells
-            _log.warning("cannot watch client %d (pid %d): %s", client, pid, exc)
-            return
+        except OSError:  # out of descriptors
+            pidfd = -1
+        if pidfd >= self._below:
+            os.close(pidfd)
+            pidfd = -1
         process = Process.look(pid)
         if process is None or process.start_time not in (0, start_time):
-            os.close(pidfd)
+            if pidfd >= 0:
+                os.close(pidfd)
             self._ended(client, generation, pid, _how(process, start_time))
             return
         title = f"pid {pid}"
@@ -159,13 +164,16 @@ class Reaper:
         life = bytes(self._directory.clients[client]["life"])
         thread = int.from_bytes(life[:4], "little") & _TID_MASK
         watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread)
-        self._watched[client, generation] = self._by_fd[pidfd] = watched
-        self._epoll.register(pidfd, select.EPOLLIN)
+        self._watched[client, generation] = watched
+        if pidfd >= 0:
+            self._by_fd[pidfd] = watched
+            self._epoll.register(pidfd, select.EPOLLIN)
 
     def _unwatch(self, watched: _Watched) -> None:
-        self._epoll.unregister(watched.pidfd)
-        os.close(watched.pidfd)
-        del self._by_fd[watched.pidfd]
+        if watched.pidfd >= 0:
+            self._epoll.unregister(watched.pidfd)
+            os.close(watched.pidfd)
+            del self._by_fd[watched.pidfd]
         del self._watched[watched.client, watched.generation]
 
     def _ended(self, client: int, generation: int, pid: int, how: str) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -538,6 +539,47 @@ def test_another_layout_version_is_refused_and_nothing_is_touched(
     serve()
     with shmq.attach(instance) as broker:
         assert bodies(broker.consumer("t", "c"), 1) == [b"precious"]
+
+
+# ---- open files ----
+
+
+@pytest.mark.parametrize("hard", [4096, 600])
+def test_a_service_may_open_as_many_files_as_its_user(
+    hard: int, service: Callable[..., Child], instance: str
+) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, {hard}))"
+    server = service(before=limit)
+    eventually(lambda: processes.answers(instance, server.pid))
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    assert (f"RLIMIT_NOFILE is {hard}" in server.errors) == (hard == 600)
+
+
+def attach_often(instance: str, count: int) -> None:
+    joined = [shmq.attach(instance) for _ in range(count)]
+    taken = [broker.consumer("t", "c").take(timeout=60) for broker in joined]
+    say("holds", len(taken))
+    sys.stdin.readline()
+
+
+def test_more_clients_than_files_are_reaped_all_the_same(
+    service: Callable[..., Child], child: Callable[..., Child], instance: str
+) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    server = service(before=limit)
+    with shmq.attach(instance, timeout=processes.WATCHDOG) as broker:
+        broker.create_channel("t", "c")
+        broker.producer("t").publish_many([b"x"] * 80)
+        many = child(attach_often, instance, 80)
+        many.said("holds 80")
+        used = len(os.listdir(f"/proc/{server.pid}/fd"))
+        assert used < 64, "some are left for what must be opened"
+        broker.create_channel("t", "d")  # takes some
+        many.kill()
+        consumer = broker.consumer("t", "c", max_in_flight=100)
+        for _ in range(80):
+            assert consumer.take(timeout=processes.WATCHDOG) is not None
+    assert "crashed" not in server.errors
 
 
 # ---- options and logs ----

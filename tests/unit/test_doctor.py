@@ -118,6 +118,9 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (low[which], low[which]))
     text = problems(list(host.check_limits()))
     assert all(name in text for name in ("RLIMIT_AS", "RLIMIT_NOFILE", "RLIMIT_FSIZE"))
+    raised = low | {resource.RLIMIT_NOFILE: 65536}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, raised[which]))
+    assert "RLIMIT_NOFILE" not in problems(list(host.check_limits())), "serve raises it"
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda which: infinite)
     assert levels(list(host.check_limits())) == {"ok"}
