@@ -74,8 +74,7 @@ class ClientState(enum.IntEnum):
     """Of a client entry."""
 
     FREE = 0
-    ATTACHING = 1
-    LIVE = 2
+    LIVE = 1
 
 
 class EntryState(enum.IntEnum):

@@ -44,15 +44,11 @@ int registry_lock(shmq_broker *b, int64_t until)
 {
 	int r = lock_take(&b->d->registry, until);
 
-	if (r == SHMQ_LOCK_DIED) {
-		/* whoever was ATTACHING held this lock, so it is dead and holds nothing yet */
-		for (uint32_t i = 0; i < clients_of(b); i++)
-			if (ld(&b->clients[i].state) == SHMQ_CLIENT_ATTACHING)
-				st_release(&b->clients[i].state, SHMQ_CLIENT_FREE);
-		lock_consistent(&b->d->registry);
-		r = 0;
-	}
-	return r;
+	if (r != SHMQ_LOCK_DIED)
+		return r;
+	/* An entry becomes LIVE by one store, so the dead one left it free or whole. */
+	lock_consistent(&b->d->registry);
+	return 0;
 }
 
 void registry_unlock(shmq_broker *b)

@@ -34,7 +34,7 @@
 #include <stdint.h>
 
 #define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
-#define SHMQ_LAYOUT_VERSION 1
+#define SHMQ_LAYOUT_VERSION 2
 
 #define SHMQ_CLIENTS 1024
 #define SHMQ_WAITERS 1024
@@ -147,7 +147,7 @@ _Static_assert(sizeof(shmq_segment_desc) == 128, "segment");
 
 /* ---- directory ------------------------------------------------------------------------------ */
 
-enum shmq_client_state { SHMQ_CLIENT_FREE = 0, SHMQ_CLIENT_ATTACHING = 1, SHMQ_CLIENT_LIVE = 2 };
+enum shmq_client_state { SHMQ_CLIENT_FREE = 0, SHMQ_CLIENT_LIVE = 1 };
 enum shmq_client_kind { SHMQ_KIND_CLIENT = 0, SHMQ_KIND_SUPERVISOR = 1, SHMQ_KIND_GATEWAY = 2 };
 
 typedef struct shmq_client_desc {
@@ -174,18 +174,15 @@ _Static_assert(offsetof(shmq_client_desc, life) == 64, "client: life");
 typedef struct shmq_waiter_desc {
 	_Atomic uint64_t owner; /* client index + 1 in the low half, its generation above; 0: free */
 	sem_t bell;
-	_Atomic uint32_t dirty; /* its owner died: the bell must be made anew before it is used */
-	uint32_t reserved0;
-	uint64_t reserved[10];
+	uint64_t reserved[11];
 } shmq_waiter_desc;
 _Static_assert(sizeof(shmq_waiter_desc) == 128, "waiter");
 
 enum shmq_request_state {
 	SHMQ_REQUEST_FREE = 0,
-	SHMQ_REQUEST_CLAIMED = 1,
-	SHMQ_REQUEST_POSTED = 2,
-	SHMQ_REQUEST_DONE = 3,
-	SHMQ_REQUEST_ABANDONED = 4
+	SHMQ_REQUEST_POSTED = 1,
+	SHMQ_REQUEST_DONE = 2,
+	SHMQ_REQUEST_ABANDONED = 3
 };
 enum shmq_request_op {
 	SHMQ_OP_CREATE_TOPIC = 1,

@@ -32,7 +32,7 @@ static const shmq_field fields[] = {
 	U4(client, orphan) U4(client, pins_high) U4(client, uid) F(client, life, "V64")
 	A(client, touched, "<u8", SHMQ_QUEUES / 64) A(client, pins, "<u8", SHMQ_PINS)
 
-	U8(waiter, owner) F(waiter, bell, "V32") U4(waiter, dirty)
+	U8(waiter, owner) F(waiter, bell, "V32")
 
 	U4(request, state) U4(request, op) U4(request, client) U4(request, waiter)
 	F(request, status, "<i4") F(request, topic, "S80") F(request, channel, "S80")
@@ -177,8 +177,8 @@ const shmq_constant *shmq_constants(size_t *count)
 		C(LEASE_TAKING), C(LEASE_HELD), C(LEASE_FINISHED), C(LEASE_RETURNED), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
 		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(INFLIGHT),
 		C(DONE), C(DEFERRED), C(BACK), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
-		C(CLIENT_FREE), C(CLIENT_ATTACHING), C(CLIENT_LIVE), C(KIND_CLIENT), C(KIND_SUPERVISOR),
-		C(KIND_GATEWAY), C(REQUEST_FREE), C(REQUEST_CLAIMED), C(REQUEST_POSTED),
+		C(CLIENT_FREE), C(CLIENT_LIVE), C(KIND_CLIENT), C(KIND_SUPERVISOR),
+		C(KIND_GATEWAY), C(REQUEST_FREE), C(REQUEST_POSTED),
 		C(REQUEST_DONE), C(REQUEST_ABANDONED), C(CREATE_TOPIC), C(CREATE_CHANNEL),
 		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(ENTRY_FREE), C(ENTRY_LIVE),
 		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),

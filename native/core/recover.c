@@ -725,7 +725,7 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 		if (state == SHMQ_REQUEST_POSTED)
 			atomic_compare_exchange_strong(&b->requests[i].state, &state,
 			                               SHMQ_REQUEST_ABANDONED);
-		if (state == SHMQ_REQUEST_DONE || state == SHMQ_REQUEST_CLAIMED)
+		if (state == SHMQ_REQUEST_DONE)
 			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE);
 	}
 	/* It may have died between clearing a waiter's bit and posting, or before it rang for what it
