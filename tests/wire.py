@@ -168,6 +168,12 @@ class Delivery:
     id: bytes
     body: bytes
 
+    @classmethod
+    def parse(cls, data: bytes) -> Delivery:
+        """Of the frame's bytes."""
+        timestamp, attempts = struct.unpack_from(">qH", data)
+        return cls(timestamp, attempts, data[10:26], data[26:])
+
 
 def sized(body: bytes) -> bytes:
     """With its length before it."""
@@ -249,8 +255,7 @@ class Client:
         frame = self.frame()
         assert frame is not None
         assert frame[0] == MESSAGE, frame
-        timestamp, attempts = struct.unpack(">qH", frame[1][:10])
-        return Delivery(timestamp, attempts, frame[1][10:26], frame[1][26:])
+        return Delivery.parse(frame[1])
 
     def finish(self, delivery: Delivery) -> None:
         self.send(b"FIN " + delivery.id + b"\n")

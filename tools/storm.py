@@ -1,4 +1,5 @@
-"""The storm: producers, consumers, operators, a supervisor under load, killed at random instants.
+"""The storm: producers, consumers, operators, a supervisor and its gateway under load, killed at
+random instants.
 
 In rounds, each with an instance, a data path and limits of its own: processes of every kind work
 (tests/storm/actors.py), random ones get SIGKILL, the supervisor and its workers too, random ones
@@ -18,6 +19,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -30,7 +32,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +41,7 @@ sys.path[0] = str(ROOT / "tests")  # where `recount` and the package `storm` are
 import click  # noqa: E402
 import processes  # noqa: E402
 import recount  # noqa: E402
-from storm import actors, checker  # noqa: E402
+from storm import actors, checker, remote  # noqa: E402
 from storm.actors import Actor, Control, Place  # noqa: E402
 from storm.aim import Aim, aimed  # noqa: E402
 from storm.checker import Verdict  # noqa: E402
@@ -48,7 +50,8 @@ from storm.history import Log, Promise, Settings, What, record  # noqa: E402
 import shmq.cli  # noqa: E402
 import shmq.cli.serve  # noqa: E402  # before the forks
 from shmq import _native, layout, segments  # noqa: E402
-from shmq.supervisor import supervisor  # noqa: E402
+from shmq.gateway import worker  # noqa: E402
+from shmq.supervisor import children, supervisor  # noqa: E402
 
 KILLS_OF_A_ROUND = 250
 KILLS_A_SECOND = 10.0
@@ -58,6 +61,9 @@ MANY_WAITING = 20_000  # messages from which on producers publish slowly
 STUCK = 45.0  # seconds in which whoever is not stopped must have done something
 PATIENCE = 60.0  # seconds for each step of a round's end
 PR_SET_PDEATHSIG = 1
+#: A gateway that its supervisor was just forking holds a killed supervisor's locks until it has
+#: closed them. (One that is executed closes them then, so service managers hardly ever see it.)
+LOCK_OF_THE_DEAD = re.compile(r"FATAL: .*(is already running|failed to lock data path)")
 HEADER_FIELDS = (
     "dirty",
     "paused",
@@ -102,6 +108,9 @@ ROLES = (
     Role(actors.Consumer, "work", "a", seats=2, survivors=1, weight=8),
     Role(actors.Requeuer, "work", "b", seats=2, weight=14),
     Role(actors.AsyncConsumer, "work", "c", weight=8),
+    Role(remote.RemoteProducer, "work", weight=6),
+    Role(remote.RemoteConsumer, "work", "c", seats=2, weight=8),
+    Role(remote.RemoteRequeuer, "work", "b", weight=4),
     Role(actors.Operator, "work", weight=8),
     Role(actors.Wanderer, "work", weight=4),
     Role(actors.Producer, actors.LATE, weight=6),
@@ -109,7 +118,7 @@ ROLES = (
     Role(actors.SlowProducer, "probe", weight=2),
     Role(actors.Holder, "probe", "a", seats=3, survivors=1, weight=12),
 )
-SUPERVISOR_WEIGHT, WORKER_WEIGHT = 6, 3
+SUPERVISOR_WEIGHT, GATEWAY_WEIGHT = 6, 4
 AIMED = 0.6  # of the kills
 AIM_SECONDS = 1.0  # for one that is told to die in a call
 #: Killed from outside always: a death's time is to be known.
@@ -167,6 +176,31 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         os._exit(status)
 
 
+class ForkedGateway(subprocess.Popen[bytes]):
+    """A gateway process without the second that the start of a Python takes on a busy machine: no
+    supervisor would live until it serves."""
+
+    def __init__(self, argv: list[str], *, pass_fds: tuple[int, ...], **how: Any) -> None:
+        assert argv[-1] == worker.__name__, argv
+        super().__init__(
+            argv, preexec_fn=lambda: self._work(pass_fds), pass_fds=pass_fds, restore_signals=False,
+            **how,
+        )  # fmt: skip
+
+    @staticmethod
+    def _work(pass_fds: tuple[int, ...]) -> NoReturn:
+        low = 3
+        for fd in (*sorted(set(pass_fds)), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(low, fd)
+            low = fd + 1
+        try:
+            worker.main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
 @dataclass
 class Seat:
     """A process's place; who dies is followed by another."""
@@ -210,8 +244,9 @@ class Round:
         self.filler = random.Random(0).randbytes(1 << 20)
         self.numbers = itertools.count(1)
         self.journal = Log(directory / "000000.storm.log")
+        self.port = free_port()
         self.options = {
-            **limits(self.choice), "tcp_address": f"127.0.0.1:{free_port()}", "http_address": "",
+            **limits(self.choice), "tcp_address": f"127.0.0.1:{self.port}", "http_address": "",
         }  # fmt: skip
         self.killed: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
@@ -246,6 +281,8 @@ class Round:
 
     def serve(self, words: list[str]) -> int:
         """In the child: `shmq serve`, whose calls into the core can be aimed at."""
+        children.subprocess.Popen = ForkedGateway
+        children._LAST_PAUSE = children._FIRST_PAUSE  # however often one is killed
         choice = random.Random(self.supervisor.number)
         supervisor.Broker = aimed(
             supervisor.Broker, SUPERVISOR_CALLS, lambda: self.control.doomed(0),
@@ -261,8 +298,9 @@ class Round:
 
     def launch(self, seat: Seat, kind: type[Actor], topic: str, channel: str = "") -> None:
         place = Place(
-            self.instance, self.directory, self.control, self.filler, topic, channel, seat.place
-        )
+            self.instance, self.directory, self.control, self.filler, topic, channel, seat.place,
+            self.port,
+        )  # fmt: skip
         self.control.doom(seat.place, False)
         number, seed = seat.number, self.choice.getrandbits(63)
         said = self.directory / f"{number:06d}.{kind.role}.err"
@@ -306,11 +344,13 @@ class Round:
         for _ in range(count):
             alive = [seat for seat in self.seats if seat.pid and seat.may_die and not seat.blow]
             weights = [seat.weight for seat in alive]
-            workers = children(self.supervisor.pid) if self.supervisor.pid else []
-            if workers and self.choice.random() * (sum(weights) + WORKER_WEIGHT) < WORKER_WEIGHT:
+            gateways = children_of(self.supervisor.pid) if self.supervisor.pid else []
+            if gateways and self.choice.random() * (sum(weights) + GATEWAY_WEIGHT) < GATEWAY_WEIGHT:
+                self.journal.write(record(What.GATEWAY))
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.choice.choice(workers), signal.SIGKILL)
-                    self.killed["worker of the supervisor"] += 1
+                    os.kill(self.choice.choice(gateways), signal.SIGKILL)
+                    self.killed["gateway"] += 1
+                self.journal.write(record(What.GATEWAY, flag=1))
             elif alive:
                 self.kill(self.choice.choices(alive, weights)[0])
 
@@ -360,6 +400,9 @@ class Round:
             # sometimes at once, sometimes as late as a service manager
             seat.start_at = time.monotonic() + self.choice.choice([0.0, 0.0, 0.1, 0.5])
         if blow and status == -signal.SIGKILL:
+            return
+        if seat.role is None and status == 1 and LOCK_OF_THE_DEAD.search(self.said(name)):
+            self.repairs["supervisors that came before the last one's lock was gone"] += 1
             return
         if status or seat.role is None:
             self.problem("error", f"{name} ended with status {status}: {self.said(name)}")
@@ -630,13 +673,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Processes that this one has started: a supervisor's gateways."""
     try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        paths = list(Path(f"/proc/{pid}/task").glob("*/children"))  # each thread has its own
+        return [int(word) for path in paths for word in path.read_text().split()]
     except OSError:
         return []
-    return [int(word) for word in words]
 
 
 def commit() -> str:

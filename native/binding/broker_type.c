@@ -60,33 +60,35 @@ bool attempt_waits(attempt *a)
 	return shmq_now() < a->deadline;
 }
 
-static bool segment_missing(broker_object *self, attempt *a, uint32_t queue, uint64_t serial)
+static bool segment_missing(broker_object *self, shmq_broker *handle, attempt *a, uint32_t queue,
+                            uint64_t serial)
 {
 	if (++a->missing > MISSING_MAX) {
 		raise_status(self->state, SHMQ_GONE, NULL, "open queue segment %llu",
 		             (unsigned long long)serial);
 		return false;
 	}
-	shmq_broker_unmap(self->handle, queue, serial);
+	shmq_broker_unmap(handle, queue, serial);
 	return true;
 }
 
-bool broker_map_missing(broker_object *self, attempt *a)
+/* leaving: `handle` is the caller's alone, to be given back; else it is the broker's, which another
+ * thread may detach whenever Python runs. */
+static bool map_missing(broker_object *self, shmq_broker *handle, bool leaving, attempt *a)
 {
 	PyObject *opened;
 	uint64_t serial;
 	uint32_t queue;
 	int fd, status;
 
-	if (!broker_usable(self, "open a queue"))
-		return false;
-	shmq_broker_missing(self->handle, &queue, &serial);
+	shmq_broker_missing(handle, &queue, &serial);
 	if (!self->opener)
-		return segment_missing(self, a, queue, serial);
+		return segment_missing(self, handle, a, queue, serial);
 	opened = PyObject_CallFunction(self->opener, "K", (unsigned long long)serial);
 	if (!opened && PyErr_ExceptionMatches(PyExc_FileNotFoundError)) {
 		PyErr_Clear();
-		return broker_usable(self, "open a queue") && segment_missing(self, a, queue, serial);
+		return (leaving || broker_usable(self, "open a queue")) &&
+		       segment_missing(self, handle, a, queue, serial);
 	}
 	if (!opened)
 		return false;
@@ -94,18 +96,23 @@ bool broker_map_missing(broker_object *self, attempt *a)
 	Py_DECREF(opened);
 	if (fd == -1 && PyErr_Occurred())
 		return false;
-	if (!broker_usable(self, "open a queue")) {
+	if (!leaving && !broker_usable(self, "open a queue")) {
 		close(fd);
 		return false;
 	}
-	status = shmq_broker_map(self->handle, queue, serial, fd);
+	status = shmq_broker_map(handle, queue, serial, fd);
 	close(fd);
 	if (status == SHMQ_GONE)
-		return segment_missing(self, a, queue, serial);
+		return segment_missing(self, handle, a, queue, serial);
 	if (status != SHMQ_OK)
 		raise_status(self->state, status, NULL, "map queue segment %llu of '%U'",
 		             (unsigned long long)serial, self->instance);
 	return status == SHMQ_OK;
+}
+
+bool broker_map_missing(broker_object *self, attempt *a)
+{
+	return broker_usable(self, "open a queue") && map_missing(self, self->handle, false, a);
 }
 
 int forked_call(module_state *state, PyObject *on_forked, broker_object **broker, uint64_t *first,
@@ -190,6 +197,7 @@ static PyObject *broker_detach(broker_object *self, PyObject *const *args, Py_ss
 {
 	shmq_broker *handle;
 	int64_t patience = FOR_EVER, deadline;
+	attempt mapping = {0};
 	int status;
 
 	if (ARGUMENTS("detach", 0, {"patience", ARGUMENT_I64, &patience}) < 0)
@@ -206,9 +214,12 @@ static PyObject *broker_detach(broker_object *self, PyObject *const *args, Py_ss
 		Py_RETURN_NONE;
 	do {
 		CORE_WAIT(self, status, deadline, LOCK_SLICE_NS, shmq_broker_detach(handle, until));
+		/* a topic that somebody died in is repaired with all its queues, also those of others */
+		if (status == SHMQ_NEED_MAP && !map_missing(self, handle, true, &mapping))
+			status = CORE_RAISED;
 		if (status == SHMQ_AGAIN && PyErr_CheckSignals() < 0)
 			status = CORE_RAISED;
-	} while (status == SHMQ_AGAIN && shmq_now() < deadline);
+	} while (status == SHMQ_NEED_MAP || (status == SHMQ_AGAIN && shmq_now() < deadline));
 	if (status == CORE_RAISED || status == SHMQ_AGAIN) {
 		self->handle = handle;
 		return status == CORE_RAISED
@@ -231,9 +242,13 @@ static void broker_dealloc(broker_object *self)
 {
 	PyObject_GC_UnTrack(self);
 	if (self->handle) {
-		/* The reaper takes care of what a stopped lock holder keeps us from giving back. */
-		if (shmq_broker_forked(self->handle) ||
-		    shmq_broker_detach(self->handle, shmq_now() + LOCK_SLICE_NS) != SHMQ_AGAIN)
+		int status = SHMQ_FORKED;
+
+		if (!shmq_broker_forked(self->handle))
+			status = shmq_broker_detach(self->handle, shmq_now() + LOCK_SLICE_NS);
+		/* The reaper takes care of what a stopped lock holder, or a repair that needs queues we
+		 * have not mapped, keeps us from giving back. */
+		if (status != SHMQ_AGAIN && status != SHMQ_NEED_MAP)
 			shmq_broker_close(self->handle);
 	}
 	broker_clear(self);

@@ -28,8 +28,9 @@ from shmq.supervisor import descriptors, systemd
 from shmq.supervisor.children import Children
 from shmq.supervisor.supervisor import Supervisor
 
-#: How long the gateway of a supervisor that was killed may hold its ports.
-_PREDECESSOR_SECONDS = 2.0
+#: How long the gateway of a supervisor that was killed may hold its ports: on a busy machine one
+#: that has just been started needs seconds until it can notice.
+_PREDECESSOR_SECONDS = 10.0
 
 _OWN_FLAGS = ("config", "drain", "starter-pid", "version")
 

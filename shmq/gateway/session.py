@@ -785,6 +785,11 @@ class Session:
         self._let(lambda: self._host.open_consumer(topic, channel, timeout), self._after_subscribe)
 
     def _after_subscribe(self, consumer: Any, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                self._window = _native.Window(consumer)
+            except Gone as exc:  # closed since it was opened: the process is ending
+                error = exc
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, Gone):
@@ -792,7 +797,6 @@ class Session:
         if error is not None:
             raise ProtocolError("E_SUB_FAILED", f"SUB failed {error}")
         self.consumer = consumer
-        self._window = _native.Window(consumer)
         self.state = SUBSCRIBED
         self._say(protocol.OK)
 

@@ -288,7 +288,8 @@ class Connection(asyncio.BufferedProtocol):
         session = self.session
         if self._lost:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
-                self._hub.pool.submit(result.close)  # a consumer that came too late
+                with contextlib.suppress(RuntimeError):  # the process is ending
+                    self._hub.pool.submit(result.close)  # a consumer that came too late
             return
         session.now = self._loop.time()
         if session.job is job:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import ssl
@@ -41,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Run until told to stop."""
-    told = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line or _left_alone():
+        return 0
+    told = json.loads(line)
     options = Options.from_keywords(**told["options"])
     set_up_logging(options)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,6 +62,13 @@ def main() -> int:
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _left_alone() -> bool:
+    """Whether the supervisor has died since it started us; the next one waits for our ports."""
+    end = select.poll()
+    end.register(0, 0)  # only POLLHUP
+    return bool(end.poll(0))
 
 
 class Worker:

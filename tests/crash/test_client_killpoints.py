@@ -157,6 +157,32 @@ def test_a_waker_that_dies_before_its_post_leaves_no_consumer_asleep(
     check_published(publisher, [rest])
 
 
+def test_who_leaves_repairs_a_topic_of_which_it_knows_one_queue(
+    killpoints: Path,
+    running: tuple[str, Child],
+    joined: shmq.Broker,
+    child: Callable[..., Child],
+    topic: str,
+) -> None:
+    instance, server = running
+    for name in "abc":
+        joined.create_channel(topic, name)
+    with shmq.attach(instance) as leaver:
+        leaver.consumer(topic, "b")
+        server.stop()  # who else would repair it
+        try:
+            publisher = child(
+                publish_until_killed, instance, topic, "publish.flipped", 1, killpoints=True
+            )
+            publisher.die()
+            leaver.close()
+            recount(instance, topic, "b")
+        finally:
+            server.go_on()
+    came = [take_all(joined, topic, name) for name in "abc"]
+    check_published(publisher, came)
+
+
 # ---- take, finish, requeue, touch, pins, close, empty ----
 
 

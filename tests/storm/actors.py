@@ -90,6 +90,7 @@ class Place:
     topic: str = ""
     channel: str = ""
     seat: int = 0
+    port: int = 0
 
 
 class Actor:
@@ -112,9 +113,8 @@ class Actor:
     def over(self) -> bool:
         return self.place.control.ending
 
-    def attach(self) -> shmq.Broker:
+    def attach(self) -> None:
         self.broker = shmq.attach(self.place.instance, timeout=60)
-        return self.broker
 
     def run(self) -> None:
         """Work until the storm is over."""
@@ -184,6 +184,9 @@ class Producer(Actor):
     def work(self) -> None:
         assert self.broker is not None
         self.producer = self.patiently(lambda: self.broker.producer(self.place.topic))
+        self.publish_until_over()
+
+    def publish_until_over(self) -> None:
         kinds, weights = list(self.kinds), list(self.kinds.values())
         for number in itertools.count(1):
             if self.over:

@@ -10,8 +10,9 @@ lost      a publish returned, and a channel of its time has not finished one of 
 split     a publish that died is in some channels or parts and not in others; one that was refused
           is in any
 finished  a delivery after a finish that returned, or two finishes of one message
-attempts  two deliveries of a message with one number, in the wrong order, or a number left out and
-          no consumer died in a take
+attempts  two deliveries of a message with one number, in the wrong order, or more numbers left out
+          than takes of the channel may have given what is in no log: those of the dead, the
+          gateway's, those that lasted longer than the message timeout
 robbed    a delivery of a message that somebody else holds: not dead, not timed out, not given back
 early     a deferred message, or one put off by a requeue, before its time
 order     a first delivery out of the order of publishing, on a channel where that is promised; ids
@@ -22,6 +23,8 @@ late      the messages of a dead consumer, where others wait, come later than th
 from __future__ import annotations
 
 import argparse
+import bisect
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -130,9 +133,14 @@ class Consumer:
     channel: int
     timeout: int  # ns, NEVER: none
     killed: int = NEVER
-    closed: int = NEVER  # first time it began to close
+    closes: list[int] = field(default_factory=list)
+    """When it began to close; one actor opens many consumers."""
     open_takes: int = 0
     """Takes of which it is not known what they took."""
+    slow_takes: int = 0
+    """Takes in which what they took at first may have timed out; they take again then."""
+    streams: int = 0
+    """Connections to the gateway: nobody knows what was on its way when they ended."""
 
 
 @dataclass
@@ -177,6 +185,8 @@ class History:
     """No supervisor."""
     endings: list[Span]
     """A supervisor, asked to end, wrote everything to disk."""
+    blows: list[Span]
+    """A gateway, or the supervisor it follows, is dying."""
     roles: dict[int, tuple[str, str]]
     """(role, topic) by actor."""
     kills: dict[int, int]
@@ -235,7 +245,7 @@ class _Reader:
             self._read_asks(file)
             if file.channel:
                 self._read_consumer(place, file)
-        kills, aimed, stops, downs, endings = self._read_journal()
+        kills, aimed, stops, downs, endings, gateways = self._read_journal()
         for consumer in self._consumers.values():
             consumer.killed = kills.get(consumer.file.actor, NEVER)
         deliveries = _join(self._deliveries, _DELIVERY)
@@ -244,7 +254,7 @@ class _Reader:
         return History(
             self._settings, list(self._channels), list(self._topics),
             _join(self._publishes, _PUBLISH), deliveries, items, self._consumers, self._asks,
-            stops, downs, endings, self._roles, kills, aimed,
+            stops, downs, endings, gateways + downs, self._roles, kills, aimed,
         )  # fmt: skip
 
     def _channel(self, topic: str, channel: str) -> int:
@@ -283,25 +293,28 @@ class _Reader:
         consumer = self._consumers[place] = Consumer(file, channel, timeout or NEVER)
 
         takes, taken, ended = _calls(records, What.TAKE, What.TAKEN)
+        consumer.streams = int((takes["count"] == 0).sum())
         delivered = records[records["what"] == What.DELIVERY]
         counts = Counter(delivered["op"].tolist())
-        consumer.open_takes = int((~ended).sum()) + sum(
+        consumer.open_takes = int((~ended).sum()) - consumer.streams + sum(
             counts[op] < count
             for op, count in zip(taken["op"][ended].tolist(), taken["count"][ended].tolist(),
                                  strict=True)
         )  # fmt: skip
+        took = (taken["at"] - takes["at"])[ended & (taken["count"] > 0)]
+        consumer.slow_takes = int((took >= consumer.timeout).sum())
         at = np.searchsorted(takes["op"], delivered["op"])
         rows = np.zeros(len(delivered), _DELIVERY)
         for name in ("key", "id", "op"):
             rows[name] = delivered[name]
         rows["attempts"], rows["good"] = delivered["count"], delivered["flag"] == 1
         rows["channel"], rows["file"] = channel, place
-        rows["begin"], rows["end"] = takes["at"][at], taken["at"][at]
+        rows["begin"], rows["end"] = takes["at"][at], delivered["at"]
         self._deliveries.append(rows)
 
         settles, settled, ended = _calls(records, What.SETTLE, What.SETTLED)
         closing = settles[settles["flag"] == Settling.CLOSE]
-        consumer.closed = int(closing["at"].min()) if len(closing) else NEVER
+        consumer.closes = sorted(closing["at"].tolist())
         listed = records[records["what"] == What.ITEM]
         counts = Counter(listed["op"].tolist())
         # cut in the middle of its announcement, it was never called
@@ -320,12 +333,13 @@ class _Reader:
 
     def _read_journal(
         self,
-    ) -> tuple[dict[int, int], set[int], dict[int, list[Span]], list[Span], list[Span]]:
+    ) -> tuple[dict[int, int], set[int], dict[int, list[Span]], list[Span], list[Span], list[Span]]:
         kills: dict[int, int] = {}
         aimed: set[int] = set()
         stops: dict[int, list[Span]] = {}
         downs: list[Span] = []
         endings: list[Span] = []
+        gateways: list[Span] = []
         for row in self._journal if self._journal is not None else ():
             what, actor, at = int(row["what"]), int(row["key"]), int(row["at"])
             serves = self._roles.get(actor, ("", ""))[0] == "supervisor"
@@ -339,6 +353,11 @@ class _Reader:
                 stops.setdefault(actor, []).append(Span(at))
             elif what == What.CONTINUED and actor in stops:
                 stops[actor][-1].end = at
+            elif what == What.GATEWAY:
+                if row["flag"]:
+                    gateways[-1].end = at
+                else:
+                    gateways.append(Span(at))
             elif what == What.ENDING:
                 endings.append(Span(at))
             elif what == What.DEAD and serves and endings:
@@ -349,7 +368,7 @@ class _Reader:
             elif what == What.SERVING or (serves and what == What.CONTINUED):
                 for down in downs:
                     down.end = min(down.end, at)
-        return kills, aimed, stops, downs, endings
+        return kills, aimed, stops, downs, endings, gateways
 
 
 def _join(tables: list[Array], dtype: np.dtype) -> Array:
@@ -383,6 +402,7 @@ def _number_messages(deliveries: Array, items: Array) -> None:
 def _count(history: History, verdict: Verdict) -> None:
     publishes, deliveries = history.publishes, history.deliveries
     done = publishes["outcome"] == Outcome.DONE
+    streamed = [place for place, consumer in history.consumers.items() if consumer.streams]
     verdict.counts.update(
         {
             "publishes that returned": int(done.sum()),
@@ -390,6 +410,7 @@ def _count(history: History, verdict: Verdict) -> None:
             "publishes refused": int((publishes["outcome"] == Outcome.REFUSED).sum()),
             "publishes cut off by a death": int((publishes["outcome"] == Outcome.UNKNOWN).sum()),
             "deliveries": len(deliveries),
+            "of these over TCP": int(np.isin(deliveries["file"], streamed).sum()),
             "of these not the first": int((deliveries["attempts"] > 1).sum()),
             "kills": len(history.kills),
             "of these aimed into a call": len(history.aimed),
@@ -410,6 +431,11 @@ def _of(history: History, topic: str) -> Array:
     return history.publishes[history.publishes["topic"] == history.topics.index(topic)]
 
 
+def _with_ids(publishes: Array) -> Array:
+    """Those that returned an id; over TCP none does."""
+    return publishes[(publishes["outcome"] == Outcome.DONE) & (publishes["id"] != 0)]
+
+
 def _torn(history: History, verdict: Verdict) -> None:
     deliveries = history.deliveries
     for row in deliveries[~deliveries["good"]]:
@@ -422,7 +448,7 @@ def _torn(history: History, verdict: Verdict) -> None:
         for row in mine[~np.isin(mine["key"], keys)]:
             verdict.add("torn", f"nobody published it to this topic: {history.describe(row)}")
         # the id of each message, as its publish returned it or else as it was first delivered
-        done = publishes[publishes["outcome"] == Outcome.DONE]
+        done = _with_ids(publishes)
         known = _messages(done)
         base = np.repeat(done["id"], done["parts"])
         ids = base + ((known & np.uint64(0xFFFF)) << np.uint64(ID_STEP_BITS))
@@ -530,8 +556,9 @@ def _by_message(history: History) -> tuple[Array, Array]:
 
 def _attempts(history: History, verdict: Verdict) -> None:
     rows, again = _by_message(history)
-    hidden: Counter[int] = Counter()  # deaths in a take, by channel
+    hidden: Counter[int] = Counter()  # takes that nobody has logged, by channel
     for consumer in history.consumers.values():
+        hidden[consumer.channel] += consumer.streams + consumer.slow_takes
         if consumer.killed != NEVER and consumer.open_takes:
             hidden[consumer.channel] += 1
     before = np.zeros(len(rows), np.int64)
@@ -566,9 +593,19 @@ def _released(history: History) -> Array:
     for place, at in _places(code, touches):
         if timed[place]:
             release[place] = max(release[place], at + timeout[place])
-    for name in ("killed", "closed"):
-        when = np.array([getattr(consumers[place], name) for place in rows["file"].tolist()])
-        release = np.minimum(release, when)
+
+    @functools.cache
+    def breaks(since: int) -> int:
+        return min((max(blow.begin, since) for blow in history.blows if blow.end >= since),
+                   default=NEVER)  # fmt: skip
+
+    for place, row in enumerate(zip(rows["file"].tolist(), begin.tolist(), strict=True)):
+        file, since = row
+        consumer = consumers[file]
+        ends = [consumer.killed, _next(consumer.closes, since)]
+        if consumer.streams:
+            ends.append(breaks(since))
+        release[place] = min(release[place], *ends)
     given = history.items[(history.items["kind"] == Settling.REQUEUE)
                           & (history.items["outcome"] != Outcome.REFUSED)]  # fmt: skip
     for place, at in _places(code, given):
@@ -577,6 +614,12 @@ def _released(history: History) -> Array:
         free = np.minimum(release, np.maximum(begin, ending.begin))
         release = np.where(begin <= ending.end, free, release)
     return release
+
+
+def _next(times: list[int], since: int) -> int:
+    """The first of these that is not before."""
+    at = bisect.bisect_left(times, since)
+    return times[at] if at < len(times) else NEVER
 
 
 def _delivery_code(rows: Array) -> Array:
@@ -674,8 +717,7 @@ def _order(history: History, verdict: Verdict) -> None:
 def _clock(history: History, verdict: Verdict) -> None:
     """Ids rise with the publishes of a topic."""
     for topic in history.topics:
-        rows = _of(history, topic)
-        rows = rows[rows["outcome"] == Outcome.DONE]
+        rows = _with_ids(_of(history, topic))
         last = rows["id"] + ((rows["parts"] - 1).astype(np.uint64) << np.uint64(ID_STEP_BITS))
         for before, place in _out_of_order(rows["begin"], rows["end"], rows["id"], last):
             verdict.add(
@@ -702,7 +744,7 @@ def _late(history: History, verdict: Verdict) -> None:
         mine = [row for row in np.flatnonzero(rows["file"] == place).tolist()
                 if row not in settled and followed[row] >= 0
                 and rows["end"][followed[row]] >= consumer.killed]  # fmt: skip
-        if not mine or consumer.closed != NEVER or consumer.file.actor in history.aimed:
+        if not mine or consumer.closes or consumer.file.actor in history.aimed:
             continue
         last = max(mine, key=lambda row: rows["end"][followed[row]])
         came = int(rows["end"][followed[last]])

@@ -40,7 +40,7 @@ class What(IntEnum):
     ACTOR = 1  # first of each file. key: actor, id: its message timeout in ns (0: never)
     PUBLISH = 2  # key: of the first message, count: messages, id: ns it is deferred
     PUBLISHED = 3  # flag: Outcome, id: of the first message
-    TAKE = 4  # count: messages wanted
+    TAKE = 4  # count: messages wanted, 0: whatever comes until the connection ends (no TAKEN)
     TAKEN = 5  # count: DELIVERY records that follow
     DELIVERY = 6  # key and id of the message, count: attempts, flag: 1 if its body is as published
     SETTLE = 7  # flag: Settling, count: ITEM records that follow (CLOSE: none), id: ns of delay
@@ -55,6 +55,7 @@ class What(IntEnum):
     CONTINUED = 15
     SERVING = 16  # a supervisor answers
     ENDING = 17  # the supervisor is about to be asked to end
+    GATEWAY = 18  # a gateway is about to be killed, flag 1: it was
 
 
 class Outcome(IntEnum):
