@@ -16,6 +16,7 @@ BIN = ROOT / "build" / "peers" / "bin"  # where tools/peers installs
 
 # what else installs a program
 _REMEDIES = {
+    "chromium-headless-shell": "install Debian's chromium-headless-shell",
     "java": "tools/dev test installs it",
     "systemd-analyze": "install Debian's systemd",
     "systemd-sysusers": "install Debian's systemd",

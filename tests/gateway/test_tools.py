@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import browser
 import processes
 import pytest
 from peers import BIN, peer
 from processes import WATCHDOG, eventually
-from wire import OK, Server, mpub
+from wire import OK, Server, mpub, sized
 
 import shmq
 
@@ -120,14 +121,7 @@ def test_nsqadmin(start: Start, run: Any, tmp_path: Path) -> None:
     consumer.identify(client_id="admin-sees-me", hostname="h", user_agent="ua/1")
     consumer.sub("t", "c", 1)
     consumer.delivery()
-    run("nsqadmin", web(server), "--http-address=127.0.0.1:0")
-    log = tmp_path / "nsqadmin.log"
-
-    def listening() -> str:
-        lines = [line for line in log.read_text().splitlines() if "HTTP: listening on" in line]
-        return lines[0].rpartition(" ")[2] if lines else ""
-
-    base = f"http://{eventually(listening)}"
+    base = admin(run, server, tmp_path)
 
     def ask(path: str, body: dict[str, str] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -149,6 +143,45 @@ def test_nsqadmin(start: Start, run: Any, tmp_path: Path) -> None:
     ask("/api/topics/t", {"action": "empty"})
     with urllib.request.urlopen(f"{base}/topics/t/c", None, WATCHDOG) as page:
         assert b"nsqadmin" in page.read()
+
+
+def admin(run: Any, server: Server, tmp_path: Path) -> str:
+    """Start nsqadmin; its address."""
+    run("nsqadmin", web(server), "--http-address=127.0.0.1:0")
+    log = tmp_path / "nsqadmin.log"
+
+    def listening() -> str:
+        lines = [line for line in log.read_text().splitlines() if "HTTP: listening on" in line]
+        return lines[0].rpartition(" ")[2] if lines else ""
+
+    return f"http://{eventually(listening)}"
+
+
+def test_pages_of_nsqadmin_in_a_browser(start: Start, run: Any, tmp_path: Path) -> None:
+    """Its topic, channel and node pages, and the lists before them."""
+    server = start("--broadcast-address=127.0.0.1", "--e2e-processing-latency-percentile=0.99,0.5")
+    producer, consumer = server.connect(), server.connect()
+    for _ in range(12345):
+        producer.send(b"PUB orders\n" + sized(b"x"))
+    for _ in range(12345):
+        assert producer.frame() == OK
+    consumer.identify(client_id="admin-sees-me", hostname="shown-host", user_agent="shown-agent/1")
+    consumer.sub("orders", "billing", 1)
+    consumer.finish(consumer.delivery())
+    consumer.delivery()
+    base, node = admin(run, server, tmp_path), f"127.0.0.1:{server.port('http')}"
+    pages = browser.look(
+        tmp_path,
+        [
+            (f"{base}/", ["orders"]),
+            (f"{base}/topics/orders", ["orders", "billing", "12,345", node]),
+            (f"{base}/topics/orders/billing", ["12,343", "shown-host", "shown-agent/1", node]),
+            (f"{base}/nodes", ["127.0.0.1", "1.3.0"]),
+            (f"{base}/nodes/{node}", ["orders", "billing", "12,345", "shown-host"]),
+            (f"{base}/counter", ["Messages Processed"]),
+        ],
+    )
+    assert [page.errors for page in pages] == [[]] * len(pages)
 
 
 LOOPBACK = """
