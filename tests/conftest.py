@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +22,14 @@ from shmq import segments
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> Iterator[None]:
-    """Tests name their instances; what the caller has set must not reach them."""
+    """Tests name their instances; what the caller has set must not reach them. Nor must what a
+    shell does to its background jobs, and CI may be one: SIGINT ignored, by all their children too."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SHMQ_INSTANCE", "SHMQ_NATIVE"):
             patch.delenv(name, raising=False)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
