@@ -1,0 +1,165 @@
+"""Several gateway processes on one port: one broker to whoever asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from itertools import count
+
+import psutil
+import pytest
+from processes import eventually
+from wire import ERROR, OK, Client, Server, mpub
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def kind() -> str:
+    """Only ours has more than one process."""
+    return "shmq"
+
+
+class Pair:
+    """A server of two gateway processes, and clients of the one and of the other."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def workers(self) -> list[psutil.Process]:
+        """Those that live, the elder first."""
+        children = psutil.Process(self.server.process.pid).children(recursive=True)
+        found = [child for child in children if "shmq.gateway.worker" in child.cmdline()]
+        return sorted(found, key=lambda one: one.create_time())
+
+    def clients(self) -> list[Client]:
+        """One of each process, in the order of `workers`; which it is decides the kernel."""
+        workers = eventually(lambda: len(self.workers()) == 2 and self.workers())
+        found: dict[int, Client] = {}
+        for _ in range(200):
+            client = self.server.connect()
+            port = client.sock.getsockname()[1]
+            client.identify(client_id=str(port))  # answered: it was accepted
+            for index, worker in enumerate(workers):
+                if any(item.raddr and item.raddr.port == port for item in worker.net_connections()):
+                    found.setdefault(index, client)
+            if len(found) == 2:
+                return [found[0], found[1]]
+        raise AssertionError("200 connections went to one process")
+
+
+@pytest.fixture
+def pair(start: Start) -> Pair:
+    return Pair(start("--gateway-workers=2", "--msg-timeout=10m"))
+
+
+def test_stats_are_of_all(pair: Pair) -> None:
+    clients = pair.clients()
+    names = {client.sock.getsockname()[1] for client in clients}
+    for client, ready in zip(clients, (1, 2), strict=True):
+        client.pub("t", b"x")
+        client.pub("t", b"y")
+        client.sub("t", "c", ready)
+    for client, ready in zip(clients, (1, 2), strict=True):
+        for _ in range(ready):
+            client.delivery()
+    for _ in range(10):  # whichever process answers
+        channel = pair.server.channel("t", "c")
+        assert (channel["in_flight_count"], channel["depth"]) == (3, 1)
+        assert {int(client["client_id"]) for client in channel["clients"]} == names
+        found = {client["ready_count"]: client["in_flight_count"] for client in channel["clients"]}
+        assert found == {1: 1, 2: 2}
+        producers = pair.server.stats()["producers"]
+        assert sum(one["pub_counts"][0]["count"] for one in producers) == 4
+
+
+def test_ready_is_each_clients_own(pair: Pair) -> None:
+    first, second = pair.clients()
+    first.sub("t", "c", 3)
+    second.sub("t", "c", 5)
+    assert first.ask(mpub(b"t", [b"%d" % number for number in range(20)])) == OK
+    taken = [[first.delivery() for _ in range(3)], [second.delivery() for _ in range(5)]]
+    channel = pair.server.channel("t", "c")
+    assert (channel["in_flight_count"], channel["depth"]) == (8, 12)
+    # what is not its own a client cannot finish, whichever process serves the owner
+    answer = second.ask(b"FIN " + taken[0][0].id + b"\n")
+    reason = b"E_FIN_FAILED FIN " + taken[0][0].id + b" failed client does not own message"
+    assert answer == (ERROR, reason)
+    first.finish(taken[0][0])
+    taken[0].append(first.delivery())
+    bodies = [int(one.body) for one in taken[0] + taken[1]]
+    assert sorted(bodies) == list(range(9))
+    assert [int(one.body) for one in taken[0]] == sorted(int(one.body) for one in taken[0])
+
+
+def test_a_pause_is_everybodys(pair: Pair) -> None:
+    clients = pair.clients()
+    for client in clients:
+        client.sub("t", "c", 1)
+    numbers = count()
+    for _ in range(3):  # the requests go to either process
+        assert pair.server.post("/channel/pause", topic="t", channel="c").status == 200
+        for _ in range(2):
+            pair.server.post("/pub", b"%d" % next(numbers), topic="t")
+        for client in clients:
+            client.sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                client.delivery()
+            client.sock.settimeout(None)
+        assert pair.server.post("/channel/unpause", topic="t", channel="c").status == 200
+        for client in clients:
+            client.finish(client.delivery())
+    eventually(lambda: pair.server.channel("t", "c")["depth"] == 0)
+
+
+def test_a_deleted_topic_is_made_anew_by_either(pair: Pair) -> None:
+    clients = pair.clients()
+    for _ in range(3):
+        for client in clients:
+            client.pub("t", b"x")
+        assert pair.server.topic("t")["message_count"] == 2
+        assert pair.server.post("/topic/delete", topic="t").status == 200
+
+
+def test_options_change_in_all(pair: Pair) -> None:
+    assert pair.server.http("PUT", "/config/log_level", b"debug").status == 200
+    levels = {pair.server.http("GET", "/config/log_level").body for _ in range(20)}
+    assert levels == {b"1"}
+
+
+def test_the_limit_of_consumers_counts_all(start: Start) -> None:
+    pair = Pair(start("--gateway-workers=2", "--max-channel-consumers=1"))
+    first, second = pair.clients()
+    first.sub("t", "c")
+    text = b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
+    assert second.ask(b"SUB t c\n") == (ERROR, text)
+
+
+def test_a_killed_one_gives_back_and_the_other_goes_on(pair: Pair) -> None:
+    killed, kept = pair.clients()
+    doomed, other = pair.workers()
+    killed.pub("t", b"first")
+    killed.sub("t", "c", 1)
+    first = killed.delivery()
+    kept.pub("t", b"second")
+    kept.sub("t", "c", 2)
+    second = kept.delivery()
+    os.kill(doomed.pid, signal.SIGKILL)
+    again = kept.delivery()  # its timeout is ten minutes away
+    assert (again.id, again.attempts) == (first.id, 2)
+    assert killed.ended()
+    kept.finish(second)  # still its own
+    kept.finish(again)
+    eventually(lambda: pair.server.channel("t", "c")["in_flight_count"] == 0)
+    assert pair.server.channel("t", "c")["depth"] == 0
+    workers = eventually(lambda: len(pair.workers()) == 2 and pair.workers())
+    assert workers[0] == other
+    kept.pub("t", b"third")
+    kept.finish(kept.delivery())
+    _, new = pair.clients()
+    kept.send(b"RDY 0\n")
+    new.sub("t", "c", 1)
+    new.pub("t", b"fourth")
+    assert new.delivery().body == b"fourth"
+    assert pair.server.stop() == 0
