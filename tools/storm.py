@@ -232,7 +232,7 @@ class Round:
     """One round."""
 
     def __init__(
-        self, seed: int, kills: int, directory: Path, pace: float, long_stop: float
+        self, seed: int, kills: int, directory: Path, pace: float, long_stop: float, late: float
     ) -> None:
         self.seed, self.kills_wanted, self.pace, self.long_stop = seed, kills, pace, long_stop
         self.choice = random.Random(seed)
@@ -262,8 +262,9 @@ class Round:
                 self.seats.append(Seat(len(self.seats), role, place >= role.survivors))
         self.continues: list[tuple[float, int, Seat, int]] = []
         Settings(
-            seed, CHANNELS, commit(), {**self.options, "native": os.environ.get("SHMQ_NATIVE", "")}
-        ).save(directory)
+            seed, CHANNELS, commit(),
+            {**self.options, "late_seconds": late, "native": os.environ.get("SHMQ_NATIVE", "")},
+        ).save(directory)  # fmt: skip
 
     # -- starting
 
@@ -779,6 +780,12 @@ def on_sigterm(number: int, frame: object) -> NoReturn:
     show_default=True,
     help="Seconds for which one survivor is stopped in each round; 0: none.",
 )
+@click.option(
+    "--late",
+    default=1.0,
+    show_default=True,
+    help="Seconds after a death from which on a redelivery that others wait for is a violation.",
+)
 @click.option("--seconds", type=float, help="Begin no further round after so long.")
 @click.option(
     "--directory",
@@ -798,6 +805,7 @@ def main(
     seed: int | None,
     pace: float,
     long_stop: float,
+    late: float,
     seconds: float | None,
     directory: Path | None,
     keep: bool,
@@ -818,7 +826,9 @@ def main(
                 home = base / f"seed-{seed + total.rounds}"
                 shutil.rmtree(home, ignore_errors=True)
                 home.mkdir()
-                round_ = Round(seed + total.rounds, min(left, round_kills), home, pace, long_stop)
+                round_ = Round(
+                    seed + total.rounds, min(left, round_kills), home, pace, long_stop, late
+                )
                 total.run(round_, kills, show)
                 if not keep and not round_.verdict.violations:
                     shutil.rmtree(home)
