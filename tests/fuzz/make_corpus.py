@@ -19,6 +19,14 @@ TOPICS = (
 # a word's place and value: region 8 (the queue's header), word 128 (ready_tail), 0x5a5a5a5a
 WORD = bytes([8, 128, 0]) + b"\x5a" * 4
 
+CUT, BYTES = b"\x20\x55\x80\xd0", b"\0\0\0\0"
+PUBLISH = b"PUB t\n\0\0\0\1xDPUB t 5\n\0\0\0\2xyMPUB t\n\0\0\0\x0d\0\0\0\2\0\0\0\1a\0\0\0\0"
+CONSUME = (
+    b"IDENTIFY\n\0\0\0\x1e" + b'{"feature_negotiation": true}\n' + b"SUB t c\nRDY 1\r\nNOP\n"
+    b"FIN 0123456789abcdef\nFIN 0123456789abcdef\nFIN 0123456789ABCDEF\n"
+    b"REQ 0123456789abcdef 5\nTOUCH 0123456789abcdef\nRDY 99999999999999999999\nCLS\n"
+)
+
 INPUTS: dict[str, dict[str, bytes]] = {
     "record": {"two": RECORDS, "cut": RECORDS[:40], "impossible": b"\0\0\0\1" + RECORDS},
     "meta": {"two": b"2\n0,0\n1,140\n", "spaces": b" -1\r\n+1, 5\r\n 2,7", "none": b""},
@@ -26,6 +34,13 @@ INPUTS: dict[str, dict[str, bytes]] = {
     "reserve": {"clock": b'{"id_clock":123456789}', "null": b"null"},
     "sidecar": {"two": CHUNK, "cut": CHUNK[:-20], "flipped": CHUNK[:60] + b"?" + CHUNK[61:]},
     "open": {"directory": b"\0\x80\0" + b"\xff" * 8, "queue": b"\1\x80\0" + b"\xff" * 16},
+    "session": {
+        "publish": CUT + PUBLISH,
+        "consume": CUT + CONSUME,
+        "bytes": BYTES + PUBLISH + CONSUME,
+        "auth": CUT + b"AUTH\n\0\0\0\2xy",
+        "closed": CUT + b"SUB t c\nCLS\nRDY 5\nCLS\n",
+    },
     "use": {"nothing": bytes([0, *range(21)]), "one": bytes([1]) + WORD + bytes(range(21))},
 }
 

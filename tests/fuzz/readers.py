@@ -1,10 +1,10 @@
-"""Fuzzes one of the readers of what is on disk, guided by coverage (atheris):
+"""Fuzzes a reader of what is on disk or of what comes over TCP, guided by coverage (atheris):
 
     python tests/fuzz/readers.py TARGET [libFuzzer's options and corpus]
 
 Whatever the bytes, a reader answers, or raises the error it is documented to raise; and what it
-answers, written again, is read the same. `--planted` weakens the reader in one place, which must be
-found.
+answers, written again, is read the same. A session says and publishes the same in whatever pieces
+its bytes come. `--planted` weakens the reader in one place, which must be found.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ import inspect
 import logging
 import struct
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import atheris
 
+import shmq
 from shmq import _native
+from shmq.gateway import protocol
+from shmq.gateway import session as gateway
 from shmq.storage import deferred, diskqueue, metadata
+
+sys.path.append(str(Path(__file__).parents[1]))
+from sessions import Host, drive
 
 MOST = 1000  # max_msg_size
 FILE = Path("/somewhere/file.dat")
@@ -90,12 +98,31 @@ def record(data: bytes) -> None:
     assert diskqueue.encode_records(*columns) == data[: scan.used]
 
 
+_consumer: Any = None  # of an empty channel: commands of a subscriber are read too
+
+
+def session(data: bytes) -> None:
+    """The first four bytes say where the others are cut; one byte each if they are 0."""
+    marks, stream = data[:4], b"  V2" + data[4:]
+    cuts = sorted({mark * len(stream) // 256 for mark in marks} - {0})
+    whole = drive(stream, [], Host(_consumer))
+    pieces = drive(stream, cuts or list(range(1, len(stream))), Host(_consumer))
+    assert pieces == whole, (pieces, whole)
+
+
+def _subscribe() -> None:
+    global _consumer
+    broker = shmq.Broker(data_path=tempfile.mkdtemp(prefix="shmq-fuzz-"))
+    _consumer = broker.consumer("t", "c", 1)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "meta": meta,
     "metadata": topics,
     "reserve": reserve,
     "sidecar": sidecar,
     "record": record,
+    "session": session,
 }
 
 
@@ -109,6 +136,13 @@ def plant(name: str) -> None:
         diskqueue.pack = lambda file, offset: file * 7 + offset  # type: ignore[assignment]
     elif name == "sidecar":
         deferred._LEAST_ENTRY = 1
+    elif name == "session":
+        whole = gateway.Session._whole
+        gateway.Session._whole = (
+            lambda self, data, start, end: (  # type: ignore[method-assign]
+                whole(self, data, start, end) or bytes(data[start + 4 : end - 1]) or None
+            )
+        )
     else:
         diskqueue.MESSAGE_HEADER = 20
 
@@ -119,10 +153,14 @@ def main() -> None:
     name = arguments.pop(1)
     if len(arguments) < len(sys.argv) - 1:
         plant(name)
-    for module in (deferred, diskqueue, metadata):  # an editable install has an importer of its own
-        for _, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__:
+    modules = (deferred, diskqueue, metadata, protocol, gateway)
+    names = {module.__name__ for module in modules}
+    for place in (*modules, gateway.Session):  # an editable install has an importer of its own
+        for _, function in inspect.getmembers(place, inspect.isfunction):
+            if function.__module__ in names:
                 atheris.instrument_func(function)
+    if name == "session":
+        _subscribe()
     atheris.Setup(arguments, TARGETS[name])
     atheris.Fuzz()
 

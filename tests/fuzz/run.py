@@ -3,6 +3,7 @@
 use, open    shared memory: a live queue that is overwritten, segments as they are opened
 core-record  disk records, in C
 record, meta, sidecar, metadata, reserve   the same and the other files' readers, in Python
+session      nsqd's TCP protocol, whole and in pieces
 
 What is new in what they find is kept in build/fuzz/corpus. Exit status 1 if anything is found; the
 input that shows it is named.
@@ -20,7 +21,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 BUILD = TOP / "build" / "fuzz"
 CORE = {"use": "use", "open": "open", "core-record": "record"}
-READERS = ("record", "meta", "sidecar", "metadata", "reserve")
+READERS = ("record", "meta", "sidecar", "metadata", "reserve", "session")
 SOME = 4000  # runs where no number is given: a moment each
 
 
@@ -42,6 +43,9 @@ def fuzz(target: str, runs: int, seconds: int, planted: bool) -> tuple[bool, int
         f"-runs={runs}", "-max_len=400", "-timeout=30", f"-artifact_prefix={BUILD}/{target}-",
         "-print_final_stats=1",
     ]  # fmt: skip
+    words += [
+        f"-dict={path}" for path in [Path(__file__).parent / f"{target}.dict"] if path.exists()
+    ]
     if seconds:
         words.append(f"-max_total_time={seconds}")
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
@@ -70,7 +74,7 @@ def main() -> int:
         began = time.monotonic()
         found, count = fuzz(target, arguments.runs, arguments.seconds, arguments.planted)
         seconds = time.monotonic() - began
-        right = found == arguments.planted
+        right = found == arguments.planted and count > 0
         bad += not right
         words = "found" if found else "nothing found"
         print(f"{target:12} {count:>10} inputs {seconds:6.1f} s  {words}", flush=True)

@@ -3,101 +3,14 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sessions import Host, drive
 from wire import mpub, sized
 
-from shmq.errors import Full, MessageTooBig
 from shmq.gateway import protocol
 from shmq.gateway.session import Session
-from shmq.options import Options
-
-
-class Topic:
-    """Keeps what is published, in order; as `_native.Producer` for a session."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.full = 0
-        self.most = 1 << 30
-
-    def publish_framed(
-        self, data: bytearray, start: int, count: int, defer: float | None, timeout: float
-    ) -> int:
-        if self.full:
-            self.full -= 1
-            raise Full("full")
-        if count > self.most:
-            raise MessageTooBig("too big")
-        for _ in range(count):
-            size = int.from_bytes(data[start : start + 4], "big")
-            self.host.published.append((bytes(data[start + 4 : start + 4 + size]), defer))
-            start += 4 + size
-        return start
-
-
-class Host:
-    """What a session needs of its process, in memory."""
-
-    def __init__(self) -> None:
-        self.options = Options(max_msg_size=2000, max_body_size=5000)
-        self.producers: dict[bytes, Any] = {}
-        self.has_tls = self.auth_enabled = False
-        self.published: list[tuple[bytes, float | None]] = []
-
-    def open_producer(self, topic: bytes) -> Any:
-        self.producers[topic] = Topic(self)
-        return self.producers[topic]
-
-    def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Any:
-        raise protocol.ProtocolError("E_SUB_FAILED", "SUB failed here")
-
-    def query_auth(self, session: Session, secret: bytes) -> None:
-        return None
-
-    def no_room(self) -> str:
-        return ""
-
-    def is_in_flight(self, consumer: Any, message_id: bytes) -> bool:
-        return False
-
-
-def drive(data: bytes, cuts: list[int], host: Host | None = None) -> SimpleNamespace:
-    """What a session says to the bytes, cut at these places, and what it leaves unread."""
-    host = host or Host()
-    session = Session(host, "1.2.3.4:5", "1.2.3.4", 0.0, 0.0)
-    held, said = bytearray(), []
-    for piece in [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]:
-        if session.closing or session.upgrades:
-            break
-        held += piece
-        while True:
-            start = session.receive(held, 0, len(held))
-            assert 0 <= start <= len(held)
-            del held[:start]
-            said += session.output
-            session.written()
-            job = session.job
-            if job is None:
-                break
-            result, error = None, None
-            try:
-                result = job.call() if job.call is not None else None
-            except Exception as exc:
-                error = exc
-            session.done(result, error)
-            said += session.output
-            session.written()
-        assert session.need <= 5008 + protocol.MAX_LINE
-        if not session.closing and not session.upgrades and session.need:
-            assert len(held) < session.need
-    if not session.closing and not session.upgrades:
-        session.end()
-        said += session.output
-    return SimpleNamespace(said=b"".join(said), published=host.published, closing=session.closing)
-
 
 _WORDS = [
     b"IDENTIFY", b"SUB", b"PUB", b"MPUB", b"DPUB", b"RDY", b"FIN", b"REQ", b"TOUCH", b"CLS", b"NOP",
