@@ -126,6 +126,7 @@ static void finish(shmq_map *map, shmq_lease_desc *e)
 		st(&lessee->finished, id);
 	SHMQ_KILLPOINT("lease.finishing");
 	st_release(&e->word, WORD(SHMQ_LEASE_FINISHED, id));
+	fence_full(); /* a reader that sees any of what follows sees this */
 	SHMQ_KILLPOINT("lease.finished");
 	bump(&map->q->finished, e->count);
 }
@@ -145,6 +146,7 @@ static bool give_back(shmq_map *map, shmq_lease_desc *e)
 	e->base = (waits ? map->slots[map->requeue[head & mask]].order : ld(&q->order) + 1) - n;
 	SHMQ_KILLPOINT("lease.returning");
 	st_release(&e->word, WORD(SHMQ_LEASE_RETURNED, id));
+	fence_full(); /* as in finish */
 	SHMQ_KILLPOINT("lease.returned");
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = slot_of(map, e, slot);

@@ -53,7 +53,10 @@ typedef struct stage {
 	uint8_t published[MESSAGES], group[MESSAGES], finished[QUEUES][MESSAGES];
 	bool dropped[QUEUES]; /* its messages may be gone: emptied, or removed */
 	bool late[QUEUES];    /* it came later: may lack what was published before */
-	bool out_of_order, adopt, pumps;
+	bool out_of_order, adopt, pumps, leases;
+	shmq_lessee lessee;
+	shmq_lease lease;
+	uint32_t leased[8]; /* numbers of the messages in it */
 	shmq_spill spill;
 	uint32_t slots[64], lengths[64];
 	uint64_t positions[64], written, chunk_bytes;
@@ -159,6 +162,65 @@ static void finish(uint32_t who, uint32_t queue, uint32_t n)
 			k->finished[queue][numbers[i]] = TAKEN;
 		else if (numbers[i] < MESSAGES && k->finished[queue][numbers[i]] == BEGUN_TO)
 			k->finished[queue][numbers[i]] = OPEN;
+}
+
+/* Reads the lease whole; false: it was ended meanwhile. */
+static bool lease_read(uint32_t who, uint32_t *numbers)
+{
+	shmq_lease_cursor cursor;
+	shmq_broker *b = k->actors[who].b;
+	uint64_t ids[8], size;
+	int64_t timestamps[8];
+	int32_t attempts[8], offsets[9];
+	uint8_t data[8 * BODY];
+	uint32_t n;
+	int r = shmq_lease_open(b, k->queue[0], k->serial[0], k->lease.id, 0, &cursor);
+
+	if (!r)
+		r = shmq_lease_measure(b, &cursor, 8, sizeof(data), &n, &size);
+	if (!r)
+		r = shmq_lease_copy(b, &cursor, n, size, ids, timestamps, attempts, offsets, data);
+	if (r == SHMQ_LEASE_LOST)
+		return false;
+	EQUAL(r, 0);
+	EQUAL(n, k->lease.count);
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_message m = {.body = data + offsets[i],
+		                  .length = (uint32_t)(offsets[i + 1] - offsets[i])};
+
+		EQUAL(attempts[i], 1);
+		numbers[i] = body_number(&m);
+	}
+	return true;
+}
+
+static void lease(uint32_t who, uint32_t n)
+{
+	int r = shmq_lease_take(k->actors[who].b, &k->lessee, 0, n, 1 << 10, 1, soon(), &k->lease);
+
+	if (r) {
+		CHECK(r == SHMQ_EMPTY || r == SHMQ_GONE);
+		k->lease.count = 0;
+	} else if (!lease_read(who, k->leased)) {
+		k->lease.count = 0; /* emptied, flushed, ... */
+	}
+	for (uint32_t i = 0; i < k->lease.count; i++)
+		if (k->finished[0][k->leased[i]] == TAKEN)
+			schedule_fail("message %u is leased after its finish", k->leased[i]);
+}
+
+static void lease_finish(uint32_t who)
+{
+	uint64_t messages;
+	int r;
+
+	for (uint32_t i = 0; i < k->lease.count; i++)
+		k->finished[0][k->leased[i]] = BEGUN_TO;
+	r = shmq_lease_finish(k->actors[who].b, &k->lessee, k->lease.id, soon(), &messages);
+	CHECK(!r || r == SHMQ_LEASE_LOST || r == SHMQ_LEASE_FENCED || r == SHMQ_GONE);
+	CHECK(r || messages == k->lease.count);
+	for (uint32_t i = 0; i < k->lease.count; i++)
+		k->finished[0][k->leased[i]] = r ? OPEN : TAKEN;
 }
 
 /* Sleep until something comes, n messages in all. */
@@ -324,6 +386,8 @@ static void drain(uint32_t q, uint8_t *seen)
 	shmq_message m[16];
 
 	k->seen[q] = world_view(k->w, k->queue[q]);
+	if (k->leases) /* their time is over */
+		EQUAL(shmq_expire(s, k->queue[q], INT64_MAX - 1, 0, 1000, soon(), &expired, &due), 0);
 	for (;;) {
 		int r = shmq_take(c, m, 16, soon(), &got);
 
@@ -721,6 +785,43 @@ static void reap_3(void)
 
 	(void)world_reap(k->w, k->actors[3].b, &returned);
 }
+static void lease_1(void) { lease(1, 2); }
+static void lease_finish_1(void) { lease_finish(1); }
+static void lease_return_1(void)
+{
+	uint64_t messages;
+	int r = shmq_lease_return(k->actors[1].b, &k->lessee, k->lease.id, soon(), &messages);
+
+	CHECK(!r || r == SHMQ_LEASE_LOST);
+}
+static void lease_read_2(void)
+{
+	uint32_t numbers[8];
+
+	if (lease_read(2, numbers))
+		CHECK(!memcmp(numbers, k->leased, k->lease.count * sizeof(*numbers)));
+}
+/* The next incarnation of the name. */
+static void lessee_open_2(void)
+{
+	shmq_lessee next;
+	shmq_lease all[4];
+	uint32_t n;
+
+	EQUAL(shmq_lessee_open(k->actors[2].b, k->queue[0], k->serial[0], "l", 10 * NS_PER_S, NS_PER_S,
+	                       soon(), &next),
+	      0);
+	EQUAL(shmq_lease_list(k->actors[2].b, &next, all, 4, soon(), &n), 0);
+	CHECK(n <= 1 && (!n || all[0].count == k->lease.count));
+}
+static void lease_end_2(void)
+{
+	uint64_t messages;
+	int r = shmq_lease_end(k->actors[2].b, k->queue[0], k->serial[0], k->lease.id, true, soon(),
+	                       &messages);
+
+	CHECK(!r || r == SHMQ_LEASE_LOST);
+}
 static void empty_2(void)
 {
 	uint64_t dropped;
@@ -889,6 +990,40 @@ static void begin_new_channel(void)
 	come(2, SHMQ_AS_CLIENT);
 	come_to_supervise(3);
 }
+static void begin_to_lease(void)
+{
+	begin_with_supervisor();
+	k->leases = true;
+	schedule_as(1);
+	EQUAL(shmq_lessee_open(k->actors[1].b, k->queue[0], k->serial[0], "l", 10 * NS_PER_S, NS_PER_S,
+	                       soon(), &k->lessee),
+	      0);
+	schedule_as(OUTSIDE);
+}
+static void begin_leased(void)
+{
+	begin_to_lease();
+	schedule_as(1);
+	lease(1, 2);
+	schedule_as(OUTSIDE);
+	EQUAL(k->lease.count, 2);
+}
+static void begin_leased_and_came_back(void)
+{
+	begin_leased();
+	schedule_as(1);
+	take(1, 0, 1);
+	requeue_1();
+	schedule_as(OUTSIDE);
+	k->out_of_order = true;
+}
+static void begin_leased_and_spilled(void)
+{
+	begin_leased();
+	schedule_as(3);
+	spill_3();
+	schedule_as(OUTSIDE);
+}
 static void begin_one_died(void)
 {
 	begin_with_supervisor();
@@ -983,6 +1118,22 @@ static const struct play {
 	PLAY("publish, take, adopt", begin_spill_half, publish_one_0, take_one_1, NULL, adopt_3),
 	PLAY("publish, finish, rebuild", begin_taken, publish_one_0, finish_rest_1, NULL, rebuild_3),
 	PLAY("publish, take, reap", begin_one_died, publish_one_0, take_one_1, NULL, reap_3),
+	PLAY("publish, lease", begin_to_lease, publish_one_0, lease_1),
+	PLAY("publish, lease, empty", begin_to_lease, publish_one_0, lease_1, empty_2),
+	PLAY("publish, lease, spill", begin_to_lease, publish_one_0, lease_1, NULL, spill_3),
+	PLAY("finish a lease, read it", begin_leased, publish_one_0, lease_finish_1, lease_read_2),
+	PLAY("return a lease, read it", begin_leased, publish_one_0, lease_return_1, lease_read_2),
+	PLAY("return a lease, one came back", begin_leased_and_came_back, NULL, lease_return_1,
+	     lease_read_2),
+	PLAY("finish a lease, end it", begin_leased, NULL, lease_finish_1, lease_end_2),
+	PLAY("finish a lease, another incarnation", begin_leased, NULL, lease_finish_1, lessee_open_2),
+	PLAY("finish a lease, expire", begin_leased, NULL, lease_finish_1, lease_read_2, expire_3),
+	PLAY("finish a lease, empty", begin_leased, NULL, lease_finish_1, empty_2),
+	PLAY("finish a lease, rebuild", begin_leased, publish_one_0, lease_finish_1, NULL, rebuild_3),
+	PLAY("return a lease, restore", begin_leased_and_spilled, NULL, lease_return_1, NULL, restore_3),
+	PLAY("finish a lease, flush", begin_leased, NULL, lease_finish_1, lease_read_2, flush_3),
+	PLAY("finish a lease, write ahead", begin_leased_and_spilled, NULL, lease_finish_1, NULL,
+	     write_ahead_3),
 	PLAY("publish, detach", begin_in_flight, publish_one_0, detach_1),
 	PLAY("attach, attach", begin_to_attach, attach_0, attach_1),
 };
