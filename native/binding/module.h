@@ -311,6 +311,8 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(scan_at, "scan_at($self, deadline, due)\n--\n\nThe scanner sleeps until then.")            \
 	X(attend, "attend($self, queue)\n--\n\nThe spiller is to look at this queue.")                 \
 	X(attention, "attention($self)\n--\n\nQueues that the spiller is to look at.")                \
+	X(names_written,                                                                               \
+	  "names_written($self, replaced, written)\n--\n\nThe metadata's times, before and then.")     \
 	X(stopping, "stopping($self)\n--\n\nNo attach and no request from now on.")                    \
 	X(close_directory, "close_directory($self)\n--\n\nEvery handle answers Gone from now on.")     \
 	X(next_request, "next_request($self)\n--\n\nThe next posted request or None.")                 \
@@ -341,6 +343,9 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(chunk_depth, "chunk_depth($self, queue, depth)\n--\n\nHow many messages chunks hold.")      \
 	X(restore,                                                                                     \
 	  "restore($self, queue, data, position, next_position)\n--\n\nRecords back into memory.")     \
+	X(disk_adopt,                                                                                  \
+	  "disk_adopt($self, queue, read_position, write_position, depth, chunk)\n--\n\n"              \
+	  "On disk is what another broker left.")                                                      \
 	X(disk_set,                                                                                    \
 	  "disk_set($self, queue, expected, read_position, depth)\n--\n\nThe read position jumps.")    \
 	X(unrestore, "unrestore($self, queue)\n--\n\nWhat was read ahead goes back to disk.")          \

@@ -99,6 +99,19 @@ PyObject *broker_attention(broker_object *self, PyObject *const *args, Py_ssize_
 	return list;
 }
 
+PyObject *broker_names_written(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	uint64_t replaced, written;
+
+	if (ARGUMENTS("names_written", 2, {"replaced", ARGUMENT_U64, &replaced},
+	              {"written", ARGUMENT_U64, &written}) < 0 ||
+	    !broker_usable(self, "note the metadata's time"))
+		return NULL;
+	shmq_names_written(self->handle, replaced, written);
+	Py_RETURN_NONE;
+}
+
 PyObject *broker_stopping(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                           PyObject *kwnames)
 {
@@ -478,6 +491,24 @@ PyObject *broker_restore(broker_object *self, PyObject *const *args, Py_ssize_t 
 	if (status != SHMQ_OK && status != SHMQ_FULL)
 		return raise_status(self->state, status, NULL, "restore messages of queue %u", queue);
 	return Py_BuildValue("(IK)", taken, (unsigned long long)used);
+}
+
+PyObject *broker_disk_adopt(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames)
+{
+	uint64_t read_position, write_position, depth, chunk;
+	uint32_t queue;
+	int status;
+
+	if (ARGUMENTS("disk_adopt", 5, {"queue", ARGUMENT_U32, &queue},
+	              {"read_position", ARGUMENT_U64, &read_position},
+	              {"write_position", ARGUMENT_U64, &write_position},
+	              {"depth", ARGUMENT_U64, &depth}, {"chunk", ARGUMENT_U64, &chunk}) < 0)
+		return NULL;
+	BROKER_CALL(self, status,
+	            shmq_disk_adopt(self->handle, queue, read_position, write_position, depth, chunk,
+	                            until));
+	return done_on(self, status, "take up the files of queue", queue);
 }
 
 PyObject *broker_disk_set(broker_object *self, PyObject *const *args, Py_ssize_t nargs,

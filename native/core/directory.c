@@ -481,6 +481,12 @@ int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
 	return 0;
 }
 
+void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written)
+{
+	st_release(&b->d->names_replaced, replaced);
+	st_release(&b->d->names_written, written);
+}
+
 void shmq_supervisor_stopping(shmq_broker *b)
 {
 	st_release(&b->d->stopping, 1);

@@ -290,7 +290,11 @@ typedef struct shmq_directory_desc {
 	uint64_t writers_at;
 	_Atomic int64_t scan_deadline;      /* the scanner sleeps until then (CLOCK_MONOTONIC, */
 	_Atomic int64_t scan_due;           /* CLOCK_REALTIME ns); who makes something earlier rings */
-	uint64_t reserved[201];
+	/* nsqd.dat's time of modification (ns) as the supervisor wrote it last, or is about to; and what
+	   it had before. With any other, another broker has had the data path since. */
+	_Atomic uint64_t names_written;
+	_Atomic uint64_t names_replaced;
+	uint64_t reserved[199];
 	_Atomic uint64_t attention[SHMQ_QUEUES / 64]; /* queues that the spiller is to look at */
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");

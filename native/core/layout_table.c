@@ -59,6 +59,7 @@ static const shmq_field fields[] = {
 	U4(directory, epoch) U4(directory, stopping) U4(directory, requested) U8(directory, reaped)
 	U8(directory, rebuilt) U8(directory, pid_namespace) U8(directory, writers_at)
 	I8(directory, scan_deadline) I8(directory, scan_due)
+	U8(directory, names_written) U8(directory, names_replaced)
 	A(directory, attention, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)

@@ -683,6 +683,36 @@ out:
 	return r;
 }
 
+int shmq_disk_adopt(shmq_broker *b, uint32_t queue, uint64_t read_position, uint64_t write_position,
+                    uint64_t depth, uint64_t chunk, int64_t until)
+{
+	shmq_map *map;
+	shmq_queue_desc *q;
+	int r = map_get(b, queue, &map);
+
+	if (r)
+		return r;
+	r = both_lock(b, map, until);
+	if (r)
+		goto out;
+	q = map->q;
+	for (uint32_t i = 0; i < slots_of(map); i++)
+		if (slot_is(map, i, SHMQ_BACK))
+			map->slots[i].pos = SHMQ_NO_POSITION;
+	st(&q->deferred_gone, 0);
+	st(&q->deferred_read, 0);
+	st_release(&q->deferred_write, chunk);
+	st(&q->disk_depth, depth);
+	st_release(&q->disk_write, write_position);
+	st_release(&q->disk_read, read_position);
+	disk_is_empty(q);
+	both_unlock(b, map);
+	wake_takers(b, map, WAKE_ALL);
+out:
+	map_release(map);
+	return r;
+}
+
 int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count)
 {
 	shmq_map *map;

@@ -440,6 +440,8 @@ void shmq_scan_at(shmq_broker *b, int64_t deadline, int64_t due);
 /* How many queues were noted since the last call; room for n >= 64 indices, what does not fit is
  * left for the next. */
 uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n);
+/* nsqd.dat is about to be replaced: its times of modification (ns), before and then. */
+void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written);
 void shmq_supervisor_stopping(shmq_broker *b); /* no attach, no request from now on */
 /* Mark the directory closed (last act before its unlinking): every handle answers SHMQ_GONE. */
 void shmq_directory_close(shmq_broker *b);
@@ -543,6 +545,10 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
  * recounted. */
 int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_position,
                   uint64_t depth, int64_t until);
+/* Adoption where another broker has had the files since: on disk is what is between these positions,
+ * and every chunk up to `chunk` counts. What is in memory stays, but no longer has a place there. */
+int shmq_disk_adopt(shmq_broker *b, uint32_t queue, uint64_t read_position, uint64_t write_position,
+                    uint64_t depth, uint64_t chunk, int64_t until);
 /* Flush: what was read ahead from the current read file and never delivered goes back to disk by
  * lowering the read position. */
 int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count);

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,14 @@ def parse_topics(path: Path, text: bytes) -> list[TopicMeta]:
     ]
 
 
-def store(data_path: Path | str, topics: Iterable[TopicMeta]) -> None:
+def store(
+    data_path: Path | str,
+    topics: Iterable[TopicMeta],
+    about_to: Callable[[int], None] | None = None,
+) -> None:
     """Replace `<data_path>/nsqd.dat` atomically by these topics, without the ephemeral ones.
 
+    about_to: called right before, with what `modified` will be.
     Raises OSError (disk full, no permission); the old file is then still there, untouched.
     """
     document = {
@@ -105,7 +110,16 @@ def store(data_path: Path | str, topics: Iterable[TopicMeta]) -> None:
         or None,
         "version": METADATA_VERSION,
     }
-    atomic_write(Path(data_path) / METADATA_NAME, _compact(document))
+    atomic_write(Path(data_path) / METADATA_NAME, _compact(document), about_to=about_to)
+
+
+def modified(data_path: Path | str) -> int:
+    """When `<data_path>/nsqd.dat` was written (Unix ns); 0 if there is none. Every broker writes it
+    anew when it starts, so with another time another broker has been here. Raises OSError."""
+    try:
+        return os.stat(Path(data_path) / METADATA_NAME).st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def load_reserve(data_path: Path | str) -> int:
@@ -143,21 +157,26 @@ def valid_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
+def atomic_write(
+    path: Path, data: bytes, mode: int = 0o600, about_to: Callable[[int], None] | None = None
+) -> None:
     """Make `path` hold `data`, or leave it as it was, whatever dies: host included.
 
     `replace`, and fsync of the directory (nsqd leaves that last one out). Raises OSError as
     `replace` does.
     """
-    replace(path, data, mode)
+    replace(path, data, mode, about_to)
     sync_directory(path.parent)
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+def replace(
+    path: Path, data: bytes, mode: int = 0o600, about_to: Callable[[int], None] | None = None
+) -> None:
     """Make `path` hold `data`, or leave it as it was; after the host's death it is one of the two.
 
     Temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), fsync, rename. `mode` is set
-    whatever the umask. Raises OSError with `filename` set; the temporary file is then removed.
+    whatever the umask. about_to: called before the rename, with the file's time of modification
+    (ns). Raises OSError with `filename` set; the temporary file is then removed.
     """
     temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
     try:
@@ -168,8 +187,11 @@ def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
             while rest:
                 rest = rest[os.write(fd, rest) :]
             os.fsync(fd)
+            time = os.fstat(fd).st_mtime_ns
         finally:
             os.close(fd)
+        if about_to is not None:
+            about_to(time)
         os.rename(temporary, path)
     except OSError as exc:
         exc.filename, exc.filename2 = str(path), None

@@ -129,7 +129,7 @@ class Creator:
     def make(self, topic: Topic, channel: str | None, paused: bool = False) -> Queue:
         """A new queue, reading on in files of its name if there are any."""
         disk = self._roster.disk_queue(base_name(topic.name, channel))
-        meta = self._positions(disk)
+        meta = self.positions(disk)
         sidecar = self._roster.sidecar(disk.base)
         sidecar.take_up(self.chunks.pop(disk.base, ()))
         index, serial = self._broker.reserve_queue()
@@ -153,8 +153,8 @@ class Creator:
             os.close(fd)
         return self._roster.enter_queue(index, serial, topic, channel, disk, sidecar)
 
-    def _positions(self, disk: DiskQueue) -> Meta:
-        """Where a new queue's files begin."""
+    def positions(self, disk: DiskQueue) -> Meta:
+        """Where a queue goes on that has no positions of its own."""
         numbers = None if self.files is None else self.files.pop(disk.base, None)
         found = None
         if numbers is not None or (self.files is None and _has_files(disk)):

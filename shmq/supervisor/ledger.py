@@ -2,7 +2,8 @@
 
 `nsqd.dat` is written soon after the directory's generation has changed, many changes at once;
 `shmq.dat` holds a reserve ahead of every topic's id clock, so that after a power loss with the
-system clock set back no id is given twice.
+system clock set back no id is given twice. When `nsqd.dat` was written is noted in the directory
+segment, so that a later supervisor sees whether another broker has had the data path since.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from pathlib import Path
 
+from shmq._native import Broker
 from shmq.layout import constant
 from shmq.names import is_ephemeral
 from shmq.storage import metadata
@@ -35,8 +37,9 @@ _log = logging.getLogger(__name__)
 class Ledger:
     """One loop; `flush` for the start and the end."""
 
-    def __init__(self, roster: Roster, data_path: Path, reserve: int) -> None:
+    def __init__(self, broker: Broker, roster: Roster, data_path: Path, reserve: int) -> None:
         """reserve: what shmq.dat said at the start; ids begin above it."""
+        self._broker = broker
         self._roster = roster
         self._data_path = data_path
         self._loaded = reserve
@@ -90,7 +93,12 @@ class Ledger:
         generation = self._roster.directory.read("generation")
         if generation == self._generation:
             return False
-        metadata.store(self._data_path, [self._meta(topic) for topic in self._roster.topics])
+        before = metadata.modified(self._data_path)
+        metadata.store(
+            self._data_path,
+            [self._meta(topic) for topic in self._roster.topics],
+            lambda written: self._broker.names_written(before, written),
+        )
         self._generation = generation
         return True
 

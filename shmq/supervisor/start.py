@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,21 +138,27 @@ def _running(instance: str, fd: int) -> str:
 def recreate(creator: Creator, data_path: Path, notifier: Notifier) -> None:
     """Topics and channels as nsqd.dat and the files on disk have them."""
     diskqueue.remove_temporary(data_path)
-    files = creator.files = _data_files(data_path)
-    chunks = creator.chunks = deferred.existing(data_path)
-    wanted = _wanted(metadata.load(data_path), [*{**files, **chunks}])
-    backlogs = {topic.name for topic in wanted} & {*files, *chunks}
-    queues = sum(len(topic.channels) for topic in wanted) + len(backlogs)
+    creator.files, creator.chunks = _data_files(data_path), deferred.existing(data_path)
+    _make_missing(creator, data_path, notifier)
+
+
+def _make_missing(creator: Creator, data_path: Path, notifier: Notifier) -> None:
+    """Whatever nsqd.dat names, or has files that no queue has taken up."""
+    bases = {*(creator.files or ()), *creator.chunks}
+    wanted = _wanted(metadata.load(data_path), bases)
+    queues = sum(len(topic.channels) + (topic.name in bases) for topic in wanted)
     progress = Progress("making what was there", queues, notifier)
     for topic_meta in wanted:
         topic = creator.create_topic(topic_meta.name)
+        is_new = not topic.queues
         for channel in topic_meta.channels:
-            creator.make(topic, channel.name, channel.paused)
+            if channel.name not in topic.queues:
+                creator.make(topic, channel.name, channel.paused)
             progress.step()
-        if topic.name in backlogs:
+        if topic.name in bases:
             creator.make(topic, None)
             progress.step()
-        if topic_meta.paused:
+        if topic_meta.paused and is_new:
             creator.pause(topic)
     creator.files = None
 
@@ -162,7 +169,7 @@ def _data_files(data_path: Path) -> dict[str, list[int]]:
     return {base: files.numbers for base, files in found.items() if files.has_data}
 
 
-def _wanted(known: list[TopicMeta], bases: list[str]) -> list[TopicMeta]:
+def _wanted(known: list[TopicMeta], bases: Iterable[str]) -> list[TopicMeta]:
     """nsqd.dat's topics, and those that only have files (it was written before they were made).
 
     An ordinary channel of an ephemeral topic may have files, too; as with nsqd it finds them when
@@ -189,10 +196,21 @@ def adopt(
 ) -> None:
     """Take up what a dead supervisor left: its topics and queues, resolved and rebuilt.
 
+    If another broker (nsqd, or a shmq of another name) has had the data path since, what is in
+    memory stays, and files are read on as that one left them: what it wrote is nobody else's, and
+    where this instance was in them says nothing any more. Messages may come twice by that.
+
     Raises OSError if files cannot be opened; clients then go on with what is in memory.
     """
     directory, data_path = roster.directory, Path(options.data_path or ".")
     creator.chunks, files = deferred.existing(data_path), _data_files(data_path)
+    had_another = _had_another(directory, data_path)
+    if had_another:
+        _log.warning(
+            "another broker has used %s since: going on with the files it left; messages may be "
+            "delivered twice", data_path,
+        )  # fmt: skip
+        creator.files = files
     topics = {}
     for entry in directory.live_topics():
         topics[entry.index] = roster.enter_topic(entry.index, entry.generation, entry.name)
@@ -219,11 +237,35 @@ def adopt(
             with contextlib.suppress(ShmqError):
                 broker.remove_queue(queue_entry.index, queue_entry.serial)
             continue
-        _adopt_files(broker, roster, queue, creator, files)
+        if had_another:
+            _adopt_anothers_files(broker, queue, creator)
+        else:
+            _adopt_files(broker, roster, queue, creator, files)
         progress.step()
+    if had_another:
+        _make_missing(creator, data_path, notifier)
     _finish_deletions(broker, directory, options)
     _sweep(directory, options.instance)
     _log.info("adopted %d topics, %d queues", len(roster.topics), len(roster.queues))
+
+
+def _had_another(directory: DirectoryView, data_path: Path) -> bool:
+    """Whether nsqd.dat is not as this instance's supervisor wrote it; each start writes it anew."""
+    ours = directory.read("names_written"), directory.read("names_replaced")
+    return metadata.modified(data_path) not in ours
+
+
+def _adopt_anothers_files(broker: Broker, queue: Queue, creator: Creator) -> None:
+    """Whatever has the queue's name now is its."""
+    if queue.view.read("base_pending"):
+        broker.renamed(queue.index, queue.disk.base)
+    queue.sidecar.take_up(creator.chunks.pop(queue.disk.base, []))
+    found = creator.positions(queue.disk)
+    broker.disk_adopt(
+        queue.index, found.read_position, found.write_position, found.depth, queue.sidecar.highest
+    )
+    broker.chunk_depth(queue.index, queue.sidecar.depth)
+    queue.seen_read = found.read_position
 
 
 def _adopt_files(

@@ -174,7 +174,7 @@ class Supervisor:
         self._broker = broker = Broker(directory.fd, opener, 1, options.instance)
         before = int(DirectoryView(broker.view()).limits["max_msg_size"])
         self._roster = Roster(broker, options, max(before, options.max_msg_size))
-        self._ledger = Ledger(self._roster, self._data_path, reserve)
+        self._ledger = Ledger(broker, self._roster, self._data_path, reserve)
         self._creator = Creator(broker, self._roster, options, self._ledger.floor)
         self._spiller = Spiller(broker, self._roster, options)
         broker.supervise(**options.limits())

@@ -239,9 +239,12 @@ def pause(s: Scene) -> None:
         s.broker.empty(900, 900)
 
 
-@scene("Broker.supervise", "Broker.supervisor_wait", "Broker.stopping")
+@scene(
+    "Broker.supervise", "Broker.supervisor_wait", "Broker.stopping", "Broker.names_written"
+)  # fmt: skip
 def supervise(s: Scene) -> None:
     s.supervisor.stopping()
+    s.supervisor.names_written(0, 1)
     s.supervisor.supervise(**s.world.limits)
     s.supervisor.supervisor_wait(0)
     s.supervisor.supervisor_wait(0)
@@ -297,6 +300,7 @@ def supervisors_work(s: Scene) -> None:
 
 @scene(
     "Broker.spill_begin", "Broker.restore", "Broker.unrestore", "Broker.disk_set",
+    "Broker.disk_adopt",
     "Broker.advance", "Spill.count", "Spill.bytes", "Spill.lengths", "Spill.positions",
     "Spill.encode", "Spill.end",
 )  # fmt: skip
@@ -324,6 +328,8 @@ def spill(s: Scene) -> None:
     assert s.supervisor.restore(s.queue, data, read, read + len(data)) == (4, len(data))
     with pytest.raises(ShmqError):
         s.supervisor.spill_begin(900, 2, 1)
+    s.supervisor.disk_adopt(s.queue, read + len(data), read + len(data), 0, s.number)
+    assert s.supervisor.unrestore(s.queue) == 0, "what is in memory has no place there any more"
     assert len(s.consumer.take_many(10, 0)) == 8
     s.broker.empty(s.queue, s.serial)
 

@@ -663,6 +663,17 @@ static void jump(scene *s)
 		s->ledger->fate[0][i] = DONE;
 }
 
+/* As another broker left it: nothing of it is on disk any more. What was read stays. */
+static void take_up_files(scene *s)
+{
+	uint64_t end = s->ledger->written;
+
+	watch_begin();
+	EQUAL(shmq_disk_adopt(s->mine, first_queue(s), end, end, 0, 0, soon()), 0);
+	shmq_names_written(s->mine, 1, 2);
+	watch_end();
+}
+
 static void unrestore_six(scene *s)
 {
 	uint32_t count;
@@ -1281,6 +1292,7 @@ const operation operations[] = {
 	{"spill in vain", 1, eight_more, come_to_supervise, spill_in_vain, NULL, 1, 0, 0},
 	{"restore", 1, eight_more, come_and_spill, restore_first, NULL, 1, 0, 0},
 	{"jump over damage", 1, eight_more, come_and_spill, jump, NULL, 1, 0, 0},
+	{"take up another's files", 1, eight_more, come_spill_and_restore, take_up_files, NULL, 1, 0, 0},
 	{"flush", 1, a_bit_of_everything, come_to_supervise, flush, NULL, 1, 1, 0},
 	{"flush: unread", 1, eight_more, come_spill_and_restore, unrestore_six, NULL, 1, 0, 0},
 	{"flush: write ahead", 1, eight_more, come_and_read_some, write_ahead, NULL, 1, 1, 0},
