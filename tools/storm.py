@@ -766,7 +766,7 @@ def line() -> Iterator[Callable[[str], None]]:
 
 
 def on_sigterm(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise KeyboardInterrupt
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -175,7 +175,7 @@ class Producer(Actor):
 
     role = "producer"
     burst = 60  # publishes between two pauses
-    pause = 0.01
+    pause = 0.03  # at most; it is kills that count, not messages
     kinds: ClassVar[dict[str, int]] = {
         "single": 60, "batch": 20, "loan": 6, "deferred": 8, "large": 3, "large_batch": 1,
         "large_loan": 2,
