@@ -27,7 +27,9 @@ from shmq import layout, segments
 from shmq.errors import Gone, LayoutMismatch, ShmqError
 
 ROOT = Path(__file__).parents[1]
-KILLPOINTS = ROOT / "build" / "killpoints" / "_native.abi3.so"
+#: The extension under the sanitizers, for every process of the tests (`tools/dev asan-python`).
+SANITIZED = os.environ.get("SHMQ_SANITIZED", "")
+KILLPOINTS = Path(SANITIZED or ROOT / "build" / "killpoints" / "_native.abi3.so")
 #: Words for `shmq serve` where no gateway is wanted: tests must not share nsqd's ports.
 NO_GATEWAY = ("--tcp-address=", "--http-address=")
 WATCHDOG = float(

@@ -59,7 +59,8 @@ STOPS_A_SECOND = 2.0
 TICK = 0.003  # seconds between two looks at everything
 MANY_WAITING = 20_000  # messages from which on producers publish slowly
 STUCK = 45.0  # seconds in which whoever is not stopped must have done something
-PATIENCE = 60.0  # seconds for each step of a round's end
+PATIENCE = 60.0  # seconds for each step of a round's end, from when somebody last got on
+MOST_PATIENCE = 600.0
 PR_SET_PDEATHSIG = 1
 #: A gateway that its supervisor was just forking holds a killed supervisor's locks until it has
 #: closed them. (One that is executed closes them then, so service managers hardly ever see it.)
@@ -618,10 +619,15 @@ class Round:
             self.repairs["clients reaped"] += directory.read("reaped")
 
     def until(self, what: str, condition: Callable[[], bool], fill: bool = True) -> None:
-        """Go on without blows until it is so."""
-        deadline = time.monotonic() + PATIENCE
+        """Go on without blows until it is so, as long as anybody gets on."""
+        began = time.monotonic()
+        deadline, next_look, written = began + PATIENCE, began, 0
         while not condition():
             now = time.monotonic()
+            if now >= next_look:
+                next_look, size = now + 1.0, sum(self.log_sizes())
+                if size != written and now < began + MOST_PATIENCE:
+                    deadline, written = now + PATIENCE, size
             self.wait()
             if fill or not self.supervisor.pid:
                 self.fill_supervisor(now)
@@ -631,9 +637,16 @@ class Round:
                 self.dump()
                 alive = [f"{seat.number:06d}.{seat.name}" for seat in self.seats if seat.pid]
                 words = "\n".join(f"{name}: {self.said(name)}" for name in alive)
-                self.problem("stuck", f"not so after {PATIENCE:g} s: {what}; there are {words}")
+                self.problem("stuck", f"not so in {now - began:.0f} s: {what}; there are {words}")
                 raise Stuck
             time.sleep(TICK)
+
+    def log_sizes(self) -> Iterator[int]:
+        """Of those who live."""
+        for seat in self.seats:
+            if seat.pid and seat.role is not None:
+                for path in self.directory.glob(f"{seat.number:06d}.*.log"):
+                    yield path.stat().st_size
 
     def fill_supervisor(self, now: float) -> None:
         if not self.supervisor.pid and now >= self.supervisor.start_at:

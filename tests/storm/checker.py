@@ -443,6 +443,7 @@ def _torn(history: History, verdict: Verdict) -> None:
     for number, topic in enumerate(history.topics):
         channels = [c for c, name in enumerate(history.names) if name[0] == topic]
         mine = deliveries[np.isin(deliveries["channel"], channels)]
+        mine = mine[(mine["key"] != 0) | ~mine["good"]]  # timed out before it was read
         publishes = history.publishes[history.publishes["topic"] == number]
         keys = _messages(publishes)
         for row in mine[~np.isin(mine["key"], keys)]:

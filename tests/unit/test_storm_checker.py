@@ -196,6 +196,15 @@ def what_nobody_published(story: Story, broken: bool) -> None:
 
 
 @plant("torn")
+def a_body_that_names_no_message(story: Story, broken: bool) -> None:
+    sent = story.producer.publish(10, 1)
+    story.a.take_and_finish(20, sent)
+    # true: it timed out before its body was read
+    story.consumer("b", timeout=5).take(20, Sent(0, sent.id), good=not broken)
+    story.b.take_and_finish(40, sent, attempts=2)
+
+
+@plant("torn")
 def from_another_topic(story: Story, broken: bool) -> None:
     sent = story.prober.publish(10, 1)
     story.consumer("h").take_and_finish(20, sent)
