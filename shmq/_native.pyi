@@ -64,7 +64,11 @@ def create_directory(
     inflight_slots: int,
 ) -> None: ...
 def queue_bytes(*, arena_size: int, mem_queue_size: int, inflight_slots: int) -> int: ...
-def scan_records(data: Any, max_msg_size: int) -> tuple[int, int, bool]:
+def decode_records(records: Any, count: int) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+    """(ids u64, timestamps i64, attempts i32 with this delivery, offsets i32, data) of exactly so
+    many whole records. ShmqError if they are not."""
+
+def scan_records(data: Any, max_msg_size: int, most: int = 4294967295) -> tuple[int, int, bool]:
     """(whole records, bytes they take, the next one is damaged)."""
 
 def scan_bodies(
@@ -122,7 +126,8 @@ class Broker:
     def empty(self, queue: int, serial: int) -> int: ...
 
     # leases; a lessee is (queue, serial, index, incarnation), a lease (id, parent, count, bytes,
-    # parts, replays)
+    # parts, replays, on_disk), a run of records on disk (from, to, bytes, count, positions of its
+    # parts as bytes)
     def lessee_open(
         self, queue: int, serial: int, name: str, ttl: int = 0, grace: int = 0
     ) -> tuple[int, int, int, int]:
@@ -131,16 +136,23 @@ class Broker:
     def lessee_touch(self, lessee: tuple[int, int, int, int]) -> None: ...
     def lessee_close(self, lessee: tuple[int, int, int, int]) -> None: ...
     def lease_take(
-        self, lessee: tuple[int, int, int, int], parent: int, n: int, max_bytes: int, parts: int
-    ) -> tuple[int, int, int, int, int, int] | None:
-        """None: there is nothing, or as much is held as may be."""
+        self,
+        lessee: tuple[int, int, int, int],
+        parent: int,
+        n: int,
+        max_bytes: int,
+        parts: int,
+        run: tuple[int, int, int, int, bytes] | None = None,
+    ) -> tuple[int, int, int, int, int, int, int] | None:
+        """None: there is nothing, or as much is held as may be, or the run does not begin where
+        the read position is."""
 
     def lease_look(
         self, lessee: tuple[int, int, int, int], id: int, replay: bool = False
-    ) -> tuple[int, int, int, int, int, int]: ...
+    ) -> tuple[int, int, int, int, int, int, int]: ...
     def lease_list(
         self, lessee: tuple[int, int, int, int]
-    ) -> list[tuple[int, int, int, int, int, int]]: ...
+    ) -> list[tuple[int, int, int, int, int, int, int]]: ...
     def lease_finish(self, lessee: tuple[int, int, int, int], through: int) -> int: ...
     def lease_return(self, lessee: tuple[int, int, int, int], id: int) -> int: ...
     def lease_end(self, queue: int, serial: int, id: int, back: bool) -> int: ...
@@ -148,7 +160,8 @@ class Broker:
         """Sleep until there may be something to lease, at most to CLOCK_MONOTONIC ns."""
 
     def lease_open(self, queue: int, serial: int, id: int, part: int) -> tuple[int, ...]:
-        """A cursor (queue, serial, id, part, slot, left)."""
+        """A cursor (queue, serial, id, part, slot, from, to, left): what is left in memory, and
+        where the part's records on disk are, to be read behind that."""
 
     def lease_read(
         self, cursor: tuple[int, ...], rows: int, max_bytes: int
@@ -156,6 +169,9 @@ class Broker:
         """(cursor, count, ids u64, timestamps i64, attempts i32, offsets i32, data)."""
 
     # what only the supervisor calls
+    def set_data_path(self, path: str) -> None:
+        """Where the files are, absolute, for who reads what a lease holds on disk."""
+
     def supervise(
         self,
         *,

@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Literal, Self
 
 from shmq import _native, layout, segments, stats
 from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
+from shmq.client.disk import Files
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
@@ -216,7 +217,10 @@ class Broker:
             times.append(0 if seconds is None else to_ns(seconds))
         native, queue, serial = self._queue(topic, channel)
         ttl_ns, grace_ns = times
-        return Lessee(native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive)
+        files = functools.partial(self._files, queue, serial)
+        return Lessee(
+            native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
+        )
 
     def read_lease(
         self,
@@ -229,7 +233,8 @@ class Broker:
     ) -> Iterator[LeasedBatch]:
         """One part of anybody's open lease, in batches, as `Lessee.read_lease`. LeaseLost."""
         native, queue, serial = self._existing_queue(topic, channel)
-        return read_lease(native, queue, serial, lease, part, rows, max_bytes)
+        files = functools.partial(self._files, queue, serial)
+        return read_lease(native, queue, serial, lease, part, files, rows, max_bytes)
 
     def end_lease(self, topic: str, channel: str, lease: int, requeue: bool) -> int:
         """End anybody's lease: its messages go back to the channel's head, or are finished. How
@@ -358,6 +363,13 @@ class Broker:
 
     def _source(self) -> NativeSource:
         return self._attachment.source()
+
+    def _files(self, queue: int, serial: int) -> Files:
+        source = self._source()
+        view = source.queue(QueueEntry(queue, serial, 0, None, False))
+        directory = source.directory
+        path, most = layout.text(directory.header["data_path"]), directory.limits["max_msg_size"]
+        return Files(view, path, int(most))
 
     def _request(self, kind: str, topic: str, channel: str | None = None) -> None:
         number = layout.constant(kind)

@@ -534,6 +534,8 @@ class LeaseEntry:
     parent: int
     lessee: str
     count: int
+    on_disk: int
+    """Of `count`."""
     bytes: int
     parts: int
     replays: int
@@ -543,6 +545,13 @@ class LeaseEntry:
     """Of the process that has the name now; 0: nobody has."""
     deadline: int | None
     """When it goes back unless there is a sign of life, CLOCK_MONOTONIC ns; None: never."""
+
+
+def run_length(header: Array) -> int:
+    """How many messages are leased where they lie on disk, by a queue's header."""
+    run = header["run"]
+    in_force = int(run["lease"]) and int(run["from"]) == int(header["disk_read"])
+    return int(run["count"]) if in_force else 0
 
 
 def open_leases(view: QueueView) -> list[LeaseEntry]:
@@ -560,7 +569,8 @@ def open_leases(view: QueueView) -> list[LeaseEntry]:
                 id=int(row["word"]) >> 8,
                 parent=int(row["parent"]),
                 lessee=text(lessee["name"]),
-                count=int(row["count"]),
+                count=int(row["count"]) + int(row["on_disk"]),
+                on_disk=int(row["on_disk"]),
                 bytes=int(row["bytes"]),
                 parts=int(row["parts"]),
                 replays=int(row["replays"]),

@@ -405,7 +405,8 @@ def read_queue(
     """One channel, or (name None) a topic's backlog, from its segment."""
     header: Array = view.header.copy()  # one glance, then arithmetic
     ready, requeue = view.ring_length("ready"), view.ring_length("requeue")
-    disk = int(header["disk_depth"])
+    run = layout.run_length(header)
+    disk = max(0, int(header["disk_depth"]) - run)
     body_bytes = int(header["arena_committed"]) - int(header["arena"]["free_bytes"])
     return ChannelStats(
         name=name,
@@ -433,8 +434,8 @@ def read_queue(
         queue=int(header["index"]),
         serial=int(header["segment"]["serial"]),
         latency=_latency(view),
-        leased=int(header["leased"]),
-        leases=layout.open_leases(view) if header["leased"] else [],
+        leased=int(header["leased"]) + run,
+        leases=layout.open_leases(view) if header["leased"] or run else [],
         sessions=_sessions(view, clients or {}),
     )
 

@@ -83,9 +83,11 @@ def count(directory: DirectoryView, view: QueueView) -> Recount:
     order = slots["order"][of[State.READY]]
     check("READY beyond the commit word", bool((order <= committed).all()), order, committed)
     taken, delivered = int(layout.generation(slots["word"]).sum()), view.read("delivered")
+    taken += view.read("delivered_on_disk")
     check("generations", taken >= delivered, taken, delivered)
     check("leased", view.read("leased") == of[State.LEASED].size, view.read("leased"))
-    leases = {entry.id: entry.count for entry in layout.open_leases(view)}
+    entries = {entry.id: entry.count - entry.on_disk for entry in layout.open_leases(view)}
+    leases = {number: messages for number, messages in entries.items() if messages}
     found = Counter(slots["move"][of[State.LEASED]].tolist())
     check("leases", leases == dict(found), leases, found)
     states_with = (

@@ -1,10 +1,13 @@
 /* The methods of _native.Broker for leases. A lessee is a tuple (queue, serial, index, incarnation), a
- * lease (id, parent, count, bytes, parts, replays), a cursor a tuple of its six numbers. */
+ * lease (id, parent, count, bytes, parts, replays, on_disk), a run (from, to, bytes, count, positions of
+ * its parts as bytes), a cursor a tuple of its eight numbers. */
+#define PY_SSIZE_T_CLEAN
 #include "module.h"
 
 #include <string.h>
 
 #define LEASES_MOST 64
+#define LEASE_PARTS 32
 
 static int lessee_parse(PyObject *tuple, shmq_lessee *out)
 {
@@ -23,8 +26,8 @@ static int lessee_parse(PyObject *tuple, shmq_lessee *out)
 
 static PyObject *lease_tuple(const shmq_lease *l)
 {
-	return Py_BuildValue("(KKIKII)", (unsigned long long)l->id, (unsigned long long)l->parent,
-	                     l->count, (unsigned long long)l->bytes, l->parts, l->replays);
+	return Py_BuildValue("(KKIKIII)", (unsigned long long)l->id, (unsigned long long)l->parent,
+	                     l->count, (unsigned long long)l->bytes, l->parts, l->replays, l->on_disk);
 }
 
 static PyObject *none_or(broker_object *self, int status, const char *tried)
@@ -84,23 +87,51 @@ PyObject *broker_lessee_close(broker_object *self, PyObject *const *args, Py_ssi
 	return none_or(self, status, "leave the leases");
 }
 
+/* `at`: what the positions are copied to. */
+static int run_parse(PyObject *tuple, uint64_t at[static LEASE_PARTS], shmq_run *out)
+{
+	unsigned long long from, to, bytes;
+	Py_ssize_t length;
+	const char *data;
+	unsigned count;
+
+	if (!PyTuple_Check(tuple)) {
+		PyErr_Format(PyExc_TypeError, "a run is a tuple, not %R", tuple);
+		return -1;
+	}
+	if (!PyArg_ParseTuple(tuple, "KKKIy#", &from, &to, &bytes, &count, &data, &length))
+		return -1;
+	if (length % 8 || (size_t)length > LEASE_PARTS * sizeof(at[0])) {
+		PyErr_Format(PyExc_ValueError, "a run has positions of up to %d parts", LEASE_PARTS);
+		return -1;
+	}
+	memcpy(at, data, (size_t)length);
+	*out = (shmq_run){from, to, bytes, count, (uint32_t)(length / 8), at};
+	return 0;
+}
+
 PyObject *broker_lease_take(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames)
 {
 	uint64_t parent, max_bytes;
 	shmq_lessee lessee;
 	uint32_t n, parts;
-	PyObject *tuple;
+	PyObject *tuple, *run_tuple = Py_None;
+	uint64_t at[LEASE_PARTS];
 	shmq_lease out;
+	shmq_run run;
 	int status;
 
 	if (ARGUMENTS("lease_take", 5, {"lessee", ARGUMENT_OBJECT, &tuple},
 	              {"parent", ARGUMENT_U64, &parent}, {"n", ARGUMENT_U32, &n},
-	              {"max_bytes", ARGUMENT_U64, &max_bytes}, {"parts", ARGUMENT_U32, &parts}) < 0 ||
-	    lessee_parse(tuple, &lessee) < 0)
+	              {"max_bytes", ARGUMENT_U64, &max_bytes}, {"parts", ARGUMENT_U32, &parts},
+	              {"run", ARGUMENT_OBJECT, &run_tuple}) < 0 ||
+	    lessee_parse(tuple, &lessee) < 0 ||
+	    (run_tuple != Py_None && run_parse(run_tuple, at, &run) < 0))
 		return NULL;
 	BROKER_CALL(self, status,
-	            shmq_lease_take(self->handle, &lessee, parent, n, max_bytes, parts, until, &out));
+	            shmq_lease_take(self->handle, &lessee, parent, n, max_bytes, parts,
+	                            run_tuple == Py_None ? NULL : &run, until, &out));
 	if (status == SHMQ_EMPTY)
 		Py_RETURN_NONE;
 	if (status != SHMQ_OK)
@@ -247,8 +278,9 @@ PyObject *broker_lease_wait(broker_object *self, PyObject *const *args, Py_ssize
 
 static PyObject *cursor_tuple(const shmq_lease_cursor *c)
 {
-	return Py_BuildValue("(IKKIII)", c->queue, (unsigned long long)c->serial,
-	                     (unsigned long long)c->id, c->part, c->slot, c->left);
+	return Py_BuildValue("(IKKIIKKI)", c->queue, (unsigned long long)c->serial,
+	                     (unsigned long long)c->id, c->part, c->slot, (unsigned long long)c->from,
+	                     (unsigned long long)c->to, c->left);
 }
 
 PyObject *broker_lease_open(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
@@ -275,7 +307,7 @@ PyObject *broker_lease_read(broker_object *self, PyObject *const *args, Py_ssize
                             PyObject *kwnames)
 {
 	PyObject *tuple, *result = NULL, *column[5] = {NULL}, *next = NULL;
-	unsigned long long serial, id, max_bytes;
+	unsigned long long serial, id, max_bytes, from, till;
 	unsigned queue, part, slot, left;
 	shmq_lease_cursor cursor;
 	uint64_t bytes, size = 0;
@@ -289,9 +321,9 @@ PyObject *broker_lease_read(broker_object *self, PyObject *const *args, Py_ssize
 	max_bytes = bytes;
 	if (!PyTuple_Check(tuple))
 		return PyErr_Format(PyExc_TypeError, "a cursor is a tuple, not %R", tuple);
-	if (!PyArg_ParseTuple(tuple, "IKKIII", &queue, &serial, &id, &part, &slot, &left))
+	if (!PyArg_ParseTuple(tuple, "IKKIIKKI", &queue, &serial, &id, &part, &slot, &from, &till, &left))
 		return NULL;
-	cursor = (shmq_lease_cursor){queue, part, slot, left, serial, id};
+	cursor = (shmq_lease_cursor){queue, part, slot, left, serial, id, from, till};
 	BROKER_CALL(self, status,
 	            ((void)until, shmq_lease_measure(self->handle, &cursor, rows, max_bytes, &count,
 	                                             &size)));

@@ -84,23 +84,69 @@ static PyObject *native_queue_bytes(PyObject *module, PyObject *const *args, Py_
 	return PyLong_FromUnsignedLongLong(shmq_queue_bytes(&limits));
 }
 
+static PyObject *native_decode_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                                       PyObject *kwnames)
+{
+	PyObject *records, *column[5] = {NULL}, *result = NULL;
+	Py_buffer view;
+	uint32_t count;
+	int64_t bodies;
+	char *to[5];
+	int status;
+
+	if (ARGUMENTS("decode_records", 2, {"records", ARGUMENT_OBJECT, &records},
+	              {"count", ARGUMENT_U32, &count}) < 0 ||
+	    PyObject_GetBuffer(records, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	bodies = (int64_t)view.len - 30 * (int64_t)count;
+	if (bodies < 0) {
+		PyErr_Format(PyExc_ValueError, "%zd bytes are not %u records", view.len, count);
+		goto out;
+	}
+	{
+		const size_t bytes_of[5] = {count * (size_t)8, count * (size_t)8, count * (size_t)4,
+		                            (count + (size_t)1) * 4, (size_t)bodies};
+
+		for (int i = 0; i < 5; i++) {
+			column[i] = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes_of[i]);
+			if (!column[i])
+				goto out;
+			to[i] = PyBytes_AsString(column[i]);
+		}
+	}
+	Py_BEGIN_ALLOW_THREADS
+	status = shmq_records_decode(view.buf, (uint64_t)view.len, count, (uint64_t *)(void *)to[0],
+	                             (int64_t *)(void *)to[1], (int32_t *)(void *)to[2],
+	                             (int32_t *)(void *)to[3], (uint8_t *)to[4]);
+	Py_END_ALLOW_THREADS
+	if (status != SHMQ_OK)
+		raise_status(PyModule_GetState(module), status, NULL, "decode %u disk records", count);
+	else
+		result = PyTuple_Pack(5, column[0], column[1], column[2], column[3], column[4]);
+out:
+	PyBuffer_Release(&view);
+	for (int i = 0; i < 5; i++)
+		Py_XDECREF(column[i]);
+	return result;
+}
+
 static PyObject *native_scan_records(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                                      PyObject *kwnames)
 {
 	PyObject *data;
 	uint64_t max_msg_size, used = 0;
-	uint32_t records = 0;
+	uint32_t records = 0, most = UINT32_MAX;
 	bool damaged = false;
 	Py_buffer view;
 	int status;
 
 	if (ARGUMENTS("scan_records", 2, {"data", ARGUMENT_OBJECT, &data},
-	              {"max_msg_size", ARGUMENT_U64, &max_msg_size}) < 0 ||
+	              {"max_msg_size", ARGUMENT_U64, &max_msg_size}, {"most", ARGUMENT_U32, &most}) < 0 ||
 	    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
-	status = shmq_records_scan(view.buf, (uint64_t)view.len, max_msg_size, &records, &used,
-	                           &damaged);
+	status = shmq_records_scan(view.buf, (uint64_t)view.len, max_msg_size, most, &records,
+	                           &used, &damaged);
 	Py_END_ALLOW_THREADS
 	PyBuffer_Release(&view);
 	if (status != SHMQ_OK)
@@ -171,9 +217,12 @@ static PyMethodDef functions[] = {
 	METHOD("scan_bodies", native_scan_bodies, FAST,
 	       "scan_bodies(data, start, end, count, max_msg_size)\n--\n\n"
 	       "(end, whole, size that cannot be or None)."),
+	METHOD("decode_records", native_decode_records, FAST,
+	       "decode_records(records, count)\n--\n\n"
+	       "(ids u64, timestamps i64, attempts i32, offsets i32, data) of whole records."),
 	METHOD("scan_records", native_scan_records, FAST,
-	       "scan_records(data, max_msg_size)\n--\n\n"
-	       "(whole records, bytes they take, the next one is damaged)."),
+	       "scan_records(data, max_msg_size, most=4294967295)\n--\n\n"
+	       "(whole records, up to so many, bytes they take, the next one is damaged)."),
 #ifdef SHMQ_KILLPOINTS
 	METHOD("killpoint", native_killpoint, FAST,
 	       "killpoint(name, count=1)\n--\n\nSIGKILL at the count-th passing of `name`."),

@@ -305,6 +305,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 
 /* supervise.c: X(C function, Python name, signature and docstring) */
 #define SUPERVISOR_METHODS(X)                                                                      \
+	X(set_data_path, "set_data_path($self, path)\n--\n\nWhere the files are, absolute.")          \
 	X(supervise, "supervise($self, **limits)\n--\n\nThis client is the supervisor now.")           \
 	X(supervisor_wait,                                                                             \
 	  "supervisor_wait($self, deadline)\n--\n\nSleep on the supervisor's doorbell.")               \
@@ -374,7 +375,7 @@ SUPERVISOR_METHODS(X)
 	X(lessee_touch, "lessee_touch($self, lessee)\n--\n\nA sign of life.")                          \
 	X(lessee_close, "lessee_close($self, lessee)\n--\n\nNobody's from now on.")                    \
 	X(lease_take,                                                                                  \
-	  "lease_take($self, lessee, parent, n, max_bytes, parts)\n--\n\nA lease or None.")            \
+	  "lease_take($self, lessee, parent, n, max_bytes, parts, run=None)\n--\n\nA lease or None.")            \
 	X(lease_look, "lease_look($self, lessee, id, replay=False)\n--\n\nThe lease.")                 \
 	X(lease_list, "lease_list($self, lessee)\n--\n\nThe open leases, in order.")                   \
 	X(lease_finish,                                                                                \

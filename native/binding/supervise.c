@@ -20,6 +20,20 @@ static PyObject *done_on(broker_object *self, int status, const char *tried, uin
 
 /* ---- the supervisor itself ------------------------------------------------------------------ */
 
+PyObject *broker_set_data_path(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	const char *path;
+	int status;
+
+	if (ARGUMENTS("set_data_path", 1, {"path", ARGUMENT_TEXT, &path}) < 0)
+		return NULL;
+	BROKER_CALL(self, status, ((void)until, shmq_data_path_set(self->handle, path)));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "say where the files are");
+	Py_RETURN_NONE;
+}
+
 PyObject *broker_supervise(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {

@@ -449,6 +449,19 @@ bool shmq_supervisor_alive(shmq_broker *b)
 	               ld(&b->d->supervisor_start_time);
 }
 
+int shmq_data_path_set(shmq_broker *b, const char *path)
+{
+	char *to = b->d->data_path;
+	int r = usable_status(b);
+
+	if (r || !strncmp(to, path, SHMQ_DATA_PATH))
+		return r;
+	memset(to, 0, SHMQ_DATA_PATH);
+	if (strlen(path) < SHMQ_DATA_PATH)
+		strcpy(to, path);
+	return 0;
+}
+
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
 {
 	shmq_directory_desc *d = b->d;

@@ -343,6 +343,10 @@ void lease_expire(shmq_map *map, int64_t now, uint32_t limit, uint32_t *returned
 /* The client is gone: what it held under a name waits for its next incarnation. */
 void lease_orphan(shmq_broker *b, shmq_map *map, uint32_t client);
 void lease_return_all(shmq_map *map);
+/* Is what lies at the read position leased? Then it does not move. */
+bool lease_has_run(const shmq_map *map);
+/* spill.c, under D: if nothing is on disk any more, what is READY may be taken again. */
+bool disk_is_empty(shmq_queue_desc *q);
 
 /* writer.c, under P of the topic */
 /* Its writers, after a death: what was not committed is forgotten. */

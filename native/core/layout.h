@@ -48,6 +48,7 @@
 #define SHMQ_WRITERS 256
 #define SHMQ_NAME 80      /* 64 + "#ephemeral" counts towards the 64; rest is zero */
 #define SHMQ_BASE 144     /* "<topic>:<channel>" */
+#define SHMQ_DATA_PATH 1024
 #define SHMQ_PINS 216     /* views one client may hold at once; beyond, views are copies */
 #define SHMQ_NONE UINT32_MAX
 
@@ -294,7 +295,8 @@ typedef struct shmq_directory_desc {
 	   it had before. With any other, another broker has had the data path since. */
 	_Atomic uint64_t names_written;
 	_Atomic uint64_t names_replaced;
-	uint64_t reserved[199];
+	char data_path[SHMQ_DATA_PATH];     /* absolute; empty: not told, or too long */
+	uint64_t reserved[71];
 	_Atomic uint64_t attention[SHMQ_QUEUES / 64]; /* queues that the spiller is to look at */
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");
@@ -336,10 +338,24 @@ typedef struct shmq_lease_desc {
 	_Atomic uint32_t replays; /* how often its reading was planned again */
 	uint32_t at;              /* FINISHED: the next slot to free, and how many are left */
 	uint32_t left;
-	uint32_t first[SHMQ_LEASE_PARTS]; /* slot of each part's first message */
-	uint64_t reserved[8];
+	uint32_t first[SHMQ_LEASE_PARTS]; /* slot of each part's first message; SHMQ_NONE: it has none */
+	uint32_t on_disk;         /* messages besides, in the queue's run */
+	uint32_t reserved0;
+	uint64_t reserved[7];
 } shmq_lease_desc;
 _Static_assert(sizeof(shmq_lease_desc) == 256, "lease");
+
+/* What one lease of a queue may hold on disk, where it lies: records from the read position on, which
+ * moves behind them when that lease is finished. Until then nothing is read from disk into memory;
+ * a lease that is returned has just not moved it. Under D. */
+typedef struct shmq_run_desc {
+	_Atomic uint64_t lease; /* its id, written last; in force while that lease is HELD */
+	uint64_t from, to;      /* positions */
+	uint64_t bytes;         /* of bodies */
+	uint64_t count;         /* records */
+	uint64_t at[SHMQ_LEASE_PARTS]; /* position of each part's first record */
+} shmq_run_desc;
+_Static_assert(sizeof(shmq_run_desc) == 296, "run");
 
 /* Who holds leases: a name that outlives processes. Under D. */
 typedef struct shmq_lessee_desc {
@@ -497,7 +513,9 @@ typedef struct shmq_queue_desc {
 	shmq_waitset_desc takers;         /* 896: who waits for messages */
 	shmq_waitset_desc space;          /* 1088: who waits for room */
 	char base[SHMQ_BASE];             /* 1280: base name of its files */
-	uint64_t reserved9[334];
+	shmq_run_desc run;                /* D side */
+	_Atomic uint64_t delivered_on_disk; /* of `delivered`: leased where they lie */
+	uint64_t reserved9[296];
 	shmq_arena_desc arena;            /* 4096 */
 } shmq_queue_desc;
 _Static_assert(offsetof(shmq_queue_desc, slots_committed) == 384, "queue: both");

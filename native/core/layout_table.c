@@ -60,6 +60,7 @@ static const shmq_field fields[] = {
 	U8(directory, rebuilt) U8(directory, pid_namespace) U8(directory, writers_at)
 	I8(directory, scan_deadline) I8(directory, scan_due)
 	U8(directory, names_written) U8(directory, names_replaced)
+	F(directory, data_path, "S1024")
 	A(directory, attention, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
@@ -68,7 +69,10 @@ static const shmq_field fields[] = {
 
 	U8(lease, word) U8(lease, parent) U8(lease, bytes) I8(lease, since) U8(lease, base)
 	U4(lease, lessee) U4(lease, count) U4(lease, parts) U4(lease, replays) U4(lease, at)
-	U4(lease, left) A(lease, first, "<u4", SHMQ_LEASE_PARTS)
+	U4(lease, left) A(lease, first, "<u4", SHMQ_LEASE_PARTS) U4(lease, on_disk)
+
+	U8(run, lease) U8(run, from) U8(run, to) U8(run, bytes) U8(run, count)
+	A(run, at, "<u8", SHMQ_LEASE_PARTS)
 
 	U4(lessee, state) U4(lessee, client) U8(lessee, incarnation) I8(lessee, ttl)
 	I8(lessee, grace) I8(lessee, deadline) U8(lessee, start_time) F(lessee, pid, "<i4")
@@ -107,6 +111,7 @@ static const shmq_field fields[] = {
 	U4(queue, ready_tail_seen) U4(queue, requeue_firsts)
 	U4(queue, spilling_count) F(queue, deliver, "V64")
 	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
+	F(queue, run, "run") U8(queue, delivered_on_disk)
 	F(queue, arena, "arena")
 };
 
@@ -116,7 +121,7 @@ static const struct {
 } sizes[] = {
 #define S(s) {#s, (uint32_t)sizeof(STRUCT(s))},
 	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(topic) S(entry) S(limits)
-	S(directory) S(session) S(lease) S(lessee) S(writer) S(histogram) S(latency) S(arena) S(queue)
+	S(directory) S(session) S(lease) S(run) S(lessee) S(writer) S(histogram) S(latency) S(arena) S(queue)
 #undef S
 };
 

@@ -14,6 +14,12 @@
  *            word RETURNED; then each slot BACK with base + its turn, ring entry; the ring's head
  *            once. A death after the word: a rebuild makes them BACK with the same orders.
  *
+ *
+ * A lease may also hold a run of records on disk (the queue's `run`), behind all that was BACK. They
+ * lie at the read position, and that stays until the word is FINISHED; then it goes behind them. A
+ * death between the two: a rebuild moves it, if it is still where the run begins (it is not if the
+ * queue was emptied). A lease that goes back has nothing to undo there.
+ *
  * The entry is FREE last, when no slot names it. A reader takes no lock: it copies and then looks
  * whether the word is still HELD(id); slots and bodies of a lease are still until that changes.
  *
@@ -56,6 +62,71 @@ static shmq_slot_desc *slot_of(const shmq_map *map, const shmq_lease_desc *e, ui
 	return s->move == LEASE_ID(ld(&e->word)) ? s : NULL;
 }
 
+/* ---- what lies on disk ---- */
+
+bool lease_has_run(const shmq_map *map)
+{
+	const shmq_run_desc *run = &map->q->run;
+
+	return held(map, ld(&run->lease)) && ld(&map->q->disk_read) == run->from; /* not emptied */
+}
+
+/* The lease's run, if it has one, is nobody's; finished: and read. */
+static void run_end(shmq_map *map, uint64_t id, bool finished)
+{
+	shmq_run_desc *run = &map->q->run;
+	uint64_t depth = ld(&map->q->disk_depth);
+
+	if (ld(&run->lease) != id)
+		return;
+	if (finished && ld(&map->q->disk_read) == run->from) {
+		st_release(&map->q->disk_read, run->to);
+		SHMQ_KILLPOINT("lease.run_read");
+		st(&map->q->disk_depth, depth > run->count ? depth - run->count : 0);
+		(void)disk_is_empty(map->q);
+	}
+	st_release(&run->lease, 0);
+}
+
+static int run_check(const shmq_map *map, const shmq_run *run)
+{
+	shmq_queue_desc *q = map->q;
+
+	if (!run->count || !run->parts || run->parts > SHMQ_LEASE_PARTS || run->from >= run->to)
+		return because(SHMQ_INVALID, "a run has 1 record or more in 1 to %d parts",
+		               SHMQ_LEASE_PARTS);
+	if (ld(&q->disk_read) != run->from || run->to > ld(&q->disk_write))
+		return SHMQ_EMPTY;
+	return 0;
+}
+
+/* Behind what was gathered, if that is all that comes before it. */
+static void run_take(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, uint64_t max_bytes,
+                     const shmq_run *from)
+{
+	shmq_queue_desc *q = map->q;
+	shmq_run_desc *run = &q->run;
+
+	if (lease_has_run(map) || ld(&q->base_pending) || ld(&q->requeue_head) != ld(&q->requeue_tail) ||
+	    from->count > n - e->count)
+		return;
+	if ((e->count || from->count > 1) &&
+	    (e->bytes > max_bytes || from->bytes > max_bytes - e->bytes))
+		return;
+	st(&run->lease, 0);
+	fence_full(); /* a reader of an emptied one sees that before it sees anything of ours */
+	run->from = from->from;
+	run->to = from->to;
+	run->bytes = from->bytes;
+	run->count = from->count;
+	memcpy(run->at, from->at, from->parts * sizeof(run->at[0]));
+	SHMQ_KILLPOINT("lease.run");
+	st_release(&run->lease, id);
+	e->on_disk = from->count;
+	e->bytes += from->bytes;
+	e->parts = from->parts;
+}
+
 /* ---- for the rebuild ---- */
 
 unsigned lease_resolve(const shmq_map *map, shmq_slot_desc *s)
@@ -82,6 +153,11 @@ unsigned lease_resolve(const shmq_map *map, shmq_slot_desc *s)
 
 void lease_resolved(shmq_map *map)
 {
+	uint64_t run = ld(&map->q->run.lease);
+
+	if (run && !lease_has_run(map))
+		run_end(map, run,
+		        has_leases(map) && ld(&entry_of(map, run)->word) == WORD(SHMQ_LEASE_FINISHED, run));
 	for (uint32_t i = 0; has_leases(map) && i < SHMQ_LEASES; i++)
 		if (LEASE_STATE(ld(&map->leases[i].word)) != SHMQ_LEASE_HELD)
 			st_release(&map->leases[i].word, 0);
@@ -128,7 +204,8 @@ static void finish(shmq_map *map, shmq_lease_desc *e)
 	st_release(&e->word, WORD(SHMQ_LEASE_FINISHED, id));
 	fence_full(); /* a reader that sees any of what follows sees this */
 	SHMQ_KILLPOINT("lease.finished");
-	bump(&map->q->finished, e->count);
+	run_end(map, id, true);
+	bump(&map->q->finished, (uint64_t)e->count + e->on_disk);
 }
 
 /* false: not at all, what it would come in front of is garbage; the next who locks repairs. */
@@ -148,6 +225,7 @@ static bool give_back(shmq_map *map, shmq_lease_desc *e)
 	st_release(&e->word, WORD(SHMQ_LEASE_RETURNED, id));
 	fence_full(); /* as in finish */
 	SHMQ_KILLPOINT("lease.returned");
+	run_end(map, id, false);
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = slot_of(map, e, slot);
 
@@ -167,7 +245,7 @@ static bool give_back(shmq_map *map, shmq_lease_desc *e)
 	}
 	st_release(&q->requeue_head, head - n);
 	st(&q->leased, ld(&q->leased) - n);
-	bump(&q->returned, n);
+	bump(&q->returned, (uint64_t)n + e->on_disk);
 	st_release(&e->word, 0);
 	return true;
 }
@@ -211,7 +289,7 @@ static uint32_t return_all_of(shmq_map *map, uint32_t lessee, uint64_t *messages
 	while ((e = newest_of(map, lessee)) && !ld(&map->q->dirty)) {
 		if (!give_back(map, e))
 			break;
-		*messages += e->count;
+		*messages += (uint64_t)e->count + e->on_disk;
 		n++;
 	}
 	return n;
@@ -232,7 +310,7 @@ int64_t lease_deadline(const shmq_map *map)
 {
 	int64_t first = INT64_MAX;
 
-	if (!has_leases(map) || !ld(&map->q->leased))
+	if (!has_leases(map) || (!ld(&map->q->leased) && !ld(&map->q->run.lease)))
 		return first;
 	for (uint32_t i = 0; i < SHMQ_LEASES; i++) {
 		const shmq_lease_desc *e = &map->leases[i];
@@ -442,9 +520,10 @@ static void describe(const shmq_lease_desc *e, shmq_lease *out)
 	*out = (shmq_lease){.id = LEASE_ID(ld(&e->word)),
 	                    .parent = e->parent,
 	                    .bytes = e->bytes,
-	                    .count = e->count,
+	                    .count = e->count + e->on_disk,
 	                    .parts = e->parts,
-	                    .replays = ld(&e->replays)};
+	                    .replays = ld(&e->replays),
+	                    .on_disk = e->on_disk};
 }
 
 /* The entry of the next id that is free. */
@@ -498,8 +577,21 @@ static uint32_t gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t 
 	return taken;
 }
 
+/* Where each part begins in memory: shares of the same size, or nothing. */
+static void split(shmq_map *map, shmq_lease_desc *e)
+{
+	uint32_t tail = ld(&map->q->requeue_tail), mask = ring_mask_of(map);
+
+	for (uint32_t p = 0; p < e->parts; p++) {
+		uint32_t at = (uint32_t)((uint64_t)p * e->count / e->parts);
+
+		e->first[p] = at < e->count ? map->requeue[(tail + at) & mask] : SHMQ_NONE;
+	}
+}
+
 int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint32_t n,
-                    uint64_t max_bytes, uint32_t parts, int64_t until, shmq_lease *out)
+                    uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
+                    shmq_lease *out)
 {
 	shmq_lessee_desc *lessee;
 	shmq_lease_desc *e;
@@ -520,8 +612,11 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	q = map->q;
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
 		defer_drain(b, map);
+	r = run ? run_check(map, run) : 0;
+	if (r)
+		goto out;
 	r = SHMQ_EMPTY;
-	if (ld(&q->paused) || !queue_next(map, &slot, &head))
+	if (ld(&q->paused) || (!queue_next(map, &slot, &head) && (!run || lease_has_run(map))))
 		goto out;
 	e = entry_new(map, &id);
 	if (!e) {
@@ -531,6 +626,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	st(&q->lease_id, id);
 	e->parent = parent;
 	e->bytes = 0;
+	e->on_disk = 0;
 	e->since = realtime_ns();
 	e->lessee = l->index;
 	st(&e->replays, 0);
@@ -539,16 +635,19 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	SHMQ_KILLPOINT("lease.taking");
 	e->count = gather(map, e, id, n, max_bytes);
 	e->parts = parts < e->count ? parts : e->count;
-	for (uint32_t p = 0; p < e->parts; p++) {
-		uint32_t at = (uint32_t)((uint64_t)p * e->count / e->parts);
-
-		e->first[p] = map->requeue[(ld(&q->requeue_tail) + at) & ring_mask_of(map)];
+	if (run)
+		run_take(map, e, id, n, max_bytes, run);
+	if (!e->count && !e->on_disk) { /* what there is on disk is too much, or not to be had now */
+		st_release(&e->word, 0);
+		goto out;
 	}
+	split(map, e);
 	SHMQ_KILLPOINT("lease.gathered");
 	st_release(&e->word, WORD(SHMQ_LEASE_HELD, id));
 	SHMQ_KILLPOINT("lease.held");
 	st(&q->leased, ld(&q->leased) + e->count);
-	bump(&q->delivered, e->count);
+	bump(&q->delivered_on_disk, e->on_disk); /* first: that many slots were not taken */
+	bump(&q->delivered, (uint64_t)e->count + e->on_disk);
 	deadline_note(b, map);
 	more = queue_next(map, &slot, &head);
 	describe(e, out);
@@ -644,7 +743,7 @@ int shmq_lease_finish(shmq_broker *b, const shmq_lessee *l, uint64_t through, in
 			r = SHMQ_LEASE_LOST;
 	}
 	while ((e = oldest_of(map, l->index, 0)) && LEASE_ID(ld(&e->word)) <= through) {
-		*messages += e->count;
+		*messages += (uint64_t)e->count + e->on_disk;
 		finish(map, e);
 	}
 	free_finished(b, map, until);
@@ -666,7 +765,7 @@ int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t
 		return r;
 	e = held(map, id);
 	if (e && e->lessee == l->index) {
-		*messages = e->count;
+		*messages = (uint64_t)e->count + e->on_disk;
 		if (!give_back(map, e))
 			r = SHMQ_AGAIN;
 	} else {
@@ -674,7 +773,8 @@ int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t
 	}
 	queue_unlock(map);
 	if (!r)
-		wake_takers(b, map, (uint32_t)*messages);
+		wake_takers(b, map, WAKE_ALL);
+	spiller_tell(b, map); /* what it held on disk may be read now */
 	map_release(map);
 	return r;
 }
@@ -700,11 +800,12 @@ int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 		r = SHMQ_LEASE_LOST;
 		goto out;
 	}
-	*messages = e->count;
+	*messages = (uint64_t)e->count + e->on_disk;
 	if (back) {
 		if (!give_back(map, e))
 			r = SHMQ_AGAIN;
 		queue_unlock(map);
+		spiller_tell(b, map);
 	} else {
 		finish(map, e);
 		free_finished(b, map, until);
@@ -748,12 +849,14 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 	shmq_lease_desc *e;
 	shmq_map *map;
 	uint32_t count, parts;
+	const shmq_run_desc *run;
 	int r = reading(b, queue, serial, id, &map, &e);
 
 	if (r)
 		return r;
 	count = e->count;
 	parts = e->parts;
+	run = &map->q->run;
 	if (part >= parts || parts > SHMQ_LEASE_PARTS) {
 		r = still(e, id);
 		if (!r)
@@ -766,7 +869,13 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 			.left = (uint32_t)((uint64_t)(part + 1) * count / parts - (uint64_t)part * count / parts),
 			.serial = serial,
 			.id = id};
+		if (e->on_disk) {
+			out->from = run->at[part];
+			out->to = part + 1 < parts ? run->at[part + 1] : run->to;
+		}
 		r = still(e, id);
+		if (!r && e->on_disk && ld(&run->lease) != id)
+			r = SHMQ_LEASE_LOST; /* the queue was emptied */
 	}
 	map_release(map);
 	return r;

@@ -113,8 +113,8 @@ void record_place(shmq_slot_desc *s, uint8_t *body, const record *from)
 	s->heap = SHMQ_NONE;
 }
 
-int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t *records,
-                      uint64_t *used, bool *damaged)
+int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most,
+                      uint32_t *records, uint64_t *used, bool *damaged)
 {
 	const uint8_t *at = data;
 	uint64_t size;
@@ -122,11 +122,36 @@ int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, 
 
 	*records = 0;
 	*used = 0;
-	while (*used < length &&
+	while (*used < length && *records < most &&
 	       (r = record_size(at + *used, length - *used, max_msg_size, &size)) > 0) {
 		*used += size;
 		++*records;
 	}
 	*damaged = r < 0;
 	return 0;
+}
+
+int shmq_records_decode(const void *records, uint64_t length, uint32_t count, uint64_t *ids,
+                        int64_t *timestamps, int32_t *attempts, int32_t *offsets, uint8_t *data)
+{
+	const uint8_t *at = records;
+	uint64_t used = 0, size, body = 0;
+	record rec;
+
+	if (length > INT32_MAX || (uint64_t)count * RECORD_HEAD > length)
+		return SHMQ_CORRUPT;
+	for (uint32_t i = 0; i < count; i++) {
+		if (record_read(at + used, length - used, UINT32_MAX, &rec, &size) <= 0 ||
+		    rec.length > length - (uint64_t)count * RECORD_HEAD - body)
+			return SHMQ_CORRUPT;
+		ids[i] = rec.id;
+		timestamps[i] = rec.timestamp;
+		attempts[i] = (uint16_t)(rec.attempts + 1);
+		offsets[i] = (int32_t)body;
+		memcpy(data + body, rec.body, rec.length);
+		body += rec.length;
+		used += size;
+	}
+	offsets[count] = (int32_t)body;
+	return used == length ? 0 : SHMQ_CORRUPT;
 }

@@ -409,7 +409,7 @@ static void spill_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 }
 
 /* Then what is READY may be taken again: who waits is to be woken, after D. */
-static bool disk_is_empty(shmq_queue_desc *q)
+bool disk_is_empty(shmq_queue_desc *q)
 {
 	if (on_disk(q))
 		return false;
@@ -453,6 +453,8 @@ static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok
 		both_unlock(b, map);
 		return ok ? SHMQ_GONE : 0;
 	}
+	if (lease_has_run(map))
+		lease_return_all(map); /* taken since the batch was begun; it would end up behind it */
 	st_release(&q->disk_read, s->position);
 	SHMQ_KILLPOINT("ahead.committed");
 	bump(&q->disk_depth, s->count);
@@ -548,7 +550,7 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	uint64_t order = ld(&q->order);
 
-	if (ld(&q->disk_read) != position)
+	if (ld(&q->disk_read) != position || lease_has_run(map))
 		return SHMQ_GONE;
 	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
 		if (!free_slot_for(map, i, lengths[i]))
@@ -665,7 +667,7 @@ int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_p
 	r = queue_lock(b, map, until);
 	if (r)
 		goto out;
-	if (ld(&map->q->disk_read) != from) {
+	if (ld(&map->q->disk_read) != from || lease_has_run(map)) {
 		r = SHMQ_GONE;
 	} else {
 		st(&map->q->disk_depth, depth);
@@ -728,6 +730,7 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 	if (r)
 		goto out;
 	q = map->q;
+	lease_return_all(map); /* a flush begins here; what they hold comes before the disk, or is on it */
 	(void)keep_turns(map);
 	mask = ring_mask_of(map);
 	head = ld(&q->requeue_head);

@@ -367,8 +367,15 @@ typedef struct shmq_lessee {
 } shmq_lessee;
 typedef struct shmq_lease {
 	uint64_t id, parent, bytes;
-	uint32_t count, parts, replays, reserved;
+	uint32_t count, parts, replays;
+	uint32_t on_disk; /* of `count` */
 } shmq_lease;
+/* Whole records from the queue's read position on, as its files were found to have them. */
+typedef struct shmq_run {
+	uint64_t from, to, bytes; /* positions; bytes of bodies */
+	uint32_t count, parts;
+	const uint64_t *at;       /* position of each part's first record */
+} shmq_run;
 
 /* ttl, grace: ns; 0: never. SHMQ_TABLE_FULL: 64 names hold leases or are somebody's. */
 int shmq_lessee_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
@@ -381,10 +388,16 @@ int shmq_lessee_close(shmq_broker *b, const shmq_lessee *l, int64_t until);
  * Up to n messages of together max_bytes (at least one), in the order a take would hand them out, in
  * `parts` (1 to 32) parts. SHMQ_EMPTY: nothing there, or as much is held as may be.
  * SHMQ_TABLE_FULL: 64 leases of this queue are open.
+ *
+ * `run`, if any: what lies on disk behind what is in memory, in its parts; the lease has all of it or,
+ * if it would be too much or out of turn, nothing. It stays on disk, is read there, and nothing else
+ * is read back into memory until the lease ends; one lease of a queue at a time has one.
+ * SHMQ_EMPTY, too, if the read position is not where the run begins: nothing was taken.
  * death: all of them are in the lease, or all are where they were.
  */
 int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint32_t n,
-                    uint64_t max_bytes, uint32_t parts, int64_t until, shmq_lease *out);
+                    uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
+                    shmq_lease *out);
 /* The lease, again: SHMQ_LEASE_LOST. `replay`: counted as one more reading. */
 int shmq_lease_look(shmq_broker *b, const shmq_lessee *l, uint64_t id, bool replay, int64_t until,
                     shmq_lease *out);
@@ -410,6 +423,7 @@ int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 typedef struct shmq_lease_cursor {
 	uint32_t queue, part, slot, left;
 	uint64_t serial, id;
+	uint64_t from, to; /* the part's records on disk, to be read behind what is in memory */
 } shmq_lease_cursor;
 int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, uint32_t part,
                     shmq_lease_cursor *out);
@@ -427,6 +441,8 @@ int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline);
 
 /* This client is the supervisor: pid, start time, epoch, doorbell into the header. */
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
+/* Where its files are, absolute, for who reads what a lease holds on disk. */
+int shmq_data_path_set(shmq_broker *b, const char *path);
 /* Sleep on the supervisor's doorbell; `why`: bits 1 request, 2 work for the spiller, 4 a client left,
  * 8 topics, channels or pauses changed, 16 something times out or is due before the scanner knows.
  * Stores the heartbeat. */
@@ -530,7 +546,11 @@ int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position,
                    int64_t until);
 /* How many whole records lie in `data`, how many bytes they take; damaged: the next one cannot be
  * right (its length is impossible). */
-int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t *records,
+/* Whole records and nothing else, `count` of them, to columns as shmq_lease_copy has them: `attempts`
+ * with the delivery that this is; data: length - 30 * count bytes. SHMQ_CORRUPT. */
+int shmq_records_decode(const void *records, uint64_t length, uint32_t count, uint64_t *ids,
+                        int64_t *timestamps, int32_t *attempts, int32_t *offsets, uint8_t *data);
+int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most, uint32_t *records,
                       uint64_t *used, bool *damaged);
 /*
  * Restore records read from disk at `position` into the requeue ring; as many as fit: `taken` of

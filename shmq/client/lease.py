@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmq import _native
+from shmq.client.disk import Files
 from shmq.errors import ShmqError
 
 #: Rows and bytes of bodies of one batch that is read, unless asked for otherwise.
@@ -24,6 +25,8 @@ MOST_PARTS: Final = _native.CONSTANTS["LEASE_PARTS"]
 _NO_LIMIT: Final = (1 << 63) - 1
 _MOST_MESSAGES: Final = (1 << 32) - 1
 _LONG_NS: Final = 3600 * 10**9
+#: Looks at what is on disk, if it is read back in the middle of one.
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,12 @@ class Lease:
     bytes: int
     """Of their bodies."""
     parts: int
-    """In which it can be read: contiguous, the same at every reading."""
+    """In which it can be read, the same at every reading: of each of them what is in memory, a
+    contiguous stretch, comes before what is on disk, another one."""
     replays: int
     """How often it was looked at with `replay`."""
+    on_disk: int
+    """Of `count`: leased where they lie."""
 
 
 class LeasedBatch:
@@ -102,15 +108,24 @@ def read_lease(
     serial: int,
     lease: int,
     part: int,
+    files: Callable[[], Files],
     rows: int = READ_ROWS,
     max_bytes: int = READ_BYTES,
 ) -> Iterator[LeasedBatch]:
     """One part of a lease, in batches. LeaseLost as soon as it has ended; what was handed out
     before was its."""
-    cursor = native.lease_open(queue, serial, lease, part)
+
+    def look() -> tuple[int, ...]:
+        return native.lease_open(queue, serial, lease, part)
+
+    cursor = look()
+    start, end = cursor[-3:-1]
     while cursor[-1]:
         cursor, count, *columns = native.lease_read(cursor, rows, max_bytes)
         yield LeasedBatch(count, *columns)
+    if start != end:
+        for count, found in files().read(start, end, rows, max_bytes, look):
+            yield LeasedBatch(count, *found)
 
 
 class Lessee:
@@ -134,6 +149,7 @@ class Lessee:
         ttl_ns: int,
         grace_ns: int,
         keepalive: bool,
+        files: Callable[[], Files],
     ) -> None:
         self.topic = topic
         self.channel = channel
@@ -141,6 +157,7 @@ class Lessee:
         self._native = native
         self._queue, self._serial = queue, serial
         self._lessee = native.lessee_open(queue, serial, name, ttl_ns, grace_ns)
+        self._files = files
         self._closed = threading.Event()
         if keepalive and ttl_ns:
             thread = threading.Thread(
@@ -162,8 +179,14 @@ class Lessee:
         """Take up to n messages of together at most max_bytes (but at least one), in the order a
         consumer would get them, to be read in up to `parts` (1 to 32) parts. None if there is none
         within `timeout` seconds, or as much is held by consumers and leases as may be
-        (inflight_slots, arena_size). A lease takes what is in memory: what is on disk is read back
-        by the supervisor as consumers and leases make room.
+        (inflight_slots, arena_size).
+
+        What is on disk behind what waits in memory is leased where it lies, however much that is,
+        and read from the files. Until such a lease ends nothing else is read back from disk: other
+        consumers of the channel, and other leases, get what is in memory. One lease of a channel at
+        a time has that; for the others the supervisor reads back what there is room for. Where the
+        files may not be read (another user's) there is only that. Attempts of what was leased on
+        disk and came back are not raised. Emptying the channel ends the lease of what is on disk.
 
         ShmqError if 64 leases of the channel are open.
         """
@@ -174,11 +197,21 @@ class Lessee:
         limit = _NO_LIMIT if max_bytes is None else max_bytes
         deadline = _native.now() + min(int(timeout * 1e9), _LONG_NS) if timeout > 0 else 0
         while True:
-            found = self._native.lease_take(self._lessee, parent, n, limit, parts)
+            found = self._take(n, limit, parts, parent)
             if found is not None:
                 return Lease(*found)
             if not deadline or not self._native.lease_wait(self._lessee, deadline):
                 return None
+
+    def _take(
+        self, n: int, limit: int, parts: int, parent: int
+    ) -> tuple[int, int, int, int, int, int, int] | None:
+        for _ in range(_TRIES):
+            run = self._files().find(n, limit, parts)
+            found = self._native.lease_take(self._lessee, parent, n, limit, parts, run)
+            if found is not None or run is None:
+                return found
+        return self._native.lease_take(self._lessee, parent, n, limit, parts)
 
     def wait(self, timeout: float) -> bool:
         """Sleep until there may be something to lease, at most `timeout` seconds."""
@@ -191,7 +224,9 @@ class Lessee:
         """One part of the lease, in batches of at most `rows` messages and (but for a single one)
         max_bytes; as often as wanted, each time the same. Other processes read it with
         `Broker.read_lease`. LeaseLost."""
-        return read_lease(self._native, self._queue, self._serial, lease, part, rows, max_bytes)
+        return read_lease(
+            self._native, self._queue, self._serial, lease, part, self._files, rows, max_bytes
+        )
 
     def finish_lease(self, through: int) -> int:
         """Finish every open lease up to this one; how many messages that were. Again: 0.

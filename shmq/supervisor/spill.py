@@ -203,7 +203,9 @@ class Spiller:
 
     def _running_low(self, look: Look, on_disk: NDArray[np.bool_]) -> list[Queue]:
         low = on_disk & (look.waiting < look.low_water) & (look.hot["base_pending"] == 0)
-        return [look.queues[row] for row in np.flatnonzero(low).tolist()]
+        chosen = [look.queues[row] for row in np.flatnonzero(low).tolist()]
+        # what lies there may be leased: then it stays until that ends, which rings
+        return [queue for queue in chosen if not layout.run_length(queue.view.header)]
 
     def _is_pumped(self, queue: Queue) -> bool:
         """Whether it is a backlog on its way to channels."""

@@ -178,6 +178,7 @@ class Supervisor:
         self._creator = Creator(broker, self._roster, options, self._ledger.floor)
         self._spiller = Spiller(broker, self._roster, options)
         broker.supervise(**options.limits())
+        broker.set_data_path(str(self._data_path.absolute()))
         if directory.fresh:
             start.recreate(self._creator, self._data_path, self._notifier)
         else:

@@ -87,6 +87,7 @@ OTHERS = {
     "attach.filled", "attach.live", "request.filled", "wake.post",
     "empty.dirty", "empty.slot", "empty.disk",
     "writer.settled",  # by who repairs: tests/native/test_kill.c
+    "lease.run", "lease.run_read",  # of what is on disk: tests/native/test_kill.c
 }  # fmt: skip
 
 #: Passed by a supervisor that makes and deletes what clients ask for.

@@ -51,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 	if (size > MOST)
 		return 0;
 	memcpy(wall - size, input, size);
-	EQUAL(shmq_records_scan(data, size, most, &records, &used, &damaged), 0);
+	EQUAL(shmq_records_scan(data, size, most, UINT32_MAX, &records, &used, &damaged), 0);
 	plain = plainly(data, size, most, &plain_used, &plain_damaged);
 	EQUAL(records, plain);
 	EQUAL(used, plain_used);

@@ -90,16 +90,22 @@ for _name in (
 LIMITS = {"arena_size": 1 << 20, "mem_queue_size": 100, "inflight_slots": 100}
 
 
-@scene("name_valid", "queue_bytes", "scan_records")
+@scene("name_valid", "queue_bytes", "scan_records", "decode_records")
 def pure(s: Scene) -> None:
     _native.name_valid("topic")
     _native.name_valid("not valid")
     _native.queue_bytes(**LIMITS)
     _native.scan_records(b"\0" * 100, 100)
+    record = b"\0\0\0\x1b" + bytes(10) + b"0" * 16 + b"x"
+    assert _native.decode_records(record * 2, 2)[-1] == b"xx"
+    for records, number in ((record, 2), (record, 0), (record[:-1], 1)):
+        with pytest.raises((ShmqError, ValueError)):
+            _native.decode_records(records, number)
     for call in (
         lambda: _native.name_valid(5),  # type: ignore[arg-type]
         lambda: _native.queue_bytes(arena_size=1),  # type: ignore[call-arg]
         lambda: _native.scan_records("text", 100),
+        lambda: _native.decode_records("text", 1),
         lambda: _native.scan_records(b"", 1, 2, 3),  # type: ignore[call-arg]
     ):
         with contextlib.suppress(TypeError):
@@ -240,12 +246,14 @@ def pause(s: Scene) -> None:
 
 
 @scene(
-    "Broker.supervise", "Broker.supervisor_wait", "Broker.stopping", "Broker.names_written"
+    "Broker.supervise", "Broker.supervisor_wait", "Broker.stopping", "Broker.names_written",
+    "Broker.set_data_path",
 )  # fmt: skip
 def supervise(s: Scene) -> None:
     s.supervisor.stopping()
     s.supervisor.names_written(0, 1)
     s.supervisor.supervise(**s.world.limits)
+    s.supervisor.set_data_path("/nowhere")
     s.supervisor.supervisor_wait(0)
     s.supervisor.supervisor_wait(0)
 
@@ -386,7 +394,7 @@ def leases(s: Scene) -> None:
     taken = [s.broker.lease_take(lessee, 0, 2, 1000, 2) for _ in range(3)]
     first, second, third = (lease[0] for lease in taken if lease)
     assert len(s.broker.lease_list(lessee)) == 3
-    assert s.broker.lease_look(lessee, first, True)[-1] == 1
+    assert s.broker.lease_look(lessee, first, True)[-2:] == (1, 0)
     cursor = s.broker.lease_open(s.queue, s.serial, first, 1)
     cursor, count, *columns = s.broker.lease_read(cursor, 10, 1000)
     assert (cursor[-1], count, columns[-1]) == (0, 1, b"x" * 10)
@@ -403,11 +411,15 @@ def leases(s: Scene) -> None:
         lambda: s.broker.lease_take(lessee, 0, 0, 1, 1),
         lambda: s.broker.lease_take(5, 0, 1, 1, 1),  # type: ignore[arg-type]
         lambda: s.broker.lease_read((1, 2), 1, 1),
+        lambda: s.broker.lease_take(lessee, 0, 1, 1, 1, (0, 0, 0, 0, b"")),
+        lambda: s.broker.lease_take(lessee, 0, 1, 1, 1, (0, 9, 9, 1, b"x")),
+        lambda: s.broker.lease_take(lessee, 0, 1, 1, 1, (0, 9, 9)),  # type: ignore[arg-type]
         lambda: s.broker.lessee_open(s.queue, s.serial, ""),
         lambda: s.broker.lessee_touch((s.queue, s.serial, 5, 5)),
     ):
-        with pytest.raises((ShmqError, TypeError)):
+        with pytest.raises((ShmqError, TypeError, ValueError)):
             wrong()
+    assert s.broker.lease_take(lessee, 0, 1, 1, 1, (5, 9, 9, 1, bytes(8))) is None
     s.broker.lessee_close(lessee)
     s.broker.empty(s.queue, s.serial)
 

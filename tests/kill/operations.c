@@ -379,7 +379,9 @@ static void lessee_open(scene *s, shmq_broker *b)
 
 static void lease(scene *s, shmq_broker *b, uint32_t n)
 {
-	EQUAL(WATCHED(shmq_lease_take(b, &s->lessee, s->lease.id, n, UINT64_MAX, 2, soon(), &s->lease)), 0);
+	EQUAL(WATCHED(shmq_lease_take(b, &s->lessee, s->lease.id, n, UINT64_MAX, 2, NULL, soon(),
+	                              &s->lease)),
+	      0);
 	EQUAL(s->lease.count, n);
 }
 

@@ -215,7 +215,7 @@ static inline scene *scene_make(void)
 	EQUAL(MAPPED(s->w, s->b, shmq_lessee_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
 	                                         &s->lessee)),
 	      0);
-	EQUAL(shmq_lease_take(s->b, &s->lessee, 0, 4, UINT64_MAX, 2, soon(), &s->lease), 0);
+	EQUAL(shmq_lease_take(s->b, &s->lessee, 0, 4, UINT64_MAX, 2, NULL, soon(), &s->lease), 0);
 	EQUAL(s->lease.count, 4);
 	s->monotonic = shmq_now() + 10000 * NS_PER_S;
 	s->realtime += 10000 * NS_PER_S;

@@ -121,7 +121,7 @@ static void lease(void)
 	}
 	(void)CALL(shmq_lease_look(s->b, &s->lessee, s->lease.id, true, shortly(), &more));
 	(void)CALL(shmq_lease_list(s->b, &s->lessee, found, 4, shortly(), &count));
-	if (!CALL(shmq_lease_take(s->b, &s->lessee, 0, 3, 1000, 2, shortly(), &more)))
+	if (!CALL(shmq_lease_take(s->b, &s->lessee, 0, 3, 1000, 2, NULL, shortly(), &more)))
 		(void)CALL(shmq_lease_finish(s->b, &s->lessee, more.id, shortly(), &messages));
 	(void)CALL(shmq_lease_return(s->b, &s->lessee, s->lease.id, shortly(), &messages));
 	(void)CALL(shmq_lessee_touch(s->b, &s->lessee, shortly()));

@@ -1238,7 +1238,7 @@ static void lessee_of(killing *k, shmq_broker *b)
 
 static void lease_n(killing *k, shmq_broker *b, uint32_t n)
 {
-	EQUAL(shmq_lease_take(b, &k->lessee, k->lease.id, n, UINT64_MAX, 2, soon(), &k->lease), 0);
+	EQUAL(shmq_lease_take(b, &k->lessee, k->lease.id, n, UINT64_MAX, 2, NULL, soon(), &k->lease), 0);
 	EQUAL(k->lease.count, n);
 }
 
@@ -1294,6 +1294,51 @@ static void return_the_leases(killing *k)
 	EQUAL(messages, 2);
 }
 
+/* Four that came back, and the six on disk behind them. */
+static void lease_ten(killing *k)
+{
+	uint64_t at[2] = {0, 0};
+	shmq_run run = {0, k->page->written, k->page->written - 6 * 30, 6, 2, at};
+
+	for (uint32_t i = 0; i < 3; i++)
+		at[1] += spill_lengths[i];
+	EQUAL(shmq_lease_take(k->mine, &k->lessee, 0, 64, UINT64_MAX, 2, &run, soon(), &k->lease), 0);
+	EQUAL(k->lease.count, 10);
+	EQUAL(k->lease.on_disk, 6);
+}
+
+static void come_spill_and_lease(killing *k)
+{
+	come_and_spill(k);
+	lessee_of(k, k->mine);
+}
+
+static void come_spill_and_lease_ten(killing *k)
+{
+	come_spill_and_lease(k);
+	lease_ten(k);
+}
+
+static void finish_the_ten(killing *k)
+{
+	uint64_t messages;
+
+	for (uint32_t i = 0; i < 10; i++)
+		k->page->fate[0][i] = EITHER;
+	EQUAL(shmq_lease_finish(k->mine, &k->lessee, k->lease.id, soon(), &messages), 0);
+	EQUAL(messages, 10);
+	for (uint32_t i = 0; i < 10; i++)
+		k->page->fate[0][i] = DONE;
+}
+
+static void return_the_ten(killing *k)
+{
+	uint64_t messages;
+
+	EQUAL(shmq_lease_return(k->mine, &k->lessee, k->lease.id, soon(), &messages), 0);
+	EQUAL(messages, 10);
+}
+
 static void expire_leases(killing *k)
 {
 	uint32_t expired, due;
@@ -1339,6 +1384,11 @@ static void leases_are_whole(killing *k)
 		}
 		EQUAL(rows, n);
 		leased += n;
+		if (map->leases[i].on_disk) {
+			EQUAL(ld(&map->q->run.lease), word >> 8);
+			EQUAL(map->q->run.from, ld(&map->q->disk_read));
+			EQUAL(map->q->run.count, map->leases[i].on_disk);
+		}
 	}
 	EQUAL(ld(&map->q->leased), leased);
 	EQUAL(shmq_expire(k->w->supervisor, k->queue[0], INT64_MAX - 1, 0, 1000, soon(), &expired, &due), 0);
@@ -1559,6 +1609,11 @@ static const operation operations[] = {
 	{"finish leases", 1, NULL, come_and_lease, finish_the_leases, leases_are_whole, 0, 0},
 	{"return leases", 1, NULL, come_and_lease, return_the_leases, leases_are_whole, 0, 0},
 	{"expire leases", 1, lease_of_one_alive, come_to_supervise, expire_leases, leases_are_whole, 1, 0},
+	{"lease what is on disk", 1, twelve_more, come_spill_and_lease, lease_ten, leases_are_whole, 1, 0},
+	{"finish what is on disk", 1, twelve_more, come_spill_and_lease_ten, finish_the_ten,
+	 leases_are_whole, 1, 0},
+	{"return what is on disk", 1, twelve_more, come_spill_and_lease_ten, return_the_ten,
+	 leases_are_whole, 1, 0},
 	{"flush leases", 1, lease_of_one_alive, come_to_supervise, flush, leases_are_whole, 1, 0},
 	{"reap a lessee", 1, somebody_died_leasing, come_to_supervise, reap_it, leases_are_whole, 1, 0},
 	{"publish with a mark", 3, NULL, come, publish_marked, publish_marked_again, 0, 0},

@@ -140,21 +140,21 @@ static void a_scan_stops_at_the_first_that_is_not_whole(void)
 	for (int i = 0; i < 3; i++)
 		memcpy(file + (size_t)i * sizeof(hello), hello, sizeof(hello));
 	for (size_t n = 0; n <= sizeof(file); n++) {
-		EQUAL(shmq_records_scan(file, n, 1000, &records, &used, &damaged), 0);
+		EQUAL(shmq_records_scan(file, n, 1000, UINT32_MAX, &records, &used, &damaged), 0);
 		EQUAL(records, n / sizeof(hello));
 		EQUAL(used, n / sizeof(hello) * sizeof(hello));
 		CHECK(!damaged);
 	}
 	file[sizeof(hello)] = 0xff;
-	EQUAL(shmq_records_scan(file, sizeof(file), 1000, &records, &used, &damaged), 0);
+	EQUAL(shmq_records_scan(file, sizeof(file), 1000, UINT32_MAX, &records, &used, &damaged), 0);
 	EQUAL(records, 1);
 	EQUAL(used, sizeof(hello));
 	CHECK(damaged);
-	EQUAL(shmq_records_scan(file, 0, 1000, &records, &used, &damaged), 0);
+	EQUAL(shmq_records_scan(file, 0, 1000, UINT32_MAX, &records, &used, &damaged), 0);
 	EQUAL(records, 0);
 	CHECK(!damaged);
 	file[sizeof(hello)] = 0;
-	EQUAL(shmq_records_scan(file, sizeof(file), 4, &records, &used, &damaged), 0);
+	EQUAL(shmq_records_scan(file, sizeof(file), 4, UINT32_MAX, &records, &used, &damaged), 0);
 	EQUAL(records, 0);
 	CHECK(damaged); /* longer than max_msg_size */
 }

@@ -196,7 +196,7 @@ static bool lease_read(uint32_t who, uint32_t *numbers)
 
 static void lease(uint32_t who, uint32_t n)
 {
-	int r = shmq_lease_take(k->actors[who].b, &k->lessee, 0, n, 1 << 10, 1, soon(), &k->lease);
+	int r = shmq_lease_take(k->actors[who].b, &k->lessee, 0, n, 1 << 10, 1, NULL, soon(), &k->lease);
 
 	if (r) {
 		CHECK(r == SHMQ_EMPTY || r == SHMQ_GONE);

@@ -10,6 +10,7 @@ from world import SECOND, World
 
 from shmq import LeaseFenced, LeaseLost, ShmqError
 from shmq.client import Consumer, Lessee, Producer
+from shmq.client.disk import Files
 from shmq.client.lease import read_lease
 from shmq.layout import open_leases
 
@@ -28,7 +29,10 @@ class Bench:
     def lessee(self, name: str = "me", ttl: float = 0, grace: float = 0) -> Lessee:
         native = self.world.attach_native()
         times = (int(ttl * SECOND), int(grace * SECOND))
-        return Lessee(native, self.queue, self.serial, "t", "c", name, *times, False)
+        return Lessee(native, self.queue, self.serial, "t", "c", name, *times, False, self.files)
+
+    def files(self) -> Files:
+        return Files(self.world.queue_view(self.queue), "", 1 << 20)
 
     def publish(self, *bodies: bytes) -> None:
         self.producer.publish_many(list(bodies), timeout=0)
@@ -40,7 +44,7 @@ class Bench:
 
     def read(self, lease: int, part: int = 0, **options: int) -> list[bytes]:
         native = self.world.supervisor
-        batches = read_lease(native, self.queue, self.serial, lease, part, **options)
+        batches = read_lease(native, self.queue, self.serial, lease, part, self.files, **options)
         return [body for batch in batches for body in batch.bodies()]
 
     def taken(self) -> list[tuple[bytes, int]]:
