@@ -1,4 +1,7 @@
-"""`BrokerStats` in Prometheus' text format (version 0.0.4), made by hand: it is that small.
+"""`BrokerStats` in Prometheus' text format (version 0.0.4), for `/metrics` and `shmq stat`.
+
+Made by hand: prometheus-client would save the three shortest functions, its summaries have no
+quantiles, and the command would need an extra. The tests read the pages with its parser.
 
 Counters end in `_total` and live in the segments: they go on over the death of clients and of the
 supervisor, and begin at zero with a new queue or instance. The rest are gauges in base units. Every

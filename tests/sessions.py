@@ -10,7 +10,6 @@ from shmq.gateway import protocol
 from shmq.gateway.session import Session
 from shmq.options import Options
 
-
 #: Small ones, so that little is too much. They are checked once.
 _OPTIONS = Options(max_msg_size=2000, max_body_size=5000)
 
@@ -36,6 +35,22 @@ class Topic:
             self.host.published.append((bytes(data[start + 4 : start + 4 + size]), defer))
             start += 4 + size
         return start
+
+
+    def publish_run(
+        self, data: bytearray, start: int, end: int, line: bytes, most: int
+    ) -> tuple[int, int]:
+        if self.full:
+            raise Full("full")
+        count = 0
+        while data.startswith(line, start):
+            body = start + len(line) + 4
+            size = int.from_bytes(data[body - 4 : body], "big", signed=True)
+            if body > end or not 0 < size <= min(most, end - body):
+                break
+            self.host.published.append((bytes(data[body : body + size]), None))
+            start, count = body + size, count + 1
+        return start, count
 
 
 class Host:

@@ -26,6 +26,7 @@ from typing import Any
 
 import click
 from bench_disk import GoDiskQueue, OurDisk
+from bench_gateway import Nsqd, OurGateway
 from bench_ours import cores, ours
 from bench_peers import peers
 from bench_runs import (
@@ -39,9 +40,12 @@ from bench_runs import (
     MANY,
     NUMPY,
     ONE,
+    PUB,
+    PUBS,
     RESTORE,
     ROUND_TRIPS,
     SPILL,
+    SUB,
     TOGETHER,
     Contestant,
     Lacking,
@@ -75,6 +79,9 @@ GOALS = (
     (SPILL, "shmq", "go-diskqueue", 3.0),
     (RESTORE, "shmq", "go-diskqueue", 3.0),
     (EXPIRY, "10^6", "10^3", 2.4),
+    (PUBS, "shmq gateway", "nsqd", 1.0),
+    (SUB, "shmq gateway", "nsqd", 1.0),
+    (PUB, "shmq gateway", "nsqd", 0.7),
 )
 
 
@@ -184,7 +191,9 @@ def contestants(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
     with our_broker(scratch, memory) as mine, ExitStack() as stack:
         found: list[Contestant] = []
         disks: list[Contestant] = [OurDisk(scratch), GoDiskQueue(scratch, TOP / "build")]
-        for contestant in [*mine, *cores(core_executable(scratch)), *disks, *peers(scratch)]:
+        servers: list[Contestant] = [OurGateway(scratch), Nsqd(scratch)]
+        core = cores(core_executable(scratch))
+        for contestant in [*mine, *core, *disks, *servers, *peers(scratch)]:
             stack.callback(contestant.close)
             try:
                 contestant.version()

@@ -1,118 +1,127 @@
-"""nsqd's own bench_writer and bench_reader against a real nsqd and shmq's gateway, interleaved.
+"""nsqd's own bench_writer and bench_reader against a real nsqd and against shmq's gateway.
 
-    .venv/bin/python tools/bench_gateway.py --rounds 5 --json FILE
-
-200-byte messages; what is shown are medians and quartiles of thousand messages a second. Both
-servers run at the same time and keep everything in memory; who is measured has the cores.
+Both servers live as long as the bench and keep everything in memory; who is measured has the cores.
+Programs: `tools/dev peers`.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
+import itertools
+import os
 import re
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
 from pathlib import Path
+from typing import ClassVar
+
+from bench_runs import LINES, PATIENCE, PUB, PUBS, SUB, Contestant, Lacking, Outcome, Plan
 
 BIN = Path(__file__).parents[1] / "build" / "peers" / "bin"
-SIZE = 200
+READY = 2500  # RDY of bench_reader: nsqd's highest
 MEMORY = ("--mem-queue-size=4000000", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
-KINDS = ("nsqd", "shmq")
-RATE = re.compile(r"([0-9.]+)ops/s")
+LISTENING = re.compile(r"(TCP|HTTP): listening on (\S+)")
+DONE = re.compile(r"duration: (\S+) .* ([0-9.]+)ops/s")
 
 
-@contextlib.contextmanager
-def server(kind: str, scratch: Path) -> Iterator[str]:
-    """Its TCP address."""
-    data = scratch / kind
-    data.mkdir()
-    words = [str(BIN / "nsqd")]
-    if kind == "shmq":
-        words = [sys.executable, "-m", "shmq", "serve", f"--instance=bench-{time.time_ns():x}"]
-        words.append(f"--arena-size={4 << 30}")
-    with open(scratch / f"{kind}.log", "w+") as log:
-        process = subprocess.Popen([*words, *MEMORY, f"--data-path={data}"], stderr=log)
+class _Server(Contestant):
+    """Started for its first run."""
+
+    lines: ClassVar[tuple[str, ...]] = (PUBS, SUB, PUB)
+
+    def __init__(self, scratch: Path) -> None:
+        self._data = scratch / self.name.replace(" ", "-")
+        self._log = scratch / f"{self._data.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._addresses: dict[str, str] = {}
+        self._numbers = itertools.count()
+
+    def _argv(self) -> list[str]:
+        raise NotImplementedError
+
+    def version(self) -> str:
+        for tool in ("nsqd", "bench_writer", "bench_reader"):
+            if not (BIN / tool).exists():
+                raise Lacking(f"no {tool}: tools/dev peers")
+        return "1.3.0"
+
+    def run(self, plan: Plan) -> Outcome:
+        if self._process is None:
+            self._start()
+        topic = f"t{next(self._numbers)}"
+        batch = 1 if plan.line == PUB else plan.count
+        seconds = plan.seconds / 2 if plan.line == SUB else plan.seconds  # the reader is slower
         try:
-            yield _address(scratch / f"{kind}.log", process)
+            done = self._measure(
+                "bench_writer", plan, topic, f"-runfor={seconds}s", f"-batch-size={batch}"
+            )
+            if plan.line == SUB:
+                words = (f"-runfor={plan.seconds}s", "-channel=ch", f"-rdy={READY}")
+                done = self._measure("bench_reader", plan, topic, *words)
         finally:
-            process.terminate()
-            process.wait()
+            url = f"http://{self._addresses['HTTP']}/topic/delete?topic={topic}"
+            urllib.request.urlopen(url, b"", PATIENCE).close()
+        return done
+
+    def _measure(self, tool: str, plan: Plan, topic: str, *words: str) -> Outcome:
+        argv = [str(BIN / tool), f"-nsqd-tcp-address={self._addresses['TCP']}", f"-topic={topic}"]
+        argv += [f"-size={LINES[plan.line].size}", *words]
+        run = subprocess.run(
+            argv, capture_output=True, text=True, check=True, timeout=plan.seconds + 3 * PATIENCE
+        )
+        found = DONE.search(run.stderr + run.stdout)
+        if found is None:
+            raise RuntimeError(f"{tool} said no rate but {run.stderr.strip()[-200:]}")
+        seconds = _seconds(found[1])
+        return Outcome(round(float(found[2]) * seconds), seconds)
+
+    def _start(self) -> None:
+        self._data.mkdir()
+        argv = [*self._argv(), *MEMORY, f"--data-path={self._data}"]
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(argv, stderr=log)
+        deadline = time.monotonic() + PATIENCE
+        while len(self._addresses) < 2:
+            said = self._log.read_text()
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} does not listen: {said[-500:]}")
+            self._addresses = dict(LISTENING.findall(said))
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
 
 
-def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
-    while process.poll() is None:
-        found = re.search(r"TCP: listening on (\S+)", log.read_text())
-        if found:
-            return found[1]
-        time.sleep(0.05)
-    raise SystemExit(f"{process.args}: ended\n{log.read_text()}")
+class Nsqd(_Server):
+    name = "nsqd"
+
+    def _argv(self) -> list[str]:
+        return [str(BIN / "nsqd")]
 
 
-def rate(tool: str, address: str, topic: str, seconds: float, *words: str) -> float:
-    """Messages a second."""
-    argv = [str(BIN / tool), f"-nsqd-tcp-address={address}", f"-topic={topic}", f"-size={SIZE}"]
-    done = subprocess.run(
-        [*argv, f"-runfor={seconds}s", *words], capture_output=True, text=True, check=True
-    )
-    found = RATE.search(done.stderr + done.stdout)
-    assert found, done.stderr
-    return float(found[1])
+class OurGateway(_Server):
+    name = "shmq gateway"
+
+    def version(self) -> str:
+        import shmq
+
+        super().version()
+        return shmq.__version__
+
+    def _argv(self) -> list[str]:
+        instance = f"bench-gateway-{os.getpid()}"
+        return [
+            sys.executable, "-m", "shmq", "serve", f"--instance={instance}",
+            f"--arena-size={4 << 30}", "--on-stop=flush",
+        ]  # fmt: skip
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    if not (BIN / "bench_writer").exists():
-        raise SystemExit("nsqd's tools are missing: tools/dev peers installs them")
-    results: dict[str, dict[str, list[float]]] = {}
-
-    def measure(line: str, kind: str, value: float) -> None:
-        results.setdefault(line, {}).setdefault(kind, []).append(value)
-
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        where = {kind: stack.enter_context(server(kind, Path(name))) for kind in KINDS}
-        time.sleep(1.0)
-        for number in range(options.rounds):
-            for kind in KINDS if number % 2 else reversed(KINDS):
-                at, seconds = where[kind], options.seconds
-                many, one = f"many{number}", f"one{number}"
-                measure(
-                    "publish, batches of 200", kind,
-                    rate("bench_writer", at, many, seconds / 2, "-batch-size=200"),
-                )  # fmt: skip
-                measure(
-                    "take and finish", kind, rate("bench_reader", at, many, seconds, "-rdy=2500")
-                )
-                measure(
-                    "publish one at a time", kind,
-                    rate("bench_writer", at, one, seconds, "-batch-size=1"),
-                )  # fmt: skip
-    print("| thousand messages a second | nsqd | shmq | ratio |\n|---|---|---|---|")
-    for line, kinds in results.items():
-        low, middle, high = zip(*(_quartiles(kinds[kind]) for kind in KINDS), strict=True)
-        shown = [f"{m / 1e3:.1f} ({a / 1e3:.1f} to {b / 1e3:.1f})"
-                 for a, m, b in zip(low, middle, high, strict=True)]  # fmt: skip
-        print(f"| {line} | {shown[0]} | {shown[1]} | {middle[1] / middle[0]:.2f} |")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
-
-
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
-if __name__ == "__main__":
-    main()
+def _seconds(text: str) -> float:
+    """Go's duration below a minute: 1.5s, 900ms."""
+    found = re.fullmatch(r"([0-9.]+)(m?s)", text)
+    if found is None:
+        raise RuntimeError(f"not a duration in seconds: {text}")
+    return float(found[1]) / (1 if found[2] == "s" else 1000)

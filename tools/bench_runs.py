@@ -30,6 +30,7 @@ APART, TOGETHER = "roundtrip", "roundtrip1"
 LARGE, IN_PLACE = "large", "inplace"
 SPILL, RESTORE = "spill", "restore"
 EXPIRY = "expiry"
+PUBS, SUB, PUB = "mpub", "sub", "pub"
 ROUND_TRIPS = (APART, TOGETHER)
 
 
@@ -50,6 +51,7 @@ class Line:
         nbytes = outcome.rate * (self.size or size)
         return {
             "M/s": outcome.rate / 1e6,
+            "k/s": outcome.rate / 1e3,
             "MB/s": nbytes / 1e6,
             "GB/s": nbytes / 1e9,
             "us": outcome.p50_us or 0.0,
@@ -70,6 +72,9 @@ LINES = {
     SPILL: Line("to disk, 256-byte records", "MB/s", 256),
     RESTORE: Line("from disk, 256-byte records", "MB/s", 256),
     EXPIRY: Line("expiry of one message", "ns"),
+    PUBS: Line("over TCP: MPUB of lists", "k/s", 200),
+    SUB: Line("over TCP: take and finish", "k/s", 200),
+    PUB: Line("over TCP: PUB one at a time", "k/s", 200),
 }
 
 

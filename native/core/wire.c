@@ -2,6 +2,7 @@
  * nsqd's TCP protocol where it comes many at a time (nsqio/nsq nsqd/protocol_v2.go, message.go):
  *
  *   bodies of MPUB   count times int32 BE size | body
+ *   runs of PUB      "PUB " topic "\n" int32 BE size | body
  *   runs of FIN      "FIN " 16 hex digits "\n"
  *   message frames   int32 BE size | int32 BE 2 | int64 BE timestamp | uint16 BE attempts
  *                    | 16 hex digits | body
@@ -40,7 +41,7 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 	for (i = 0; i < n && length - at >= 4; i++) {
 		int64_t size = (int32_t)get_u32(from + at);
 
-		if (size <= 0 || (uint64_t)size > max_msg_size) {
+		if (!SANE(size > 0 && (uint64_t)size <= max_msg_size)) {
 			*bad = size;
 			break;
 		}
@@ -53,6 +54,26 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 	*whole = i;
 	*used = at;
 	return i < n && length - at >= 4 && (*bad || !get_u32(from + at)) ? SHMQ_INVALID : 0;
+}
+
+uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line,
+                             uint64_t line_length, uint64_t max_msg_size, uint32_t n,
+                             shmq_body *bodies, uint64_t *used)
+{
+	const uint8_t *from = data;
+	uint32_t i = 0, whole;
+	uint64_t at = 0, size;
+	int64_t bad;
+
+	for (; i < n && length - at > line_length && !memcmp(from + at, line, line_length); i++) {
+		if (shmq_wire_bodies(from + at + line_length, length - at - line_length, max_msg_size, 1,
+		                     bodies + i, &whole, &size, &bad) < 0 ||
+		    !whole)
+			break;
+		at += line_length + size;
+	}
+	*used = at;
+	return i;
 }
 
 /* Their values + 1: nsqd prints ids in lower case, and they are compared as text. */

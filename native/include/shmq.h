@@ -331,6 +331,11 @@ void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out);
  * from 1 to max_msg_size; those before it are counted. */
 int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t n,
                      shmq_body *bodies, uint32_t *whole, uint64_t *used, int64_t *bad);
+/* The bodies of up to n whole PUB commands at the start of `data`, all of the same `line`, and how
+ * many bytes the commands take. One that is not whole, or whose size is not right, ends them. */
+uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line,
+                             uint64_t line_length, uint64_t max_msg_size, uint32_t n,
+                             shmq_body *bodies, uint64_t *used);
 /* An id as 16 lower-case hex digits; false: it is none. */
 bool shmq_wire_id(const void *text, uint64_t *id);
 /* The ids of up to n FIN lines at the start of `data`, and how many bytes those take. */

@@ -150,6 +150,8 @@ class Session:
         self.pub_counts: dict[bytes, int] = {}
         self._body: Callable[[bytearray, int, int], int] | None = self._read_magic
         self._command = self._subject = b""
+        self._line = b""
+        """`PUB <topic>\\n` of the last; empty: what follows is looked at step by step."""
         self._defer: float | None = None
         self._count = self._scanned = self._sent = self._piece = 0
         self._at = self._sent_at = self._step = 0
@@ -184,6 +186,12 @@ class Session:
                     continue
                 if start >= end:
                     break
+                if self._line and data.startswith(self._line, start):
+                    at = self._publish_run(data, start, end)
+                    if at != start:
+                        start = at
+                        waits = True
+                        continue
                 if self._window is not None and data[start] == 0x46:  # F
                     at = self._finish_run(data, start, end)
                     if at != start:
@@ -546,6 +554,24 @@ class Session:
         self._defer = None
         self._expect(b"PUB", self._read_message)
 
+    def _publish_run(self, data: bytearray, start: int, end: int) -> int:
+        """PUB commands like the last one, as many as are whole; `start` itself if there is none to
+        see, or anything is wrong with them."""
+        topic = self._line[4:-1]
+        producer = self._host.producers.get(topic)
+        if producer is None:
+            return start
+        try:
+            at, count = producer.publish_run(
+                data, start, end, self._line, self._host.options.max_msg_size
+            )
+        except ShmqError:
+            return start
+        if count:
+            self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
+            self._say(protocol.OK * count)
+        return int(at)
+
     def _dpub(self, params: list[bytes]) -> None:
         if len(params) < 3:
             raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
@@ -579,6 +605,8 @@ class Session:
         if not self._publish(data, start, 1):
             return start
         self._published(1)
+        if self._command == b"PUB" and not self._host.auth_enabled:
+            self._line = b"PUB %b\n" % self._subject
         return start + 4 + int(size)
 
     def _publish(self, data: bytearray, start: int, count: int) -> bool:

@@ -41,6 +41,12 @@ INPUTS: dict[str, dict[str, bytes]] = {
         "auth": CUT + b"AUTH\n\0\0\0\2xy",
         "closed": CUT + b"SUB t c\nCLS\nRDY 5\nCLS\n",
     },
+    "wire": {
+        "bodies": b"\0\0\0\0\1x\0\0\0\3abc",
+        "bad": b"\5\0\0\0\1x\xff\xff\xff\xff",
+        "publish": b"\7" + b"PUB t\n\0\0\0\1x" * 8,
+        "finish": b"\6" + b"FIN 0123456789abcdef\n" * 5,
+    },
     "use": {"nothing": bytes([0, *range(21)]), "one": bytes([1]) + WORD + bytes(range(21))},
 }
 

@@ -4,6 +4,7 @@ use, open    shared memory: a live queue that is overwritten, segments as they a
 core-record  disk records, in C
 record, meta, sidecar, metadata, reserve   the same and the other files' readers, in Python
 session      nsqd's TCP protocol, whole and in pieces
+wire         those parts of it that the core reads, in C
 
 What is new in what they find is kept in build/fuzz/corpus. Exit status 1 if anything is found; the
 input that shows it is named.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 BUILD = TOP / "build" / "fuzz"
-CORE = {"use": "use", "open": "open", "core-record": "record"}
+CORE = {"use": "use", "open": "open", "core-record": "record", "wire": "wire"}
 READERS = ("record", "meta", "sidecar", "metadata", "reserve", "session")
 SOME = 4000  # runs where no number is given: a moment each
 

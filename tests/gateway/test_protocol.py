@@ -289,6 +289,38 @@ def test_size_limits(start: Start) -> None:
         client.close()
 
 
+def test_commands_may_follow_one_another_without_waiting(
+    client: Client, server: Server, topic: str
+) -> None:
+    """Many PUB in a piece, of two topics, and one that cannot be at the end."""
+    pubs = [b"PUB %b\n" % name.encode() for name in (topic, topic, topic, f"{topic}-other")]
+    sent = [pubs[i % 4] + sized(b"%d" % i) for i in range(1000)]
+    client.send(b"".join(sent) + b"NOP\n" + b"".join(sent) + pubs[0] + sized(b"x" * 3) * 2)
+    for _ in range(2001):
+        assert client.frame() == OK
+    frame = client.frame()
+    assert frame is not None
+    assert frame[1].startswith(b"E_INVALID invalid command")
+    assert client.ended()
+    assert server.topic(topic)["message_count"] == 1501
+    assert server.topic(f"{topic}-other")["message_count"] == 500
+    reader = server.connect()
+    reader.sub(topic, "c", 2500)
+    bodies = [reader.delivery().body for _ in range(1501)]
+    one = [b"%d" % i for i in range(1000) if i % 4 != 3]
+    assert sorted(bodies) == sorted([*one, *one, b"xxx"])
+
+
+def test_a_bad_size_ends_a_run_of_publishes(client: Client, server: Server, topic: str) -> None:
+    line = b"PUB %b\n" % topic.encode()
+    client.send((line + sized(b"x")) * 5 + line + b"\0\0\0\0" + line + sized(b"y"))
+    for _ in range(5):
+        assert client.frame() == OK
+    assert client.frame() == (ERROR, b"E_BAD_MESSAGE PUB invalid message body size 0")
+    assert client.ended()
+    assert server.topic(topic)["message_count"] == 5
+
+
 def test_publishing_is_allowed_to_a_consumer(client: Client, topic: str) -> None:
     client.sub(topic, "c")
     client.pub(topic, b"x")

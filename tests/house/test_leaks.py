@@ -113,21 +113,26 @@ def pure(s: Scene) -> None:
             raise AssertionError
 
 
-@scene("scan_bodies", "Producer.publish_framed")
+@scene("scan_bodies", "Producer.publish_framed", "Producer.publish_run")
 def framed(s: Scene) -> None:
     data = bytearray(b"\0\0\0\1a\0\0\0\2bc\0\0\0\0")
     assert _native.scan_bodies(data, 0, 15, 3, 100) == (11, 2, 0)
     assert _native.scan_bodies(data, 0, 11, 3, 1) == (5, 1, 2)
     assert _native.scan_bodies(data, 0, 8, 2, 9) == (5, 1, None)
     assert s.producer.publish_framed(data, 0, 2, None, 0) == 11
+    line = b"PUB t\n"
+    run = line + data[:5] + line + data[5:11] + line + data[11:]
+    assert s.producer.publish_run(run, 0, len(run), line, 100) == (23, 2)
+    assert s.producer.publish_run(run, 0, len(run), b"PUB u\n", 100) == (0, 0)
     for call in (
+        lambda: s.producer.publish_run(run, 5, 4, line, 9),
         lambda: _native.scan_bodies(data, 5, 4, 1, 9),
         lambda: s.producer.publish_framed(data, 5, 2, None, 0),
         lambda: s.producer.publish_framed(data, 500, 1),
     ):
         with pytest.raises(ValueError):
             call()
-    s.consumer.take_many(2, 0).finish()
+    s.consumer.take_many(4, 0).finish()
 
 
 @scene(

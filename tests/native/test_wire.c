@@ -29,6 +29,29 @@ static void bodies_are_found_and_bad_sizes_are_told(void)
 	EQUAL(bad, 0);
 }
 
+static void publishes_of_one_topic_are_a_run(void)
+{
+	static const char data[] = "PUB t\n\0\0\0\1aPUB t\n\0\0\0\2bcPUB u\n\0\0\0\1d";
+	static const char big[] = "PUB t\n\0\0\0\3abc";
+	const uint64_t size = sizeof(data) - 1;
+	shmq_body bodies[3];
+	uint64_t used;
+
+	EQUAL(shmq_wire_publishes(data, size, "PUB t\n", 6, 100, 3, bodies, &used), 2);
+	EQUAL(used, 23);
+	EQUAL(bodies[1].length, 2);
+	CHECK(!memcmp(bodies[1].data, "bc", 2));
+	EQUAL(shmq_wire_publishes(data, size, "PUB t\n", 6, 100, 1, bodies, &used), 1);
+	EQUAL(used, 11);
+	for (uint64_t length = 0; length < 23; length++) {
+		EQUAL(shmq_wire_publishes(data, length, "PUB t\n", 6, 100, 3, bodies, &used), length >= 11);
+		EQUAL(used, length >= 11 ? 11 : 0);
+	}
+	EQUAL(shmq_wire_publishes(data, size, "PUB u\n", 6, 100, 3, bodies, &used), 0);
+	EQUAL(shmq_wire_publishes(big, sizeof(big) - 1, "PUB t\n", 6, 2, 3, bodies, &used), 0);
+	EQUAL(used, 0);
+}
+
 static void fin_runs_end_where_something_else_begins(void)
 {
 	static const char lines[] = "FIN 18a1f262a9a69001\nFIN 0000000000000000\nFIN 18A1F262A9A69001\n";
@@ -155,6 +178,7 @@ static void a_consumer_takes_up_to_its_limit(void)
 int main(void)
 {
 	bodies_are_found_and_bad_sizes_are_told();
+	publishes_of_one_topic_are_a_run();
 	fin_runs_end_where_something_else_begins();
 	a_frame_is_nsqds();
 	deliveries_are_found_by_id();
