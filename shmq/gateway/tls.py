@@ -32,6 +32,12 @@ def server_context(options: Options) -> ssl.SSLContext | None:
     context.load_cert_chain(options.tls_cert, options.tls_key)
     if options.tls_root_ca_file:
         context.load_verify_locations(options.tls_root_ca_file)
+    elif options.tls_client_auth_policy == "require":
+        # OpenSSL can take any certificate, as nsqd does, but Python's ssl always verifies them
+        raise OptionError(
+            "--tls-client-auth-policy=require: clients' certificates are always verified; say with "
+            "which ones (--tls-root-ca-file), or require-verify for the system's"
+        )
     elif options.tls_client_auth_policy == "require-verify":
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     if options.tls_client_auth_policy in ("require", "require-verify"):

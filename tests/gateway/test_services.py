@@ -18,7 +18,7 @@ import cramjam
 import pytest
 from peers import peer
 from processes import WATCHDOG, eventually
-from wire import ERROR, OK, Client, Server, sized
+from wire import ERROR, OK, Client, Server, drop_in, sized
 
 Start = Callable[..., Server]
 
@@ -137,6 +137,18 @@ def test_tls_may_be_required(start: Start, certificate: tuple[str, str]) -> None
     ):
         sock.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.")
+
+
+def test_a_required_certificate_is_verified(certificate: tuple[str, str], tmp_path: Path) -> None:
+    """Where nsqd takes any; without anything to verify with, serve says so and does not start."""
+    argv = [
+        drop_in(tmp_path), f"--data-path={tmp_path}", "--tls-client-auth-policy=require",
+        f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}",
+        "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--https-address=127.0.0.1:0",
+    ]  # fmt: skip
+    done = subprocess.run(argv, capture_output=True, timeout=WATCHDOG)
+    assert done.returncode == 1
+    assert b"--tls-root-ca-file" in done.stderr
 
 
 def test_a_failed_handshake_is_told_in_clear(start: Start, certificate: tuple[str, str]) -> None:
@@ -387,8 +399,6 @@ def test_statsd(start: Start) -> None:
 def test_what_cannot_start_says_so(
     kind: str, words: tuple[str, ...], status: int, tmp_path: Path
 ) -> None:
-    from wire import drop_in
-
     program = peer("nsqd") if kind == "nsqd" else drop_in(tmp_path)
     argv = [program, f"--data-path={tmp_path}", *words]
     argv += ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
@@ -398,8 +408,6 @@ def test_what_cannot_start_says_so(
 
 
 def test_a_port_in_use_is_told(kind: str, tmp_path: Path) -> None:
-    from wire import drop_in
-
     program = peer("nsqd") if kind == "nsqd" else drop_in(tmp_path)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -418,8 +426,6 @@ def test_a_port_in_use_is_told(kind: str, tmp_path: Path) -> None:
 
 
 def test_version(kind: str, tmp_path: Path) -> None:
-    from wire import drop_in
-
     program = peer("nsqd") if kind == "nsqd" else drop_in(tmp_path)
     done = subprocess.run([program, "-version"], capture_output=True, timeout=WATCHDOG)
     assert done.returncode == 0
