@@ -23,7 +23,8 @@ from shmq import segments
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> Iterator[None]:
     """Tests name their instances; what the caller has set must not reach them. Nor must what a
-    shell does to its background jobs, and CI may be one: SIGINT ignored, by all their children too."""
+    shell does to its background jobs, and CI may be one: SIGINT ignored, by all of their children.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SHMQ_INSTANCE", *(() if SANITIZED else ("SHMQ_NATIVE",))):
             patch.delenv(name, raising=False)

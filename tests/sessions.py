@@ -36,7 +36,6 @@ class Topic:
             start += 4 + size
         return start
 
-
     def publish_run(
         self, data: bytearray, start: int, end: int, line: bytes, most: int
     ) -> tuple[int, int]:
