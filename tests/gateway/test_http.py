@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import struct
@@ -150,6 +151,16 @@ def test_pub_and_defer(server: Server, client: Client, topic: str) -> None:
     client.finish(message)
     assert server.post("/pub", b"later", topic=topic, defer="60000").status == 200
     eventually(lambda: server.channel(topic, "c")["deferred_count"] == 1)
+
+
+def test_a_compressed_body_is_published_as_it_is(
+    server: Server, client: Client, topic: str
+) -> None:
+    body = gzip.compress(b"x" * 1000)
+    path = f"/pub?{urllib.parse.urlencode({'topic': topic})}"
+    assert server.http("POST", path, body, **{"Content-Encoding": "gzip"}).status == 200
+    client.sub(topic, "c", 1)
+    assert client.delivery().body == body
 
 
 def test_chunked_bodies(server: Server, topic: str) -> None:

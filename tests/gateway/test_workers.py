@@ -10,6 +10,7 @@ from itertools import count
 import psutil
 import pytest
 from processes import eventually
+from prometheus_client.parser import text_string_to_metric_families
 from wire import ERROR, OK, Client, Server, mpub
 
 Start = Callable[..., Server]
@@ -134,6 +135,44 @@ def test_the_limit_of_consumers_counts_all(start: Start) -> None:
     first.sub("t", "c")
     text = b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
     assert second.ask(b"SUB t c\n") == (ERROR, text)
+
+
+def samples(server: Server) -> dict[str, float]:
+    """Of topic `t` on the page for Prometheus, whichever process answers."""
+    reply = server.http("GET", "/metrics")
+    assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    return {
+        f"{sample.name}/{sample.labels.get('channel')}": sample.value
+        for family in text_string_to_metric_families(reply.body.decode())
+        for sample in family.samples
+        if sample.labels.get("topic") == "t" and sample.name.endswith("_total")
+    }
+
+
+def test_counters_for_prometheus_outlive_gateways_and_supervisor(start: Start) -> None:
+    server = start("--gateway-workers=2")
+    pair = Pair(server)
+    clients = pair.clients()
+    for client in clients:
+        client.pub("t", b"x")
+        client.sub("t", "c", 1)
+    for client in clients:
+        client.finish(client.delivery())
+    eventually(lambda: samples(server)["shmq_messages_finished_total/c"] == 2)
+    before = samples(server)
+    assert before["shmq_messages_published_total/None"] == 2
+    for worker in pair.workers():
+        os.kill(worker.pid, signal.SIGKILL)
+    eventually(lambda: len(pair.workers()) == 2)
+    after = samples(server)
+    assert after.keys() == before.keys()
+    assert all(after[name] >= before[name] for name in before)
+    server.stop(signal.SIGKILL)
+    again = start("--gateway-workers=2", again=server)
+    last = samples(again)
+    assert all(last[name] >= after[name] for name in after)
+    again.connect().pub("t", b"x")
+    assert samples(again)["shmq_messages_published_total/None"] == 3
 
 
 def test_a_killed_one_gives_back_and_the_other_goes_on(pair: Pair) -> None:
