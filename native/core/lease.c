@@ -14,7 +14,6 @@
  *            word RETURNED; then each slot BACK with base + its turn, ring entry; the ring's head
  *            once. A death after the word: a rebuild makes them BACK with the same orders.
  *
- *
  * A lease may also hold a run of records on disk (the queue's `run`), behind all that was BACK. They
  * lie at the read position, and that stays until the word is FINISHED; then it goes behind them. A
  * death between the two: a rebuild moves it, if it is still where the run begins (it is not if the

@@ -549,14 +549,14 @@ int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, 
 int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer);
 int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
                    int64_t until);
-/* How many whole records lie in `data`, how many bytes they take; damaged: the next one cannot be
- * right (its length is impossible). */
 /* Whole records and nothing else, `count` of them, to columns as shmq_lease_copy has them: `attempts`
  * with the delivery that this is; data: length - 30 * count bytes. SHMQ_CORRUPT. */
 int shmq_records_decode(const void *records, uint64_t length, uint32_t count, uint64_t *ids,
                         int64_t *timestamps, int32_t *attempts, int32_t *offsets, uint8_t *data);
-int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most, uint32_t *records,
-                      uint64_t *used, bool *damaged);
+/* How many whole records lie in `data`, up to `most`, how many bytes they take; damaged:
+ * the next one cannot be right (its length is impossible). */
+int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most,
+                      uint32_t *records, uint64_t *used, bool *damaged);
 /*
  * Restore records read from disk at `position` into the requeue ring; as many as fit: `taken` of
  * them, `used` bytes. next_position is stored as the read position when all were taken (it may be

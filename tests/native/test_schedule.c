@@ -56,7 +56,7 @@ typedef struct stage {
 	bool out_of_order, adopt, pumps, leases;
 	shmq_lessee lessee;
 	shmq_lease lease;
-	uint32_t leased[8]; /* numbers of the messages in it */
+	uint32_t leased[16]; /* numbers of the messages in it */
 	shmq_spill spill;
 	uint32_t slots[64], lengths[64];
 	uint64_t positions[64], written, chunk_bytes;
@@ -68,6 +68,12 @@ typedef struct stage {
 static stage *k;
 
 /* ---- what actors do ---- */
+
+/* As everybody sees it; looking is no access that counts. */
+static shmq_queue_desc *desc(uint32_t queue)
+{
+	return k->seen[queue]->q;
+}
 
 static void body_make(uint8_t *body, uint32_t number)
 {
@@ -209,6 +215,29 @@ static void lease(uint32_t who, uint32_t n)
 			schedule_fail("message %u is leased after its finish", k->leased[i]);
 }
 
+/* What lies on disk, where it lies. */
+static void lease_run(uint32_t who)
+{
+	uint64_t from = desc(0)->disk_read, to = desc(0)->disk_write;
+	shmq_run run = {from, to, 0, 0, 1, &from};
+	int r;
+
+	if (from == to)
+		return;
+	for (uint64_t at = from; at < to; at += RECORD_HEAD + BODY, run.count++) {
+		shmq_message m = {.body = k->disk + at + RECORD_HEAD, .length = BODY};
+
+		k->leased[run.count] = body_number(&m);
+	}
+	run.bytes = run.count * BODY;
+	r = shmq_lease_take(k->actors[who].b, &k->lessee, 0, 8, 1 << 10, 1, &run, soon(), &k->lease);
+	CHECK(!r || r == SHMQ_EMPTY || r == SHMQ_GONE);
+	if (r)
+		k->lease.count = 0;
+	else
+		EQUAL(k->lease.count, run.count);
+}
+
 static void lease_finish(uint32_t who)
 {
 	uint64_t messages;
@@ -299,12 +328,6 @@ static void begin(uint32_t channels)
 	if (!channels)
 		make_queue(NULL);
 	come_to_publish(EARLY);
-}
-
-/* As everybody sees it; looking is no access that counts. */
-static shmq_queue_desc *desc(uint32_t queue)
-{
-	return k->seen[queue]->q;
 }
 
 /* Every ring of queue 0 one step before its indices wrap. */
@@ -786,6 +809,7 @@ static void reap_3(void)
 	(void)world_reap(k->w, k->actors[3].b, &returned);
 }
 static void lease_1(void) { lease(1, 2); }
+static void lease_run_1(void) { lease_run(1); }
 static void lease_finish_1(void) { lease_finish(1); }
 static void lease_return_1(void)
 {
@@ -1024,6 +1048,21 @@ static void begin_leased_and_spilled(void)
 	spill_3();
 	schedule_as(OUTSIDE);
 }
+static void begin_to_lease_on_disk(void)
+{
+	begin_to_lease();
+	schedule_as(3);
+	spill_3();
+	schedule_as(OUTSIDE);
+}
+static void begin_leased_on_disk(void)
+{
+	begin_to_lease_on_disk();
+	schedule_as(1);
+	lease_run(1);
+	schedule_as(OUTSIDE);
+	EQUAL(k->lease.on_disk, 2);
+}
 static void begin_one_died(void)
 {
 	begin_with_supervisor();
@@ -1134,6 +1173,18 @@ static const struct play {
 	PLAY("finish a lease, flush", begin_leased, NULL, lease_finish_1, lease_read_2, flush_3),
 	PLAY("finish a lease, write ahead", begin_leased_and_spilled, NULL, lease_finish_1, NULL,
 	     write_ahead_3),
+	PLAY("publish, lease what is on disk, restore", begin_to_lease_on_disk, publish_one_0, lease_run_1,
+	     NULL, restore_3),
+	PLAY("lease what is on disk, empty", begin_to_lease_on_disk, NULL, lease_run_1, empty_2),
+	PLAY("finish what is on disk, restore", begin_leased_on_disk, NULL, lease_finish_1, NULL,
+	     restore_3),
+	PLAY("finish what is on disk, spill", begin_leased_on_disk, publish_one_0, lease_finish_1, NULL,
+	     spill_3),
+	PLAY("finish what is on disk, empty", begin_leased_on_disk, NULL, lease_finish_1, empty_2),
+	PLAY("finish what is on disk, flush", begin_leased_on_disk, NULL, lease_finish_1, NULL, flush_3),
+	PLAY("finish what is on disk, expire", begin_leased_on_disk, NULL, lease_finish_1, NULL, expire_3),
+	PLAY("return what is on disk, restore", begin_leased_on_disk, publish_one_0, lease_return_1, NULL,
+	     restore_3),
 	PLAY("publish, detach", begin_in_flight, publish_one_0, detach_1),
 	PLAY("attach, attach", begin_to_attach, attach_0, attach_1),
 };
