@@ -44,10 +44,12 @@ def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
     return rows
 
 
-def _write(batches: Iterator[pa.RecordBatch], settings: Settings, key: str, epoch: int) -> Written:
+def _write(
+    batches: Iterator[pa.RecordBatch], settings: Settings, key: str, epoch: int, owner: str
+) -> Written:
     if settings.publish == "immediate":
         return Written(key, None, _publish_now(batches, settings))
-    staged = staging.stage(batches, settings, key, epoch)
+    staged = staging.stage(batches, settings, key, epoch, owner)
     return Written(key, staged, staged.rows if staged else 0)
 
 
@@ -59,10 +61,6 @@ def _commit(messages: Sequence[Any], settings: Settings, epoch: int) -> None:
     staging.commit(staged, settings, found[0].key, epoch)
 
 
-def _abort(messages: Sequence[Any], settings: Settings) -> None:
-    staging.drop((message.staged for message in messages if message is not None), settings)
-
-
 class ShmqWriter(DataSourceArrowWriter):
     """A batch write: published when all of it succeeded; with writer_id and epoch, once."""
 
@@ -72,18 +70,19 @@ class ShmqWriter(DataSourceArrowWriter):
         self._settings = settings
         self._key = settings.writer_id or f"write-{settings.token}"
         self._epoch = settings.epoch or 0
+        self._owner = staging.application()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One attempt of a task."""
-        return _write(iterator, self._settings, self._key, self._epoch)
+        return _write(iterator, self._settings, self._key, self._epoch, self._owner)
 
     def commit(self, messages: Sequence[Any]) -> None:
         """In the driver: all tasks succeeded."""
         _commit(messages, self._settings, self._epoch)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """In the driver: the write failed."""
-        _abort(messages, self._settings)
+        """In the driver: the write failed. Spark does not name the attempts that succeeded."""
+        staging.abandon(self._settings, self._key, self._epoch)
 
 
 class ShmqStreamWriter(DataSourceStreamArrowWriter):
@@ -91,6 +90,7 @@ class ShmqStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, settings: Settings, schema: Any) -> None:
         self._settings = settings
+        self._owner = staging.application()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One attempt of a task. Spark does not say here which query and micro-batch it is for; the
@@ -100,7 +100,8 @@ class ShmqStreamWriter(DataSourceStreamArrowWriter):
         epoch = task.getLocalProperty("streaming.sql.batchId") if task else None
         if query is None or epoch is None:
             raise RuntimeError("a streaming write to shmq runs in a task of a streaming query")
-        return _write(iterator, self._settings, self._settings.writer_id or query, int(epoch))
+        key = self._settings.writer_id or query
+        return _write(iterator, self._settings, key, int(epoch), self._owner)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """In the driver; again after a restart if it is not certain that it was done."""
@@ -109,7 +110,7 @@ class ShmqStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """In the driver: the micro-batch failed. What died attempts left goes with the next
         commit."""
-        _abort(messages, self._settings)
+        staging.drop((message.staged for message in messages if message), self._settings)
 
 
 def publish(

@@ -6,11 +6,17 @@ one already, a driver was killed in the middle of that commit, and what it began
 whatever was written since. The rows are published in pieces that fit the broker's memory; each
 moves the writer's mark by the very store that publishes it, so the next to try goes on behind it.
 Then the files go, the manifest last.
+
+What nobody commits is removed by whoever commits or gives up next on this instance: files of an
+application that has died, but for those that a manifest names. A file's name has the application's
+process: the driver's JVM, whose workers also commit. No commit runs meanwhile (a lock on the
+directory, which ends with its holder), so no manifest comes to name a file that is being removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -21,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import shmq
+from shmq import layout
 from shmq.spark.options import Settings
 
 #: How far the mark of a whole epoch is.
@@ -33,6 +41,10 @@ _ROWS: Final = 16_384
 _BYTES: Final = 4 << 20
 #: Least number of messages that a queue holds, whatever mem_queue_size says.
 _TRANSIT: Final = 256
+_STAGED: Final = re.compile(
+    r"[0-9a-f]+\.[0-9]+\.(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.[0-9a-f]+\.arrow"
+)
+_UNLINKED: Final = re.compile(r".+\.manifest\.[0-9a-f]+")  # what a manifest was to be made of
 _SCHEMA: Final = pa.schema([pa.field("body", pa.large_binary(), False)])
 
 
@@ -50,6 +62,13 @@ def directory(settings: Settings) -> Path:
     path = Path(base, settings.instance)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
+
+
+def application() -> str:
+    """The process that this one works for: the nearest JVM above it, or itself; and its start."""
+    above = psutil.Process().parents()
+    pid = next((process.pid for process in above if process.name() == "java"), os.getpid())
+    return f"{pid}-{layout.process_start_time(pid)}"
 
 
 def _prefix(key: str, topic: str) -> str:
@@ -91,10 +110,10 @@ def bodies_of(batch: pa.RecordBatch, settings: Settings) -> pa.Array:
 
 
 def stage(
-    batches: Iterable[pa.RecordBatch], settings: Settings, key: str, epoch: int
+    batches: Iterable[pa.RecordBatch], settings: Settings, key: str, epoch: int, owner: str
 ) -> Staged | None:
-    """Write what a task publishes; None: nothing."""
-    name = f"{_prefix(key, settings.topic)}.{epoch}.{uuid.uuid4().hex}.arrow"
+    """Write what a task of the application `owner` publishes; None: nothing."""
+    name = f"{_prefix(key, settings.topic)}.{epoch}.{owner}.{uuid.uuid4().hex}.arrow"
     path, rows = directory(settings) / name, 0
     try:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
@@ -117,6 +136,45 @@ def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
     for item in staged:
         if item is not None:
             (here / item.file).unlink(missing_ok=True)
+    sweep(here)
+
+
+def abandon(settings: Settings, key: str, epoch: int) -> None:
+    """Forget all attempts of an epoch, known or not, unless its commit has begun."""
+    here, prefix = directory(settings), _prefix(key, settings.topic)
+    with _locked(here, fcntl.LOCK_SH):
+        if not (here / f"{prefix}.{epoch}.manifest").exists():
+            _clear(here, prefix, epoch)
+    sweep(here)
+
+
+def sweep(here: Path) -> None:
+    """Remove what applications left that have died; not now if a commit is running."""
+    with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        names = os.listdir(here)
+        decided: set[str] = set()
+        for name in names:
+            if name.endswith(".manifest"):
+                decided.update(json.loads((here / name).read_text()))
+        for name in names:
+            found = _STAGED.fullmatch(name)
+            if (found and name not in decided and not _lives(found)) or _UNLINKED.fullmatch(name):
+                (here / name).unlink(missing_ok=True)
+
+
+def _lives(name: re.Match[str]) -> bool:
+    return layout.process_start_time(int(name["pid"])) == int(name["start"])
+
+
+@contextlib.contextmanager
+def _locked(here: Path, how: int) -> Iterator[None]:
+    """Shared: a commit runs; alone: none does. BlockingIOError."""
+    fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
 
 
 def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -> int:
@@ -125,14 +183,17 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
 
     here, prefix = directory(settings), _prefix(key, settings.topic)
     producer = attached(settings.instance).producer(settings.topic)
-    reached, rows = producer.mark(*_key(key))
-    published = 0
-    if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
-        after = rows if reached - 1 == epoch else 0
-        manifest = here / f"{prefix}.{epoch}.manifest"
-        files = _decide(manifest, [item.file for item in staged], bool(after))
-        published = _publish(producer, [here / name for name in files], settings, key, epoch, after)
-    _clear(here, prefix, epoch)
+    with _locked(here, fcntl.LOCK_SH):
+        reached, rows = producer.mark(*_key(key))
+        published = 0
+        if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
+            after = rows if reached - 1 == epoch else 0
+            manifest = here / f"{prefix}.{epoch}.manifest"
+            files = _decide(manifest, [item.file for item in staged], bool(after))
+            paths = [here / name for name in files]
+            published = _publish(producer, paths, settings, key, epoch, after)
+        _clear(here, prefix, epoch)
+    sweep(here)
     return published
 
 
@@ -143,7 +204,13 @@ def _decide(manifest: Path, files: list[str], begun: bool) -> list[str]:
             f"a part of this micro-batch was published before, the rest was in {manifest.parent}, "
             "which is gone: publish what is missing by hand, or go on with a new writer_id"
         )
-    if files or begun:
+    lost = [name for name in files if not (manifest.parent / name).exists()]
+    if lost and not manifest.exists():
+        raise shmq.ShmqError(
+            f"{len(lost)} of {len(files)} files that tasks staged in {manifest.parent} are gone: "
+            "the application that they were staged for was taken for dead"
+        )
+    if files or manifest.exists():
         mine = manifest.with_name(f"{manifest.name}.{uuid.uuid4().hex}")
         mine.write_text(json.dumps(files))
         with contextlib.suppress(FileExistsError):

@@ -4,13 +4,15 @@ them in
 
 from __future__ import annotations
 
+import json
 import pickle
+import subprocess
 from typing import Any
 
 import pytest
 
 import shmq
-from shmq import LeaseFenced, LeaseLost
+from shmq import LeaseFenced, LeaseLost, layout
 
 pytest.importorskip("pyspark")
 pa = pytest.importorskip("pyarrow")
@@ -275,7 +277,7 @@ def batch_of(*bodies: bytes | None, kind: Any = None) -> Any:
 
 
 def stage(settings: Settings, epoch: int, *batches: Any, key: str = "q") -> Any:
-    staged = staging.stage(batches, settings, key, epoch)
+    staged = staging.stage(batches, settings, key, epoch, staging.application())
     assert staged is not None
     return staged
 
@@ -337,7 +339,45 @@ def test_rows_that_cannot_be_messages_fail_their_task(broker: shmq.Broker) -> No
         (pa.array(["a", ""]), "1 byte or more"),
     ):
         with pytest.raises(ValueError, match=match):
-            staging.stage([pa.record_batch({"text": column})], settings, "q", 0)
+            staging.stage([pa.record_batch({"text": column})], settings, "q", 0, "1-1")
     with pytest.raises(ValueError, match="no column 'text'"):
-        staging.stage([batch_of(b"a")], settings, "q", 0)
-    assert staging.stage([], settings, "q", 0) is None
+        staging.stage([batch_of(b"a")], settings, "q", 0, "1-1")
+    assert staging.stage([], settings, "q", 0, "1-1") is None
+
+
+def staged_files(settings: Settings) -> set[str]:
+    return {path.name for path in staging.directory(settings).iterdir()}
+
+
+def test_what_a_dead_application_staged_goes_with_the_next_commit(broker: shmq.Broker) -> None:
+    broker.create_channel("t", "c")
+    settings = sink(broker)
+    process = subprocess.Popen(["sleep", "1000"])
+    owner = f"{process.pid}-{layout.process_start_time(process.pid)}"
+    others = staging.stage([batch_of(b"of another")], settings, "other", 5, owner)
+    decided = staging.stage([batch_of(b"decided")], settings, "third", 7, owner)
+    assert others is not None
+    assert decided is not None
+    manifest = staging._prefix("third", "t") + ".7.manifest"
+    (staging.directory(settings) / manifest).write_text(json.dumps([decided.file]))
+
+    assert staging.commit([stage(settings, 0, batch_of(b"a"))], settings, "q", 0) == 1
+    assert staged_files(settings) == {others.file, decided.file, manifest}  # it lives
+    process.kill()
+    process.wait()
+    assert staging.commit([stage(settings, 1, batch_of(b"b"))], settings, "q", 1) == 1
+    assert staged_files(settings) == {decided.file, manifest}  # somebody may finish that
+
+    with pytest.raises(shmq.ShmqError, match="are gone"):
+        staging.commit([others], settings, "other", 5)
+    assert staging.commit([], settings, "third", 7) == 1
+    assert [body for body, _ in taken(broker)] == [b"a", b"b", b"decided"]
+
+
+def test_a_write_that_is_given_up_leaves_nothing(broker: shmq.Broker) -> None:
+    settings = sink(broker)
+    stage(settings, 0, batch_of(b"of a task that succeeded"), key="w")
+    other = stage(settings, 0, batch_of(b"another write's"), key="v")
+    staging.abandon(settings, "w", 0)
+    assert staged_files(settings) == {other.file}
+    staging.abandon(settings, "v", 0)
