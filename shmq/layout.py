@@ -210,6 +210,7 @@ class _View:
             raise LayoutMismatch(f"{what}: shorter than its header")
         self._buffer = memoryview(buffer).toreadonly()
         self.what = what
+        self._places: dict[str, int] = {}  # of regions that do not move, whatever is there later
         self.header: Array = np.ndarray((), dtype(self.STRUCTURE), self._buffer)
         """The segment's header, a record array of no dimensions: `int(view.header["epoch"])`."""
 
@@ -223,7 +224,8 @@ class _View:
         return int(self.header["segment"]["ready"]) != Ready.READY
 
     def _array(self, kind: Any, at: str, count: int, most: int) -> Array:
-        return np.ndarray((min(count, most),), kind, self._buffer, self.read(at))
+        place = self._places[at] if at in self._places else self.read(at)
+        return np.ndarray((min(count, most),), kind, self._buffer, place)
 
 
 # ---- directory ----
@@ -407,6 +409,7 @@ class QueueView(_View):
         regions["latency_at"] = _native.SIZES["latency"]
         regions["arena_at"] = self.read("arena_max")
         _check_regions(self.header, regions, what)
+        self._places |= {name: self.read(name) for name in regions}
 
     @property
     def slots(self) -> Array:

@@ -2,6 +2,7 @@
 
     /shmq.<instance>            directory
     /shmq.<instance>.<serial>   one queue; a serial is never used twice
+    /shmq.<instance>.<serial>.bad   a queue that something has overwritten, set aside
     /shmq.<instance>.attach     named semaphore: how many client entries are free
 
 The core maps file descriptors and knows no names; this is the only place that makes them. Only the
@@ -195,6 +196,13 @@ def unlink_segment(name: str) -> bool:
 def unlink_queue(instance: str, serial: int) -> bool:
     """Remove a queue's name. False if it was not there."""
     return unlink_segment(queue_name(instance, serial))
+
+
+def set_aside_queue(instance: str, serial: int) -> str:
+    """Give a queue's segment a name that nobody opens: for people. The file it is then."""
+    path = path_of(queue_name(instance, serial))
+    os.rename(path, f"{path}.bad")
+    return f"{path}.bad"
 
 
 def unlink_instance(instance: str) -> list[str]:

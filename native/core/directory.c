@@ -332,9 +332,13 @@ int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_
 	    e->serial != serial)
 		return SHMQ_GONE;
 	topic = e->topic;
-	r = was_closed ? 0 : map_get_serial(b, queue, serial, &map);
+	r = was_closed ? registry_lock(b, until) : map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
+	if (was_closed) { /* it cannot be mapped, so the repair of its topic is not to meet it */
+		st_release(&e->state, SHMQ_ENTRY_DELETING);
+		registry_unlock(b);
+	}
 	r = registry_and_topic(b, topic, until);
 	if (r)
 		goto out;

@@ -43,6 +43,7 @@ from shmq.storage.metadata import replace, sync_directory, valid_name
 FILE_SHIFT = 40
 MAX_OFFSET = (1 << FILE_SHIFT) - 1
 MAX_FILE = (1 << (64 - FILE_SHIFT)) - 1
+LAST_FILE = MAX_FILE - 1  # the highest number a file has: what comes behind it is a position still
 
 MESSAGE_HEADER = 26  # timestamp, attempts, id: the least a length prefix can say
 RECORD_OVERHEAD = 4 + MESSAGE_HEADER
@@ -206,12 +207,18 @@ def existing(data_path: Path | str) -> dict[str, QueueFiles]:
             files.meta = True
         elif data["bad"]:
             files.bad.append(name)
-        else:
-            files.numbers.append(int(data["file"]))
+        elif (number := _number(data)) is not None:
+            files.numbers.append(number)
     for files in found.values():
         files.numbers.sort()
         files.bad.sort()
     return found
+
+
+def _number(match: re.Match[str]) -> int | None:
+    """The number in a data file's name; None if no queue gives a file this name."""
+    number = int(match["file"])
+    return number if number <= LAST_FILE and match["file"] == f"{number:06d}" else None
 
 
 def remove_temporary(data_path: Path | str) -> int:
@@ -345,6 +352,7 @@ class DiskQueue:
         self._operations = 0
         self._sync_wanted = False
         self._next_tick: float | None = None
+        self._synced: int | None = None
 
     # -- names
 
@@ -367,8 +375,8 @@ class DiskQueue:
         for name in os.listdir(self.data_path):
             match = _DATA_NAME.fullmatch(name) if name.startswith(prefix) else None
             if match and match["base"] == self.base and not match["bad"]:
-                numbers.append(int(match["file"]))
-        return sorted(numbers)
+                numbers.append(_number(match))
+        return sorted(number for number in numbers if number is not None)
 
     # -- writing
 
@@ -377,7 +385,8 @@ class DiskQueue:
 
         `lengths`: bytes on disk, prefix included. nsqd's rule: the next file begins before a
         record that would make a file that has something in it longer than `max_bytes_per_file`.
-        Raises ValueError for a length that no record can have, OverflowError after 2^24 files.
+        Raises ValueError for a length that no record can have, StorageError where the numbers of
+        files are used up.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
         least, most = RECORD_OVERHEAD, RECORD_OVERHEAD + self.max_msg_size
@@ -394,6 +403,12 @@ class DiskQueue:
             last = max(first, int(np.searchsorted(ends, room, side="right")) - 1)
             if last == first and first < sizes.size and offset == 0:
                 last += 1  # alone too long for any file, so it has one of its own
+            if file > LAST_FILE and sizes.size:
+                sentence = (
+                    f"no file after number {LAST_FILE} can be made; consume all of this queue, "
+                    "then stop the broker and start it again"
+                )
+                raise StorageError(errno.EFBIG, sentence, str(self.file_path(file)))
             base = pack(file, offset)
             end = offset + int(ends[last] - ends[first])
             words[first : last + 1] = (ends[first : last + 1] - ends[first]).astype(np.uint64)
@@ -611,7 +626,7 @@ class DiskQueue:
     def _damage(self, position: int, write_position: int, reason: str) -> DamagedFile:
         file, _ = unpack(position)
         write_file, _ = unpack(write_position)
-        following = pack(file + 1, 0)
+        following = pack(min(file, LAST_FILE) + 1, 0)
         if file < write_file and not self.file_path(file + 1).exists():
             later = [number for number in self.files() if file < number < write_file]
             following = pack(min(later, default=write_file), 0)
@@ -756,6 +771,16 @@ class DiskQueue:
                     read_file, read_offset = read_file + 1, 0
         text = f"{depth}\n{read_file},{read_offset}\n{write_file},{write_offset}\n"
         replace(self.meta_path, text.encode("ascii"))
+        self._synced = write_position
+
+    def can_be(self, read_position: int, write_position: int) -> bool:
+        """Whether this queue can be read and written at these positions: writing has never been
+        before reading, nor before what the position file says. Raises OSError.
+        """
+        if self._synced is None:
+            meta = self.load_meta()
+            self._synced = meta.write_position if meta else 0
+        return max(read_position, self._synced) <= write_position <= pack(MAX_FILE, 0)
 
     def load_meta(self) -> Meta | None:
         """What the position file says; None if it is missing, or (logged) says nothing possible.
@@ -790,6 +815,7 @@ class DiskQueue:
           is read from the lowest number on, writing goes on after the last one; messages may come
           twice. (nsqd overwrites them, or deletes them.)
         * read file missing: reading goes on at the next there is.
+        * nothing unread and most numbers of files used: they begin anew, as after a deletion.
         * depth is recounted when one of these happened, else believed.
         """
         numbers = self.files() if files is None else sorted(files)
@@ -808,6 +834,11 @@ class DiskQueue:
         self._unlink_data(number for number in numbers if number < read_file)
         self._lowest = read_file
         if read == write:
+            if read_file > MAX_FILE // 2:
+                self._unlink_data(numbers)
+                self.meta_path.unlink(missing_ok=True)
+                self._synced = self._lowest = None
+                read = write = 0
             return Meta(0, read, write)
         if meta is not None and meta.depth > 0 and meta == Meta(meta.depth, read, write):
             return meta
@@ -825,7 +856,7 @@ class DiskQueue:
                 "writing to a new file",
                 self.meta_path, write_file, write_offset, size, last,
             )  # fmt: skip
-            write = pack(last + 1, 0)
+            write = pack(min(last, LAST_FILE) + 1, 0)
         read_file = unpack(read)[0]
         if read != write and read_file not in numbers:
             later = [number for number in numbers if number > read_file]
@@ -906,7 +937,7 @@ class DiskQueue:
         """
         numbers = self.files()
         last = -1 if write_position is None else unpack(write_position)[0]
-        following = pack(max([last, *numbers[-1:]]) + 1, 0)
+        following = pack(min(max([last, *numbers[-1:]]), LAST_FILE) + 1, 0)
         self.close()
         if numbers:
             with contextlib.suppress(OSError):
@@ -914,6 +945,7 @@ class DiskQueue:
             self._unlink_data(numbers)
             sync_directory(self.data_path)
         self.meta_path.unlink(missing_ok=True)
+        self._synced = 0
         self._lowest = None
         self._operations = 0
         self._sync_wanted = False

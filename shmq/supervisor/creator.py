@@ -41,7 +41,7 @@ class Creator:
         """clock_floor: below it ids may have been given to a topic that is gone."""
         self._broker = broker
         self._roster = roster
-        self._instance = options.instance
+        self.instance = options.instance  # its name
         self._mode, self._group = options.permissions()
         self._clock_floor = clock_floor
         self._ephemeral = Pace(0.0, _SHARE)
@@ -133,7 +133,7 @@ class Creator:
         sidecar = self._roster.sidecar(disk.base)
         sidecar.take_up(self.chunks.pop(disk.base, ()))
         index, serial = self._broker.reserve_queue()
-        fd = segments.create_queue(self._instance, serial, self._mode, self._group)
+        fd = segments.create_queue(self.instance, serial, self._mode, self._group)
         try:
             self._broker.create_queue(
                 fd, index, serial, topic.index, disk.base,
@@ -147,7 +147,7 @@ class Creator:
             )  # fmt: skip
             self._broker.enter_queue(index, serial, topic.index, channel)
         except BaseException:
-            segments.unlink_queue(self._instance, serial)
+            segments.unlink_queue(self.instance, serial)
             raise
         finally:
             os.close(fd)
@@ -224,7 +224,7 @@ class Creator:
             with contextlib.suppress(Gone):
                 self._broker.remove_queue(queue.index, queue.serial)
             self._roster.leave_queue(queue)
-            segments.unlink_queue(self._instance, queue.serial)
+            segments.unlink_queue(self.instance, queue.serial)
             try:
                 if queue.has_files:
                     queue.disk.remove_all(queue.positions[1])

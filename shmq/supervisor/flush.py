@@ -1,9 +1,9 @@
 """The end of an instance: everything to disk, or everything kept for the next supervisor.
 
 Order of a flush: no client, request or publish comes in any more (`stopping`, then each topic's
-publish lock once, for who was inside); nsqd.dat; every queue in order; the directory is closed. A
-death anywhere in between leaves what is not on disk in the segments, which the next supervisor
-adopts.
+publish lock once, for who was inside); nsqd.dat; every queue in order; what is left of queues that
+something has overwritten; the directory is closed. A death anywhere in between leaves what is not
+on disk in the segments, which the next supervisor adopts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from shmq._native import Broker, Gone
+from shmq._native import Broker, Gone, LayoutMismatch
+from shmq.supervisor import damage
 from shmq.supervisor.creator import Creator
 from shmq.supervisor.ledger import Ledger
 from shmq.supervisor.progress import Progress
@@ -30,18 +31,28 @@ def flush(
     """
     broker.stopping()
     for topic in roster.topics:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(Gone, LayoutMismatch):
             paused = bool(roster.directory.topics[topic.index]["paused"])
             broker.pause_topic(topic.index, topic.generation, paused)
     ledger.close()
-    progress = Progress("flushing to disk", len(roster.queues))
+    progress, broken = Progress("flushing to disk", len(roster.queues)), []
     for queue in roster.queues:
-        _flush_queue(queue, creator, spiller, progress)
+        try:
+            _flush_queue(broker, queue, creator, spiller, progress)
+        except damage.BROKEN as exc:
+            _log.error("%s: cannot be flushed: %s", queue, exc)
+            broken.append(queue)
         progress.step()
+    for queue in broken:
+        committed = int(roster.directory.topics[queue.topic.index]["committed"])
+        disk, sidecar = queue.disk, queue.sidecar
+        damage.salvage(creator.instance, queue.serial, committed, disk, sidecar, queue.ephemeral)
     broker.close_directory()
 
 
-def _flush_queue(queue: Queue, creator: Creator, spiller: Spiller, progress: Progress) -> None:
+def _flush_queue(
+    broker: Broker, queue: Queue, creator: Creator, spiller: Spiller, progress: Progress
+) -> None:
     if queue.ephemeral:
         if queue.has_files:  # it took over an ordinary topic's backlog
             queue.disk.remove_all(queue.positions[1])
@@ -49,6 +60,7 @@ def _flush_queue(queue: Queue, creator: Creator, spiller: Spiller, progress: Pro
         return
     if queue.view.read("base_pending"):
         creator.rename(queue)
+    damage.mend_positions(broker, queue)
     before = queue.view.read("spilled") + queue.view.read("deferred_depth")
     spiller.flush(queue, progress.within)
     written = queue.view.read("spilled") + queue.view.read("deferred_depth") - before
@@ -62,7 +74,7 @@ def keep(roster: Roster, ledger: Ledger) -> None:
     progress = Progress("keeping", len(roster.queues))
     for queue in roster.queues:
         read, write = queue.positions
-        if queue.has_files:
+        if queue.has_files and queue.disk.can_be(read, write):
             queue.disk.sync(queue.view.read("disk_depth"), read, write)
         queue.disk.close()
         progress.step()

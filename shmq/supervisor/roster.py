@@ -93,6 +93,7 @@ class Queue:
     spilled_at: float = 0.0  # monotonic seconds: when it was last given room
     restored_at: float = 0.0  # monotonic seconds: when something of it was read from disk
     delivered: tuple[float, int] = (0.0, 0)  # monotonic seconds: how many it had delivered then
+    checked: tuple[int, int] = (-1, -1)  # positions last found to be possible
     seen_read: int = 0  # read position up to which files were dropped
     batch_bytes: int = 4 << 20  # to write at once; fewer while the disk is nearly full
     record_bytes: int = 512  # of a record on disk, as last seen

@@ -34,9 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import _native, layout
-from shmq._native import Broker, Busy, Gone, ShmqError, Spill
+from shmq._native import Broker, Busy, Gone, Spill
 from shmq.options import Options
 from shmq.storage.diskqueue import DamagedFile, pack, unpack
+from shmq.supervisor import damage
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.deferral import LEAD, Deferral, lacking
 from shmq.supervisor.roster import Look, Queue, Roster
@@ -399,13 +400,16 @@ class Spiller:
             if queue.gone:
                 return False
             try:
+                if queue.positions != queue.checked:
+                    damage.mend_positions(self._broker, queue)
+                    queue.checked = queue.positions
                 return work(queue)
             except (Gone, Busy):
                 pass  # removed or emptied meanwhile; or a stopped client holds it
             except OSError as exc:
                 queue.retry_at = time.monotonic() + _RETRY_AFTER
                 self.trouble(exc)
-            except (ShmqError, ValueError) as exc:
+            except damage.BROKEN as exc:
                 queue.retry_at = time.monotonic() + _RETRY_AFTER
                 _log.error("%s: cannot move messages between memory and disk: %s", queue, exc)
         return False

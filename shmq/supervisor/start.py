@@ -24,14 +24,15 @@ import numpy as np
 
 from shmq import _native, layout, segments
 from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
-from shmq.layout import DirectoryView, EntryState, Ready
+from shmq.layout import DirectoryView, EntryState, QueueEntry, Ready
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
 from shmq.storage import deferred, diskqueue, metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
+from shmq.supervisor import damage
 from shmq.supervisor.creator import Creator
 from shmq.supervisor.progress import Progress
-from shmq.supervisor.roster import Queue, Roster
+from shmq.supervisor.roster import Queue, Roster, Topic
 from shmq.supervisor.systemd import Notifier
 
 _TRIES = 100  # other starts and stops may come between our looking and our locking
@@ -214,13 +215,21 @@ def adopt(
     topics = {}
     for entry in directory.live_topics():
         topics[entry.index] = roster.enter_topic(entry.index, entry.generation, entry.name)
-    live = directory.live_queues()
+    live, queues, wrecks = directory.live_queues(), [], []
     progress = Progress("adopting", len(live), notifier)
     for queue_entry in live:
-        topic = topics.get(queue_entry.topic)
-        if topic is None:
+        if queue_entry.topic not in topics:
             _log.error("queue %d belongs to no topic; left alone", queue_entry.serial)
-            continue
+        elif _can_be_used(broker, queue_entry):
+            queues.append(queue_entry)
+        else:
+            wrecks.append(queue_entry)
+    # all that cannot be used are out of the way first: the repair of a topic maps all of its queues
+    for queue_entry in wrecks:
+        _replace(broker, roster, creator, topics[queue_entry.topic], queue_entry)
+        progress.step()
+    for queue_entry in queues:
+        topic = topics[queue_entry.topic]
         try:
             broker.adopt(queue_entry.index)
             base = base_name(topic.name, queue_entry.channel)
@@ -232,10 +241,9 @@ def adopt(
                 roster.disk_queue(base),
                 roster.sidecar(base),
             )
-        except Gone as exc:  # its segment was removed by hand
-            _log.error("%s: %s; removed", base_name(topic.name, queue_entry.channel), exc)
-            with contextlib.suppress(ShmqError):
-                broker.remove_queue(queue_entry.index, queue_entry.serial)
+        except (Gone, LayoutMismatch) as exc:
+            _log.error("%s: %s", base_name(topic.name, queue_entry.channel), exc)
+            _replace(broker, roster, creator, topic, queue_entry)
             continue
         if had_another:
             _adopt_anothers_files(broker, queue, creator)
@@ -247,6 +255,35 @@ def adopt(
     _finish_deletions(broker, directory, options)
     _sweep(directory, options.instance)
     _log.info("adopted %d topics, %d queues", len(roster.topics), len(roster.queues))
+
+
+def _can_be_used(broker: Broker, entry: QueueEntry) -> bool:
+    """Whether its segment is there and its header one of ours."""
+    try:
+        broker.view(entry.index)
+    except (Gone, LayoutMismatch) as exc:
+        _log.error("queue %d: %s", entry.serial, exc)
+        return False
+    return True
+
+
+def _replace(
+    broker: Broker, roster: Roster, creator: Creator, topic: Topic, entry: QueueEntry
+) -> None:
+    """Another queue in the place of one that cannot be used (or whose segment was removed by hand),
+    with what is in its files, and what is intact in its segment."""
+    base = base_name(topic.name, entry.channel)
+    disk, sidecar = roster.disk_queue(base), roster.sidecar(base)
+    sidecar.take_up(creator.chunks.pop(base, []))
+    committed = int(roster.directory.topics[topic.index]["committed"])
+    paused, ephemeral = False, is_ephemeral(topic.name if entry.channel is None else entry.channel)
+    with contextlib.suppress(FileNotFoundError):
+        paused = damage.salvage(creator.instance, entry.serial, committed, disk, sidecar, ephemeral)
+    creator.chunks.update(
+        (name, files) for name, files in deferred.existing(disk.data_path).items() if name == base
+    )
+    broker.remove_queue(entry.index, entry.serial, closed=True)
+    creator.make(topic, entry.channel, paused)
 
 
 def _had_another(directory: DirectoryView, data_path: Path) -> bool:
@@ -284,6 +321,7 @@ def _adopt_files(
     broker.chunk_depth(queue.index, queue.sidecar.depth)
     if pending:
         creator.rename(queue)
+    damage.mend_positions(broker, queue)
     read, write = queue.positions
     queue.disk.cut(write)
     if read == write:

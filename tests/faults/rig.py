@@ -115,10 +115,10 @@ class Rig:
             else:
                 raise AssertionError(f"there is never room for {number}")
 
-    def drain(self, topic: str, channel: str, count: int) -> list[int]:
+    def drain(self, topic: str, channel: str, count: int, patience: int = 30) -> list[int]:
         """Everything there is, in the order in which it comes."""
         consumer, came, idle = self.consumer(topic, channel), [], 0
-        while idle < 30:
+        while idle < patience:
             batch = consumer.take_many(100, 0)
             came += [int(body[:6]) for body in batch.bodies()]
             batch.finish()

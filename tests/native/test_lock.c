@@ -121,12 +121,38 @@ static void a_thread_that_ends_is_a_death_too(void)
 	lock_drop(lock);
 }
 
-static void garbage_is_a_status(void)
+static void take_and_drop(shmq_lock_desc *of, int64_t until)
 {
+	int r = lock_take(of, until);
+
+	CHECK(r == 0 || r == SHMQ_LOCK_DIED);
+	if (r)
+		lock_consistent(of);
+	lock_drop(of);
+}
+
+/* In a lock that nobody holds: whatever is there, it can be taken, excludes and is given back. */
+static void garbage_in_a_lock_is_mended(void)
+{
+	static const uint32_t values[] = {0, 1, 0x3fffffff, 0x40000000, 0x5a5a5a5a, 0x7ffffffe,
+	                                  0x7fffffff, 0x80000000, 0xa5a5a5a5, 0xffffffff};
+	uint32_t words = sizeof(pthread_mutex_t) / 4;
 	static shmq_lock_desc garbage;
 
-	memset(&garbage, 0x5a, sizeof(garbage));
-	EQUAL(lock_take(&garbage, 0), SHMQ_CORRUPT);
+	for (uint32_t i = 0; i <= words; i++)
+		for (uint32_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
+			EQUAL(lock_init(&garbage), 0);
+			for (uint32_t k = 0; k < words; k++) /* one of them, or all */
+				if (i == k || i == words)
+					memcpy((uint8_t *)&garbage + 4 * k, &values[v], 4);
+			if ((!i || i == words) && values[v] == 1)
+				continue; /* held by a process that is there */
+			take_and_drop(&garbage, shmq_now() + NS_PER_MS);
+			take_and_drop(&garbage, 0);
+		}
+	EQUAL(lock_take(&garbage, 0), 0);
+	EQUAL(lock_take(&garbage, shmq_now() + NS_PER_MS), SHMQ_AGAIN);
+	lock_drop(&garbage);
 }
 
 /* A stopped holder of P, of D, of the registry: everybody waits, says so, and nothing is repaired. */
@@ -204,7 +230,7 @@ int main(void)
 	the_repairer_may_die_as_well();
 	a_waiter_learns_of_a_death_while_it_waits();
 	a_thread_that_ends_is_a_death_too();
-	garbage_is_a_status();
+	garbage_in_a_lock_is_mended();
 	a_stopped_client_is_waited_for();
 	munmap(lock, 4096);
 	return 0;

@@ -35,10 +35,9 @@ def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(interposer: Path, scenario: str, *words: str) -> list[str]:
-    stride = 1 if WHOLE else EVERY[scenario]
+def run(interposer: Path, program: str, *words: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, FAULTS / "rig.py", scenario, str(stride), *words],
+        [sys.executable, FAULTS / program, *words],
         env={**os.environ, "LD_PRELOAD": str(interposer)},
         capture_output=True, text=True, timeout=None if WHOLE else WATCHDOG * 4, check=False,
     )  # fmt: skip
@@ -50,15 +49,30 @@ def run(interposer: Path, scenario: str, *words: str) -> list[str]:
 @pytest.mark.timeout(0 if WHOLE else 300)
 @pytest.mark.parametrize("scenario", EVERY)
 def test_nothing_is_lost_whichever_call_fails(interposer: Path, scenario: str) -> None:
-    *wrong, last = run(interposer, scenario)
+    stride = 1 if WHOLE else EVERY[scenario]
+    *wrong, last = run(interposer, "rig.py", scenario, str(stride))
     assert not wrong, "\n".join(wrong)
     print(f"{scenario}: {last}")
     cases, calls = int(last.split()[0]), int(last.split()[2])
     assert calls > 15, last
-    assert cases >= calls // EVERY[scenario], last
+    assert cases >= calls // stride, last
 
 
 def test_a_write_that_failed_and_is_believed_is_found(interposer: Path) -> None:
-    *wrong, last = run(interposer, "overflow", "planted")
+    *wrong, last = run(interposer, "rig.py", "overflow", "2", "planted")
     assert len(wrong) > 3, last
     assert all("lost" in line for line in wrong), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if WHOLE else 300)
+def test_garbage_in_a_queues_header_costs_no_message(interposer: Path) -> None:
+    *wrong, last = run(interposer, "scribble.py", "1" if WHOLE else "29")
+    assert not wrong, "\n".join(wrong)
+    print(f"garbage: {last}")
+    assert int(last.split()[0]) > 30, last
+
+
+def test_a_queue_that_is_not_salvaged_is_found(interposer: Path) -> None:
+    *wrong, last = run(interposer, "scribble.py", "101", "planted")
+    assert any("lost" in line for line in wrong), last

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shmq.storage import StorageError
 from shmq.storage.diskqueue import (
+    LAST_FILE,
     MAX_FILE,
     MAX_OFFSET,
     RECORD_OVERHEAD,
@@ -197,9 +199,9 @@ def test_plan_refuses_impossible_records_and_runs_out_of_files() -> None:
     for length in (29, RECORD_OVERHEAD + LIMIT + 1):
         with pytest.raises(ValueError):
             queue.plan(0, [length])
-    assert queue.plan(pack(MAX_FILE, 0), [50, 50]).tolist()[-1] == pack(MAX_FILE, 100)
-    with pytest.raises(OverflowError):
-        queue.plan(pack(MAX_FILE, 0), [50, 51])
+    assert queue.plan(pack(LAST_FILE, 0), [50, 50]).tolist()[-1] == pack(LAST_FILE, 100)
+    with pytest.raises(StorageError):
+        queue.plan(pack(LAST_FILE, 0), [50, 51])
 
 
 def test_records_lie_where_planned_and_files_are_private(queue: DiskQueue, tmp_path: Path) -> None:
@@ -916,3 +918,45 @@ def test_only_what_metadata_writes_left_is_removed(tmp_path: Path) -> None:
     assert remove_temporary(tmp_path) == 3
     assert sorted(os.listdir(tmp_path)) == sorted(keep)
     assert remove_temporary(tmp_path) == 0
+
+
+# ---- the last number of a file ----
+
+
+def test_where_the_numbers_of_files_end_there_is_an_error_that_says_so(tmp_path: Path) -> None:
+    last = LAST_FILE
+    record = encode_records([1], [0], [1], [b"x" * 50])
+    with DiskQueue(tmp_path, "t", max_bytes_per_file=100, max_msg_size=99) as queue:
+        plan = queue.plan(pack(last, 0), [len(record)])
+        queue.write(record, plan, [len(record)], write_position=pack(last, 0))
+        with pytest.raises(StorageError, match="stop the broker") as refusal:
+            queue.plan(int(plan[-1]), [len(record)])
+        assert refusal.value.filename == str(queue.file_path(last + 1))
+        queue.sync(1, pack(last, 0), int(plan[-1]))
+        assert queue.start() == Meta(1, pack(last, 0), int(plan[-1]))
+        # when all was read the numbers begin anew, and nothing of before comes again
+        queue.sync(0, int(plan[-1]), int(plan[-1]))
+        assert queue.start() == Meta(0, 0, 0)
+        assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["16777215", "16777216", "99999999999999999999", "0000001"])
+def test_a_file_of_a_number_that_no_queue_gives_is_left_alone(tmp_path: Path, number: str) -> None:
+    name = f"t.diskqueue.{number}.dat"
+    (tmp_path / name).write_bytes(b"whatever")
+    with DiskQueue(tmp_path, "t") as queue:
+        assert queue.start() == Meta(0, 0, 0)
+        assert queue.remove_all() == pack(0, 0)
+    assert not existing(tmp_path)["t"].has_data
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_damaged_last_file_has_a_position_behind_it(tmp_path: Path) -> None:
+    last = LAST_FILE
+    with DiskQueue(tmp_path, "t") as queue:
+        queue.file_path(last).write_bytes(b"garbage")
+        with pytest.raises(DamagedFile) as damage:
+            queue.read(pack(last, 0), pack(last, 7), 100)
+        assert damage.value.next_position == pack(last + 1, 0)
+        assert queue.can_be(pack(last + 1, 0), pack(last + 1, 0))
+        assert not queue.can_be(0, pack(last + 1, 1))
