@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -48,8 +47,6 @@ def main() -> int:
     told = json.loads(line)
     options = Options.from_keywords(**told["options"])
     set_up_logging(options)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each connection
     try:
         import uvloop
     except ImportError:

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 def raise_limit() -> None:
     """Have as many as this user may: the soft limit is low only for programs that use select(2).
-    As nsqd, whose runtime does it. A hard limit that is too low is logged."""
+    As nsqd, whose runtime does it. The gateway's processes inherit it, for their connections. A
+    hard limit that is too low is logged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
