@@ -770,6 +770,8 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 		requeue_firsts_find(map);
 	}
 	queue_unlock(map);
+	if (*count)
+		wake_space(b, map);
 out:
 	map_release(map);
 	return r;

@@ -574,8 +574,8 @@ int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_p
  * and every chunk up to `chunk` counts. What is in memory stays, but no longer has a place there. */
 int shmq_disk_adopt(shmq_broker *b, uint32_t queue, uint64_t read_position, uint64_t write_position,
                     uint64_t depth, uint64_t chunk, int64_t until);
-/* Flush: what was read ahead from the current read file and never delivered goes back to disk by
- * lowering the read position. */
+/* What was read ahead from the current read file and never delivered goes back to disk by lowering
+ * the read position: for a flush, and where a publisher needs its room. */
 int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count);
 
 /*

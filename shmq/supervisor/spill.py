@@ -12,7 +12,8 @@ a ring was lost. So thousands of idle queues cost nothing.
   empty. At the first overflow its oldest quarter goes to the requeue ring unread, so consumers go
   on from memory. A queue that is being emptied fast anyway is left alone: one message on disk
   sends all that follow through the disk too.
-* in: a queue with something on disk and little left in its requeue ring, ahead of need.
+* in: a queue with something on disk and little left in its requeue ring, ahead of need. What was
+  read goes back, by the read position alone, when a publisher needs its room and nobody takes it.
 * what came back (timed out, due, requeued) and nobody takes: the youngest, when it leaves a
   publisher of deferred messages no room.
 * deferred messages: beyond half of what may be held, and back in time (`deferral`).
@@ -250,11 +251,14 @@ class Spiller:
         return moved
 
     def _relieve(self, queue: Queue) -> bool:
-        """Make room among what is held, if writing deferred messages did not: the youngest of what
-        came back and nobody takes, behind what is ready."""
-        needed = lacking(queue)
+        """Make room among what is held, if writing deferred messages did not: what was read ahead
+        of need; else the youngest of what came back and nobody takes, behind what is ready."""
+        needed, now = lacking(queue), time.monotonic()
         if not needed:
             return False
+        if self._broker.unrestore(queue.index):  # nobody takes it, and the disk has it still
+            queue.no_room, queue.no_room_until = queue.view.read("free_tail"), now + _RETRY_AFTER
+            return True
         moved = False
         while ready := queue.ready:
             batch = self._broker.spill_begin(queue.index, ready, queue.batch_bytes)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from deliveries import Background, Delivered, Drain, take_all
-from processes import Child, eventually
+from processes import WATCHDOG, Child, eventually
 
 import shmq
 from shmq import layout, segments
@@ -259,3 +259,20 @@ def test_a_message_or_batch_that_never_fits_is_refused_at_once(open_broker: Open
     for _ in range(30):  # 3 MB through 1 MiB
         producer.publish(bytes(100_000), timeout=30)
     assert len(take_all(broker, "t", "c").bodies) == 30
+
+
+def test_what_was_read_ahead_does_not_keep_a_large_message_waiting(open_broker: Open) -> None:
+    broker = open_broker(mem_queue_size=0, arena_size=1 << 20, max_msg_size=700_000)
+    producer, consumer = broker.producer("t"), broker.consumer("t", "c")
+    bodies = [bytes([number]) * 50_000 for number in range(20)]
+    for body in bodies:
+        producer.publish(body, timeout=WATCHDOG)
+    eventually(lambda: broker.stats().channel("t", "c").restored > 5)
+    for number in range(4):
+        bodies.append(bytes([100 + number]) * 700_000)
+        producer.publish(bodies[-1], timeout=WATCHDOG)
+    for body in bodies:
+        message = consumer.take(timeout=WATCHDOG)
+        assert message is not None
+        assert message.body == body
+        message.finish()
