@@ -445,6 +445,7 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		SHMQ_KILLPOINT("take.state");
 		st_release(head, ld(head) + 1);
 		SHMQ_KILLPOINT("take.head");
+		/* Who dies before this has handed nothing out: a delivery nobody saw is not counted. */
 		s->attempts++;
 		heap_push(&map->inflight, deadline, slot);
 		SHMQ_KILLPOINT("take.heap");
