@@ -9,7 +9,7 @@ from itertools import count
 
 import psutil
 import pytest
-from processes import eventually
+from processes import WATCHDOG, eventually
 from prometheus_client.parser import text_string_to_metric_families
 from wire import ERROR, OK, Client, Server, mpub
 
@@ -107,7 +107,7 @@ def test_a_pause_is_everybodys(pair: Pair) -> None:
             client.sock.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 client.delivery()
-            client.sock.settimeout(None)
+            client.sock.settimeout(WATCHDOG)
         assert pair.server.post("/channel/unpause", topic="t", channel="c").status == 200
         for client in clients:
             client.finish(client.delivery())
