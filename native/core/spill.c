@@ -730,7 +730,10 @@ int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *coun
 	if (r)
 		goto out;
 	q = map->q;
-	lease_return_all(map); /* a flush begins here; what they hold comes before the disk, or is on it */
+	if (lease_has_run(map)) { /* it begins where the read position is */
+		queue_unlock(map);
+		goto out;
+	}
 	(void)keep_turns(map);
 	mask = ring_mask_of(map);
 	head = ld(&q->requeue_head);

@@ -25,6 +25,7 @@ tried again every second. Nothing is lost; publishers wait or get Full.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -35,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import _native, layout
-from shmq._native import Broker, Busy, Gone, Spill
+from shmq._native import Broker, Busy, Gone, LeaseLost, Spill
 from shmq.options import Options
 from shmq.storage.diskqueue import DamagedFile, pack, unpack
 from shmq.supervisor import damage
@@ -452,6 +453,7 @@ class Spiller:
         """
         disk, count = queue.disk, 0
         with queue.lock:
+            self._end_leases(queue)
             self._broker.unrestore(queue.index)
             while self._deferral.write_all(queue) or self._write_ahead(queue):
                 pass
@@ -468,6 +470,16 @@ class Spiller:
                 disk.drop_before(read)
                 disk.sync(queue.view.read("disk_depth"), read, write, names=True)
             disk.close()
+
+    def _end_leases(self, queue: Queue) -> None:
+        """They go back, the oldest to the front: what they hold comes before what is on disk, or
+        is there."""
+        if not queue.view.read("leases_committed"):
+            return
+        serial = int(queue.view.header["segment"]["serial"])
+        for lease in reversed(layout.open_leases(queue.view)):
+            with contextlib.suppress(LeaseLost):  # finished meanwhile
+                self._broker.lease_end(queue.index, serial, lease.id, True)
 
     def _write_ahead(self, queue: Queue) -> bool:
         """What is in flight and in the requeue ring to right in front of what is on disk, for it

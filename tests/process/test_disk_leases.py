@@ -152,6 +152,18 @@ def test_a_killed_supervisor_keeps_what_is_leased_on_disk(full: shmq.Broker) -> 
     assert take_all(full, "t", "c").bodies == numbered(lease.count, MANY)
 
 
+def test_leases_in_memory_are_flushed_in_front_of_the_disk(
+    open_broker: Open, full: shmq.Broker
+) -> None:
+    lessee = full.lessee("t", "c", "q")
+    lease = eventually(lambda: lessee.lease(50))
+    assert not lease.on_disk
+    path = full.data_path
+    full.close()
+    again = open_broker(data_path=path, **OPTIONS)
+    assert take_all(again, "t", "c").bodies == numbered(0, MANY)
+
+
 def test_emptying_ends_it(full: shmq.Broker) -> None:
     with full.lessee("t", "c", "q") as lessee:
         lease = lease_all(lessee)
