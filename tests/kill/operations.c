@@ -500,6 +500,11 @@ static void leases_are_whole(scene *s)
 		leased += n;
 	}
 	EQUAL(q->leased, leased);
+	if (q->run.lease) {
+		EQUAL(leases[q->run.lease % SHMQ_LEASES].word, q->run.lease << 8 | SHMQ_LEASE_HELD);
+		EQUAL(leases[q->run.lease % SHMQ_LEASES].on_disk, q->run.count);
+		EQUAL(q->run.from, q->disk_read);
+	}
 }
 
 /* ---- marks ---- */
@@ -639,6 +644,49 @@ static void come_and_spill(scene *s)
 	come_to_supervise(s);
 	advance_four(s);
 	spill_six(s);
+}
+
+/* The four that came back, and the six on disk behind them, where they lie. */
+static void lease_on_disk(scene *s)
+{
+	uint64_t at[2] = {0, s->spill.positions[3]};
+	shmq_run run = {0, s->ledger->written, 6 * SMALL, 6, 2, at};
+
+	EQUAL(WATCHED(shmq_lease_take(s->mine, &s->lessee, 0, 64, UINT64_MAX, 2, &run, soon(), &s->lease)), 0);
+	EQUAL(s->lease.count, 10);
+	EQUAL(s->lease.on_disk, 6);
+}
+
+static void come_to_lease_on_disk(scene *s)
+{
+	come_and_spill(s);
+	lessee_open(s, s->mine);
+}
+
+static void come_and_lease_on_disk(scene *s)
+{
+	come_to_lease_on_disk(s);
+	lease_on_disk(s);
+}
+
+static void finish_what_is_on_disk(scene *s)
+{
+	uint64_t messages;
+
+	for (uint32_t i = 0; i < 10; i++)
+		s->ledger->fate[0][i] = EITHER;
+	EQUAL(WATCHED(shmq_lease_finish(s->mine, &s->lessee, s->lease.id, soon(), &messages)), 0);
+	EQUAL(messages, 10);
+	for (uint32_t i = 0; i < 10; i++)
+		s->ledger->fate[0][i] = DONE;
+}
+
+static void return_what_is_on_disk(scene *s)
+{
+	uint64_t messages;
+
+	EQUAL(WATCHED(shmq_lease_return(s->mine, &s->lessee, s->lease.id, soon(), &messages)), 0);
+	EQUAL(messages, 10);
 }
 
 static void restore_first(scene *s)
@@ -1339,6 +1387,12 @@ const operation operations[] = {
 	{"return leases", 1, NULL, come_and_lease, return_leases, leases_are_whole, 0, 0, 0},
 	{"end leases", 1, NULL, come_and_lease, end_leases, leases_are_whole, 0, 0, 0},
 	{"expire leases", 1, lease_alive, come_to_supervise, expire_leases, leases_are_whole, 1, 0, 0},
+	{"lease what is on disk", 1, eight_more, come_to_lease_on_disk, lease_on_disk, leases_are_whole, 1,
+	 0, 0},
+	{"finish what is on disk", 1, eight_more, come_and_lease_on_disk, finish_what_is_on_disk,
+	 leases_are_whole, 1, 0, 0},
+	{"return what is on disk", 1, eight_more, come_and_lease_on_disk, return_what_is_on_disk,
+	 leases_are_whole, 1, 0, 0},
 	{"flush leases", 1, lease_alive, come_to_supervise, flush, leases_are_whole, 1, 0, 0},
 	{"reap a lessee", 1, somebody_died_leasing, come_to_supervise, reap, leases_are_whole, 1, 0, 0},
 	{"rebuild", 1, a_bit_of_everything, come_to_supervise, rebuild, NULL, 1, 1, 0},

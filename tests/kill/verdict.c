@@ -118,7 +118,7 @@ static void drain(scene *s, uint32_t q)
 			continue;
 		}
 		EQUAL(r, SHMQ_EMPTY);
-		if (queue_of(s, q)->disk_read != queue_of(s, q)->disk_write) {
+		if (queue_of(s, q)->disk_read != queue_of(s, q)->disk_write && !queue_of(s, q)->run.lease) {
 			restore(s, s->home, q);
 			continue;
 		}
@@ -127,7 +127,9 @@ static void drain(scene *s, uint32_t q)
 		                  &expired, &due),
 		      0);
 		EQUAL(expired, 0);
-		if (!due && queue_of(s, q)->requeue_head == queue_of(s, q)->requeue_tail && !(q == 0 && load_chunk(s, s->home, 8)))
+		if (!due && queue_of(s, q)->requeue_head == queue_of(s, q)->requeue_tail &&
+		    queue_of(s, q)->disk_read == queue_of(s, q)->disk_write &&
+		    !(q == 0 && load_chunk(s, s->home, 8)))
 			break;
 	}
 	EQUAL(shmq_consumer_close(c, soon()), 0);
