@@ -455,14 +455,21 @@ bool shmq_supervisor_alive(shmq_broker *b)
 
 int shmq_data_path_set(shmq_broker *b, const char *path)
 {
+	_Atomic char *first = (_Atomic char *)b->d->data_path;
 	char *to = b->d->data_path;
+	size_t n = strlen(path);
 	int r = usable_status(b);
 
-	if (r || !strncmp(to, path, SHMQ_DATA_PATH))
+	if (r || (n < SHMQ_DATA_PATH && !strncmp(to, path, SHMQ_DATA_PATH)))
 		return r;
-	memset(to, 0, SHMQ_DATA_PATH);
-	if (strlen(path) < SHMQ_DATA_PATH)
-		strcpy(to, path);
+	/* The first byte last: a death on the way leaves none, never another directory's name. */
+	st(first, 0);
+	fence_full();
+	memset(to + 1, 0, SHMQ_DATA_PATH - 1);
+	if (n && n < SHMQ_DATA_PATH) {
+		memcpy(to + 1, path + 1, n - 1);
+		st_release(first, path[0]);
+	}
 	return 0;
 }
 

@@ -230,6 +230,7 @@ void come_to_supervise(scene *s)
 void supervise(scene *s, shmq_broker *b)
 {
 	EQUAL(WATCHED(shmq_supervise(b, &s->limits, soon())), 0);
+	EQUAL(WATCHED(shmq_data_path_set(b, "/there")), 0);
 }
 
 void adopt_all(scene *s, shmq_broker *b)
