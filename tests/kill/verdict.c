@@ -67,8 +67,18 @@ static void reaper_comes(scene *s)
 	reap_all(s, s->home);
 }
 
+/* Who made a queue and died may have entered it. */
+static void look_for_the_new_queue(scene *s)
+{
+	const shmq_entry_desc *e = &entries_of(s)[s->ledger->new_index];
+
+	if (s->ledger->new_serial && e->state == SHMQ_ENTRY_LIVE && e->serial == s->ledger->new_serial)
+		add_queue(s, s->ledger->new_index, s->ledger->new_serial, true);
+}
+
 void repair(scene *s, enum comer first)
 {
+	look_for_the_new_queue(s);
 	if (first == A_PUBLISHER)
 		publisher_comes(s);
 	if (first == A_CONSUMER)
@@ -92,15 +102,6 @@ static void knock(scene *s)
 	for (uint32_t q = 0; q < s->ledger->queues; q++)
 		if (queue_lives(s, q))
 			EQUAL(shmq_consumer_close(consume(s, s->alive, q), soon()), 0);
-}
-
-/* Who made a queue and died may have entered it. */
-static void look_for_the_new_queue(scene *s)
-{
-	const shmq_entry_desc *e = &entries_of(s)[s->ledger->new_index];
-
-	if (s->ledger->new_serial && e->state == SHMQ_ENTRY_LIVE && e->serial == s->ledger->new_serial)
-		add_queue(s, s->ledger->new_index, s->ledger->new_serial, true);
 }
 
 /* Everything out of a queue, through the library. */
@@ -163,7 +164,6 @@ static bool has_channel(const scene *s)
 
 static void judge(scene *s, enum comer first, const marks *others)
 {
-	look_for_the_new_queue(s);
 	repair(s, first);
 	s->alive = attach(s, SHMQ_AS_CLIENT);
 	EQUAL(shmq_producer_open(s->alive, s->topic, s->generation, &s->producer), 0);
