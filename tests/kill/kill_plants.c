@@ -23,7 +23,7 @@ static const struct {
 	{"the read position is stored after the messages are BACK", "restore", "is there twice"},
 	{"empty leaves the read position where it was", "empty with a file", "back after its finish"},
 	{"who finds the deliver lock's holder dead does not set dirty", "take many", "queue 0: "},
-	{"the publish lock is not made consistent", "publish to a channel", "nobody can publish"},
+	{"the publish lock is not made consistent", "publish to a channel", "the publish lock"},
 	{"rebuild does not sort the ready ring", "rebuild what has wrapped", "comes behind"},
 	{"the reaper rings nobody", "publish to a waiter", "a waiter sleeps on"},
 };
