@@ -265,6 +265,17 @@ def empty(rig: Rig) -> tuple[Rig, list[int], list[int]]:
     return rig, rig.drain("t", "c", 400), list(range(500, 900))
 
 
+def start_again(rig: Rig) -> Rig:
+    """The next supervisor: on a disk that fails or, if that ends its start, on one that is well."""
+    DISK.rearm()
+    try:
+        return Rig(rig.path, rig.instance)
+    except (OSError, ShmqError) as exc:
+        typed(exc)
+        heal()
+        return Rig(rig.path, rig.instance)
+
+
 def begin(rig: Rig) -> tuple[Rig, list[int], list[int]]:
     """A start on files and nsqd.dat; one that fails leaves them for the next."""
     heal()
@@ -274,13 +285,7 @@ def begin(rig: Rig) -> tuple[Rig, list[int], list[int]]:
     rig.flush()
     rig.leave()
     segments.unlink_instance(rig.instance)
-    DISK.rearm()
-    try:
-        rig = Rig(rig.path, rig.instance)
-    except (OSError, ShmqError) as exc:
-        typed(exc)
-        heal()
-        rig = Rig(rig.path, rig.instance)
+    rig = start_again(rig)
     came = rig.drain("t", "c", 300)
     heal()
     return rig, came + rig.drain("t", "c", 300), list(range(300))
@@ -293,13 +298,7 @@ def adopt(rig: Rig) -> tuple[Rig, list[int], list[int]]:
     rig.publish(rig.producer("t"), range(400))
     rig.round()
     rig.leave()
-    DISK.rearm()
-    try:
-        rig = Rig(rig.path, rig.instance)
-    except (OSError, ShmqError) as exc:
-        typed(exc)
-        heal()
-        rig = Rig(rig.path, rig.instance)
+    rig = start_again(rig)
     came = rig.drain("t", "c", 400)
     heal()
     return rig, came + rig.drain("t", "c", 400), list(range(400))
