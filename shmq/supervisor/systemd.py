@@ -146,10 +146,3 @@ def listen_fds(environ: MutableMapping[str, str] | None = None) -> tuple[PassedS
         name = called[index] if index < len(called) else ""
         passed.append(PassedSocket(fd, name or "unknown"))
     return tuple(passed)
-
-
-def close_all(sockets: tuple[PassedSocket, ...]) -> None:
-    """Close sockets that were passed."""
-    for passed in sockets:
-        with contextlib.suppress(OSError):
-            os.close(passed.fd)
