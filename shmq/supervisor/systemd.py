@@ -8,7 +8,6 @@ Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
