@@ -10,6 +10,8 @@ from typing import Any
 
 import processes
 import pytest
+from authority import Authority
+from lookupd import Lookupd
 from peers import peer
 from wire import Client, Server
 
@@ -94,3 +96,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         check=True, capture_output=True,
     )  # fmt: skip
     return str(cert), str(key)
+
+
+@pytest.fixture
+def authority() -> Iterator[Authority]:
+    """An authorisation server."""
+    with Authority() as server:
+        yield server
+
+
+@pytest.fixture
+def noting_lookupd() -> Iterator[Lookupd]:
+    """A nsqlookupd that only writes down what it is told."""
+    with Lookupd() as server:
+        yield server

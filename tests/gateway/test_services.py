@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
+import http.client
 import json
 import socket
 import ssl
 import subprocess
-import threading
-import urllib.parse
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import cramjam
 import pytest
+from authority import Authority, reply, rule
 from peers import peer
 from processes import WATCHDOG, eventually
 from wire import ERROR, OK, Client, Server, drop_in, sized
@@ -174,67 +173,16 @@ def test_plain_http_is_sent_to_https(start: Start, certificate: tuple[str, str])
 # ---- authorisation ----
 
 
-@pytest.fixture
-def auth_server() -> Iterator[Any]:
-    """A server whose `.reply` (status, bytes) all requests get; `.asked` has their queries."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            query = urllib.parse.urlsplit(self.path).query
-            server.asked.append(dict(urllib.parse.parse_qsl(query, keep_blank_values=True)))  # type: ignore[attr-defined]
-            status, body = server.reply  # type: ignore[attr-defined]
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.reply = [], (200, b"{}")
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def rule(**more: Any) -> dict[str, Any]:
-    return {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"], **more}
-
-
-def reply(ttl: Any = 3600, *rules: Any, **more: Any) -> bytes:
-    return json.dumps({"ttl": ttl, "authorizations": list(rules), **more}).encode()
-
-
-def test_authorisation(start: Start, auth_server: Any) -> None:
-    server = start(f"--auth-http-address=127.0.0.1:{auth_server.server_port}")
+def test_authorisation(start: Start, authority: Authority) -> None:
+    server = start(authority.flag)
     client = server.connect()
     assert client.identify(feature_negotiation=True)["auth_required"] is True
     error = (ERROR, b"E_AUTH_FIRST AUTH required before PUB")
     assert client.ask(b"PUB t\n" + sized(b"x")) == error
 
-    failed = (ERROR, b"E_AUTH_FAILED AUTH failed")
-    for status, body in (
-        (201, reply(1, rule())), (500, b""), (200, b"nonsense"), (200, reply(0, rule())),
-        (200, reply(-1, rule())), (200, reply(1, rule(permissions=["all"]))),
-        (200, reply(1, rule(topic="("))),
-    ):  # fmt: skip
-        auth_server.reply = status, body
-        client = server.connect()
-        assert client.ask(b"AUTH\n" + sized(b"secret")) == failed, body
-        assert client.ended()
-    auth_server.reply = 200, reply(1)
-    client = server.connect()
-    error = (ERROR, b"E_UNAUTHORIZED AUTH no authorizations found")
-    assert client.ask(b"AUTH\n" + sized(b"secret")) == error
-
-    auth_server.asked.clear()
     rules = (rule(topic="^orders$", channels=["^ch$"], permissions=["subscribe"]),
              rule(topic="pubok", permissions=["publish"]))  # fmt: skip
-    auth_server.reply = 200, reply(3600, *rules, identity="bob", identity_url="http://x/bob")
+    authority.reply = 200, reply(3600, *rules, identity="bob", identity_url="http://x/bob")
 
     def authorised() -> Client:
         client = server.connect()
@@ -246,7 +194,7 @@ def test_authorisation(start: Start, auth_server: Any) -> None:
 
     client = authorised()
     expected = {"secret": "s&c=r t", "tls": "false", "remote_ip": "127.0.0.1", "common_name": ""}
-    assert auth_server.asked == [expected]
+    assert authority.asked == [expected]
     client.pub("xpubokx", b"x")
     client.sub("orders", "ch")
     found = server.channel("orders", "ch")["clients"][0]
@@ -264,14 +212,14 @@ def test_authorisation(start: Start, auth_server: Any) -> None:
     assert client.ask(b"AUTH\n" + sized(b"again")) == error
 
 
-def test_a_grant_is_asked_for_again(start: Start, auth_server: Any) -> None:
-    server = start(f"--auth-http-address=127.0.0.1:{auth_server.server_port}")
-    auth_server.reply = 200, reply(1, rule())
+def test_a_grant_is_asked_for_again(start: Start, authority: Authority) -> None:
+    server = start(authority.flag)
+    authority.reply = 200, reply(1, rule())
     client = server.connect()
     client.ask(b"AUTH\n" + sized(b"x"))
     client.pub("t", b"x")
-    eventually(lambda: client.pub("t", b"x") is None and len(auth_server.asked) > 1)
-    auth_server.reply = 403, b""
+    eventually(lambda: client.pub("t", b"x") is None and len(authority.asked) > 1)
+    authority.reply = 403, b""
     answer = eventually(lambda: [a for a in [client.ask(b"PUB t\n" + sized(b"x"))] if a != OK])
     assert answer == [(ERROR, b"E_AUTH_FAILED AUTH failed")]
 
