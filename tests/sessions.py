@@ -87,16 +87,20 @@ def drive(data: bytes, cuts: list[int], host: Host | None = None) -> SimpleNames
     host = host or Host()
     session = Session(host, "1.2.3.4:5", "1.2.3.4", 0.0, 0.0)
     held, said = bytearray(), []
-    for piece in [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]:
+    begin = 0
+    for end in [*cuts, len(data)]:
         if session.closing or session.upgrades:
             break
-        held += piece
+        held += data[begin:end]
+        begin = end
         while True:
             start = session.receive(held, 0, len(held))
             assert 0 <= start <= len(held)
-            del held[:start]
-            said += session.output
-            session.written()
+            if start:
+                del held[:start]
+            if session.output:
+                said += session.output
+                session.written()
             job = session.job
             if job is None:
                 break
@@ -106,8 +110,9 @@ def drive(data: bytes, cuts: list[int], host: Host | None = None) -> SimpleNames
             except Exception as exc:
                 error = exc
             session.done(result, error)
-            said += session.output
-            session.written()
+            if session.output:
+                said += session.output
+                session.written()
         assert session.need <= 5008 + protocol.MAX_LINE
         if not session.closing and not session.upgrades and session.need:
             assert len(held) < session.need

@@ -55,7 +55,7 @@ typedef struct scene {
 	uint32_t queue[SCENE_QUEUES]; /* channels c and d of the topic, o of the one beside */
 	uint64_t serial[SCENE_QUEUES];
 	shmq_map *map[SCENE_QUEUES];
-	shmq_producer *p, *beside_p;
+	shmq_producer *p, *beside_p, *borrower;
 	shmq_consumer *c, *d, *o;
 	shmq_loan *loan; /* stays open */
 	shmq_lessee lessee;
@@ -117,10 +117,13 @@ static inline void scene_remember(scene *s)
 	}
 }
 
-static inline void scene_restore(const scene *s)
+/* The producer is a new one: it knows its topic's queues by a version that garbage may have had too. */
+static inline void scene_restore(scene *s)
 {
 	for (uint32_t i = 0; i < s->parts_count; i++)
 		memcpy(s->parts[i].at, s->parts[i].copy, s->parts[i].bytes);
+	shmq_producer_close(s->p);
+	EQUAL(shmq_producer_open(s->b, s->topic, s->generation, &s->p), 0);
 }
 
 /* The k-th message says its number. */
@@ -192,6 +195,7 @@ static inline scene *scene_make(void)
 		scene_grow(s, i);
 	}
 	EQUAL(shmq_producer_open(s->b, s->topic, s->generation, &s->p), 0);
+	EQUAL(shmq_producer_open(s->b, s->topic, s->generation, &s->borrower), 0);
 	EQUAL(shmq_producer_open(s->b, s->beside, s->beside_generation, &s->beside_p), 0);
 	s->c = world_consumer(w, s->b, s->queue[0], s->serial[0], 100);
 	s->d = world_consumer(w, s->b, s->queue[1], s->serial[1], 100);
@@ -210,7 +214,7 @@ static inline scene *scene_make(void)
 	EQUAL(shmq_requeue(s->c, m + 4, 1, 900 * NS_PER_S, NULL, soon()), 0);
 	EQUAL(shmq_expire(w->supervisor, s->queue[0], 0, 0, 10, soon(), &expired, &due), 0);
 	scene_fill(s, s->p, s->realtime, SCENE_MESSAGES, SCENE_MESSAGES + 1); /* in the defer ring */
-	EQUAL(shmq_loan_begin(s->p, 500, soon(), &s->loan), 0);
+	EQUAL(shmq_loan_begin(s->borrower, 500, soon(), &s->loan), 0);
 	memset(shmq_loan_data(s->loan), 0x6c, 500);
 	EQUAL(MAPPED(s->w, s->b, shmq_lessee_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
 	                                         &s->lessee)),
