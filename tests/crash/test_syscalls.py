@@ -81,6 +81,18 @@ class Stage:
         """What was counted, one line each."""
         return self._log.read_text().splitlines() if self._log.exists() else []
 
+    def settle(self, server: Child) -> None:
+        """Wait for the calls that it makes by itself in the end: until none has come for 0.4 s."""
+        count, since = -1, 0.0
+
+        def settled() -> bool:
+            nonlocal count, since
+            if count != len(self.calls):
+                count, since = len(self.calls), time.monotonic()
+            return has_ended(server) or time.monotonic() - since > 0.4
+
+        eventually(settled)
+
     def attach(self) -> shmq.Broker:
         return self.keep(shmq.attach(self.instance, timeout=processes.WATCHDOG))
 
@@ -312,6 +324,7 @@ def run(scenario: Callable[[Stage], Scenario], stage: Stage) -> list[str]:
     try:
         steps = scenario(stage)
         server = next(steps)
+        stage.settle(server)
         calls = [line for line in stage.calls if line != "armed"]
         server.close()  # if it has not died: it does now
         for _ in steps:

@@ -40,7 +40,7 @@ from shmq.supervisor import flush, start
 from shmq.supervisor.roster import Queue
 from shmq.supervisor.supervisor import Supervisor
 
-DISK = ctypes.CDLL(os.environ["LD_PRELOAD"])
+DISK = ctypes.CDLL(os.environ["LD_PRELOAD"].rpartition(":")[2])
 KINDS = {
     "ENOSPC": errno.ENOSPC,
     "EIO": errno.EIO,

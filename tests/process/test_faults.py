@@ -36,9 +36,10 @@ def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(interposer: Path, program: str, *words: str) -> list[str]:
+    before = os.environ.get("LD_PRELOAD")  # a sanitizer has to be the first
     done = subprocess.run(
         [sys.executable, FAULTS / program, *words],
-        env={**os.environ, "LD_PRELOAD": str(interposer)},
+        env={**os.environ, "LD_PRELOAD": f"{before}:{interposer}" if before else str(interposer)},
         capture_output=True, text=True, timeout=None if WHOLE else WATCHDOG * 4, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
