@@ -77,6 +77,10 @@ def scan_bodies(
     """Of `count` bodies (int32 BE size, then as many bytes) in data[start:end]: (where the whole
     ones end, how many they are, the size of the next one if it is not from 1 to max_msg_size)."""
 
+def has_pages(segment: Any, at: int, nbytes: int) -> bool:
+    """Whether a part of a mapped segment can be read: that it has pages, or gets them now. To read
+    what has none is a SIGBUS where /dev/shm is full. True of what is no mapping."""
+
 def killpoint(name: str | None, count: int = 1) -> None:
     """Only in a killpoints build: SIGKILL this process at the count-th passing of `name`."""
 

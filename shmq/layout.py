@@ -211,6 +211,7 @@ class _View:
         self._buffer = memoryview(buffer).toreadonly()
         self.what = what
         self._places: dict[str, int] = {}  # of regions that do not move, whatever is there later
+        self._backed: dict[str, int] = {}  # entries of them that have pages
         self.header: Array = np.ndarray((), dtype(self.STRUCTURE), self._buffer)
         """The segment's header, a record array of no dimensions: `int(view.header["epoch"])`."""
 
@@ -225,7 +226,13 @@ class _View:
 
     def _array(self, kind: Any, at: str, count: int, most: int) -> Array:
         place = self._places[at] if at in self._places else self.read(at)
-        return np.ndarray((min(count, most),), kind, self._buffer, place)
+        count, backed = min(count, most), self._backed.get(at, 0)
+        if count > backed:
+            if _native.has_pages(self._buffer, place, count * kind.itemsize):
+                self._backed[at] = count
+            else:
+                count = backed  # something has overwritten the count
+        return np.ndarray((count,), kind, self._buffer, place)
 
 
 # ---- directory ----

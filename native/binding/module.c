@@ -182,6 +182,29 @@ static PyObject *native_scan_bodies(PyObject *module, PyObject *const *args, Py_
 	return Py_BuildValue("(KIO)", (unsigned long long)(start + used), whole, Py_None);
 }
 
+static PyObject *native_has_pages(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames)
+{
+	PyObject *segment;
+	uint64_t at, bytes;
+	Py_buffer view;
+	bool has;
+
+	(void)module;
+	if (ARGUMENTS("has_pages", 3, {"segment", ARGUMENT_OBJECT, &segment},
+	              {"at", ARGUMENT_U64, &at}, {"nbytes", ARGUMENT_U64, &bytes}) < 0 ||
+	    PyObject_GetBuffer(segment, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	has = at <= (uint64_t)view.len && bytes <= (uint64_t)view.len - at;
+	if (has) {
+		Py_BEGIN_ALLOW_THREADS
+		has = shmq_segment_has_pages(view.buf, at, bytes);
+		Py_END_ALLOW_THREADS
+	}
+	PyBuffer_Release(&view);
+	return PyBool_FromLong(has);
+}
+
 #ifdef SHMQ_KILLPOINTS
 static PyObject *native_killpoint(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
@@ -223,6 +246,9 @@ static PyMethodDef functions[] = {
 	METHOD("scan_records", native_scan_records, FAST,
 	       "scan_records(data, max_msg_size, most=4294967295)\n--\n\n"
 	       "(whole records, up to so many, bytes they take, the next one is damaged)."),
+	METHOD("has_pages", native_has_pages, FAST,
+	       "has_pages(segment, at, nbytes)\n--\n\n"
+	       "Can this part of a mapped segment be read? Makes the pages if there is room."),
 #ifdef SHMQ_KILLPOINTS
 	METHOD("killpoint", native_killpoint, FAST,
 	       "killpoint(name, count=1)\n--\n\nSIGKILL at the count-th passing of `name`."),

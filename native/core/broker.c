@@ -62,10 +62,10 @@ uint32_t shmq_broker_client(const shmq_broker *b)
 static int clients_commit(shmq_broker *b, uint32_t n)
 {
 	uint32_t have = clients_of(b);
-	int r = 0;
+	int r = directory_whole(b);
 
-	if (n <= have)
-		return 0;
+	if (n <= have || r)
+		return r;
 	n = n + 15 < SHMQ_CLIENTS ? n + 15 : SHMQ_CLIENTS;
 	r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->clients[have] - b->base),
 	                   (n - have) * sizeof(shmq_client_desc));

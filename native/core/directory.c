@@ -128,9 +128,10 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 	if (!t) {
 		uint32_t more = n + 12 < SHMQ_TOPICS ? n + 12 : SHMQ_TOPICS;
 
-		r = n == SHMQ_TOPICS ? SHMQ_TABLE_FULL
-		                     : segment_commit(b->base, (uint64_t)((uint8_t *)&b->topics[n] - b->base),
-		                                      (more - n) * sizeof(*t));
+		r = n == SHMQ_TOPICS ? SHMQ_TABLE_FULL : directory_whole(b);
+		if (!r)
+			r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->topics[n] - b->base),
+			                   (more - n) * sizeof(*t));
 		for (i = n; !r && i < more; i++)
 			r = lock_init(&b->topics[i].publish);
 		if (r)
@@ -172,10 +173,10 @@ int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t 
 	if (i == n) {
 		uint32_t more = n + 21 < SHMQ_QUEUES ? n + 21 : SHMQ_QUEUES;
 
-		r = n == SHMQ_QUEUES ? SHMQ_TABLE_FULL
-		                     : segment_commit(b->base,
-		                                      (uint64_t)((uint8_t *)&b->entries[n] - b->base),
-		                                      (more - n) * sizeof(shmq_entry_desc));
+		r = n == SHMQ_QUEUES ? SHMQ_TABLE_FULL : directory_whole(b);
+		if (!r)
+			r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->entries[n] - b->base),
+			                   (more - n) * sizeof(shmq_entry_desc));
 		if (!r)
 			st_release(&b->d->queues_committed, more);
 	}

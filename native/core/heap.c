@@ -9,7 +9,7 @@ static void broken(const heap *h)
 
 static void place(const heap *h, uint32_t at, int64_t when, uint32_t slot)
 {
-	if (!SANE(slot < h->most)) {
+	if (!SANE(slot < ld(h->most))) {
 		broken(h);
 		return;
 	}
@@ -53,7 +53,7 @@ void heap_push(const heap *h, int64_t when, uint32_t slot)
 {
 	uint32_t n = ld(h->length);
 
-	if (!SANE(n < h->most)) {
+	if (!SANE(n < ld(h->most))) {
 		broken(h);
 		return;
 	}
@@ -66,7 +66,7 @@ void heap_remove(const heap *h, uint32_t slot)
 	uint32_t at = h->slots[slot].heap, n = ld(h->length), last;
 	int64_t when;
 
-	if (!SANE(n <= h->most && at < n && h->slot[at] == slot)) {
+	if (!SANE(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
 		broken(h);
 		return;
 	}
@@ -87,7 +87,7 @@ void heap_change(const heap *h, uint32_t slot, int64_t when)
 {
 	uint32_t at = h->slots[slot].heap, n = ld(h->length);
 
-	if (!SANE(n <= h->most && at < n && h->slot[at] == slot)) {
+	if (!SANE(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
 		broken(h);
 		return;
 	}

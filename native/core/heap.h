@@ -13,7 +13,7 @@ typedef struct heap {
 	uint32_t *slot;
 	_Atomic uint32_t *length;
 	shmq_slot_desc *slots;
-	uint32_t most;           /* entries it has room for, and slots there may be */
+	_Atomic uint32_t *most;  /* entries it has room for, and slots there may be */
 	_Atomic uint32_t *dirty; /* set if what is found in it cannot be right */
 } heap;
 

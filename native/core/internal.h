@@ -37,9 +37,11 @@ typedef struct shmq_map {
 	shmq_latency_desc *latency;
 	uint8_t *arena;
 	/* Of the header, what is fixed when it is made; as it was when it was checked. */
-	uint32_t topic, slots_max, rings_max, mem_queue_size, inflight_slots, low_water;
+	uint32_t topic, slots_max, mem_queue_size, inflight_slots, low_water;
 	uint64_t arena_max;
-	_Atomic uint64_t arena_seen; /* what D last read of arena_committed, which is P's */
+	/* Behind how much there are pages, whatever the header says. */
+	_Atomic uint32_t slots_backed, rings_backed, sessions_backed, leases_backed;
+	_Atomic uint64_t arena_backed;
 } shmq_map;
 
 struct shmq_broker {
@@ -53,6 +55,7 @@ struct shmq_broker {
 	shmq_entry_desc *entries;
 	_Atomic int64_t *next_deadline, *next_due;
 	shmq_writer_desc *writers;
+	_Atomic uint32_t clients_backed, topics_backed, queues_backed; /* as in shmq_map */
 	uint32_t fork_generation;
 	uint32_t client, client_generation;
 	bool attached;
@@ -85,14 +88,25 @@ int segment_map(int fd, uint64_t size, uint8_t **base);
 void segment_unmap(uint8_t *base, uint64_t size);
 /* Back [at, at + bytes) of a shared mapping with pages: SHMQ_NO_SPACE instead of a SIGBUS later. */
 int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes);
+/* n entries of a table, or fewer if there can be no pages for so many; `backed` has how many are. */
+uint32_t table_backed(uint8_t *base, const void *table, size_t entry, uint32_t n, uint32_t most,
+                      _Atomic uint32_t *backed);
 void segment_fill(shmq_segment_desc *s, enum shmq_segment_kind kind, uint64_t size, uint64_t serial,
                   const uint64_t instance[2]);
 int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size);
+/* SHMQ_CORRUPT if its tables cannot be as long as the directory says: behind what is known of them
+ * there may be live entries. */
+int directory_whole(shmq_broker *b);
 int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out);
 void map_hold(shmq_map *map);
 void map_release(shmq_map *map);
 uint64_t round_page(uint64_t bytes);
-int queue_commit_slots(const shmq_map *map, uint32_t n);
+/* The same for the first n slots and what goes with them, the arena up to `end`, the two tables. */
+int queue_commit_slots(shmq_map *map, uint32_t n);
+int queue_commit_arena(shmq_map *map, uint64_t end);
+int queue_commit_leases(shmq_map *map);
+/* n, or as many slots as there are pages for. */
+uint32_t slots_back(shmq_map *map, uint32_t n);
 
 /* broker.c */
 extern _Atomic uint32_t fork_count;
@@ -160,72 +174,100 @@ static inline void queue_broken(shmq_map *map)
 int queue_corrupt(const shmq_map *map);
 
 /* What is read from a segment and used as an index, a count or an offset: never beyond what was
- * mapped, whatever is there. */
+ * mapped and has pages, whatever is there. */
 static inline uint32_t at_most(uint32_t value, uint32_t most)
 {
 	return SANE(value <= most) ? value : most;
 }
-static inline uint32_t slots_of(const shmq_map *map)
+static inline uint32_t slots_of(shmq_map *map)
 {
-	return at_most(ld(&map->q->slots_committed), map->slots_max);
+	uint32_t n = ld(&map->q->slots_committed);
+
+	return SANE(n <= ld(&map->slots_backed)) ? n : slots_back(map, n);
 }
-static inline uint32_t ring_mask_of(const shmq_map *map)
+static inline uint32_t ring_mask_of(shmq_map *map)
 {
-	return at_most(ld(&map->q->ring_mask), map->rings_max);
+	uint32_t mask = ld(&map->q->ring_mask);
+
+	if (SANE(mask <= ld(&map->rings_backed)))
+		return mask;
+	(void)slots_of(map); /* they have grown */
+	return at_most(mask, ld(&map->rings_backed));
+}
+static inline bool arena_back(shmq_map *map, uint64_t n)
+{
+	return n <= ld(&map->arena_backed) || (n <= map->arena_max && !queue_commit_arena(map, n));
 }
 /* Under P. Never so little that nothing could be compared with it. */
-static inline uint64_t arena_of(const shmq_map *map)
+static inline uint64_t arena_of(shmq_map *map)
 {
 	uint64_t n = ld(&map->q->arena_committed);
 
-	return SANE(n >= SHMQ_ARENA_UNIT && n <= map->arena_max && n % SHMQ_ARENA_UNIT == 0)
+	return SANE(n >= SHMQ_ARENA_UNIT && arena_back(map, n) && n % SHMQ_ARENA_UNIT == 0)
 	               ? n
 	               : SHMQ_ARENA_UNIT;
 }
 /* Can the words be true that say how much there is? All of one cache line. */
-static inline bool words_are_sane(const shmq_map *map)
+static inline bool words_are_sane(shmq_map *map)
 {
 	uint32_t n = ld(&map->q->slots_committed), mask = ld(&map->q->ring_mask);
 
-	return SANE(n - 1 < map->slots_max && n - 1 <= mask && mask <= map->rings_max &&
+	return SANE(n - 1 < slots_of(map) && n - 1 <= mask && mask <= ld(&map->rings_backed) &&
 	            !(mask & (mask + 1)));
 }
-static inline uint32_t sessions_of(const shmq_map *map)
+static inline uint32_t sessions_of(shmq_map *map)
 {
-	return at_most(ld(&map->q->sessions_committed), SHMQ_SESSIONS);
+	uint32_t n = ld(&map->q->sessions_committed);
+
+	return SANE(n <= ld(&map->sessions_backed))
+	               ? n
+	               : table_backed(map->base, map->sessions, sizeof(*map->sessions), n,
+	                              SHMQ_SESSIONS, &map->sessions_backed);
 }
-static inline uint32_t clients_of(const shmq_broker *b)
+static inline uint32_t clients_of(shmq_broker *b)
 {
-	return at_most(ld_acquire(&b->d->clients_committed), SHMQ_CLIENTS);
+	uint32_t n = ld_acquire(&b->d->clients_committed);
+
+	return SANE(n <= ld(&b->clients_backed))
+	               ? n
+	               : table_backed(b->base, b->clients, sizeof(*b->clients), n, SHMQ_CLIENTS,
+	                              &b->clients_backed);
 }
-static inline uint32_t topics_of(const shmq_broker *b)
+static inline uint32_t topics_of(shmq_broker *b)
 {
-	return at_most(ld_acquire(&b->d->topics_committed), SHMQ_TOPICS);
+	uint32_t n = ld_acquire(&b->d->topics_committed);
+
+	return SANE(n <= ld(&b->topics_backed))
+	               ? n
+	               : table_backed(b->base, b->topics, sizeof(*b->topics), n, SHMQ_TOPICS,
+	                              &b->topics_backed);
 }
-static inline uint32_t queues_of(const shmq_broker *b)
+static inline uint32_t queues_of(shmq_broker *b)
 {
-	return at_most(ld_acquire(&b->d->queues_committed), SHMQ_QUEUES);
+	uint32_t n = ld_acquire(&b->d->queues_committed);
+
+	return SANE(n <= ld(&b->queues_backed))
+	               ? n
+	               : table_backed(b->base, b->entries, sizeof(*b->entries), n, SHMQ_QUEUES,
+	                              &b->queues_backed);
 }
 static inline uint32_t waiters_of(const shmq_broker *b)
 {
 	return at_most(ld(&b->d->waiters_high), SHMQ_WAITERS);
 }
 /* Is it a slot, and in this state? Whatever a ring or heap names is. */
-static inline bool slot_is(const shmq_map *map, uint32_t slot, unsigned state)
+static inline bool slot_is(shmq_map *map, uint32_t slot, unsigned state)
 {
 	return SANE(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
 }
 /* Does the slot's body lie where bodies are? */
 static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)
 {
-	uint64_t end = s->body + s->capacity, committed;
+	uint64_t end = s->body + s->capacity;
 
-	if (SANE(s->body <= map->arena_max && s->length <= s->capacity && end <= ld(&map->arena_seen)))
-		return true;
-	committed = ld_acquire(&map->q->arena_committed);
-	st(&map->arena_seen, committed < map->arena_max ? committed : map->arena_max);
 	return SANE(s->body <= map->arena_max && s->length <= s->capacity &&
-	            end <= ld(&map->arena_seen));
+	            (end <= ld(&map->arena_backed) ||
+	             (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end))));
 }
 
 /* queue.c: all under D unless said otherwise */
@@ -254,7 +296,7 @@ static inline bool may_hold_more(const shmq_map *map)
 	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(map));
 }
 /* Can the counts that decide whether there is room be true? */
-static inline bool counts_are_sane(const shmq_map *map)
+static inline bool counts_are_sane(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t n = slots_of(map);
@@ -333,18 +375,18 @@ void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n, const 
 
 /* lease.c, under D */
 /* What a rebuild makes of a LEASED slot: its next state, with its fields set for it. */
-unsigned lease_resolve(const shmq_map *map, shmq_slot_desc *s);
+unsigned lease_resolve(shmq_map *map, shmq_slot_desc *s);
 /* After every slot was resolved: entries that were decided are free again. */
 void lease_resolved(shmq_map *map);
 /* When something about leases is to be done next, CLOCK_MONOTONIC ns; INT64_MAX: never. */
-int64_t lease_deadline(const shmq_map *map);
+int64_t lease_deadline(shmq_map *map);
 /* Leases whose time is over go back, those that are finished are freed. */
 void lease_expire(shmq_map *map, int64_t now, uint32_t limit, uint32_t *returned);
 /* The client is gone: what it held under a name waits for its next incarnation. */
 void lease_orphan(shmq_broker *b, shmq_map *map, uint32_t client);
 void lease_return_all(shmq_map *map);
 /* Is what lies at the read position leased? Then it does not move. */
-bool lease_has_run(const shmq_map *map);
+bool lease_has_run(shmq_map *map);
 /* spill.c, under D: if nothing is on disk any more, what is READY may be taken again. */
 bool disk_is_empty(shmq_queue_desc *q);
 

@@ -38,12 +38,13 @@ static shmq_lease_desc *entry_of(const shmq_map *map, uint64_t id)
 	return &map->leases[id % SHMQ_LEASES];
 }
 
-static bool has_leases(const shmq_map *map)
+static bool has_leases(shmq_map *map)
 {
-	return ld_acquire(&map->q->leases_committed) != 0;
+	return ld_acquire(&map->q->leases_committed) &&
+	       (SANE(ld(&map->leases_backed)) || !queue_commit_leases(map));
 }
 
-static shmq_lease_desc *held(const shmq_map *map, uint64_t id)
+static shmq_lease_desc *held(shmq_map *map, uint64_t id)
 {
 	shmq_lease_desc *e = has_leases(map) ? entry_of(map, id) : NULL;
 
@@ -51,7 +52,7 @@ static shmq_lease_desc *held(const shmq_map *map, uint64_t id)
 }
 
 /* Its next slot, or NULL if what is in it cannot be right. */
-static shmq_slot_desc *slot_of(const shmq_map *map, const shmq_lease_desc *e, uint32_t slot)
+static shmq_slot_desc *slot_of(shmq_map *map, const shmq_lease_desc *e, uint32_t slot)
 {
 	shmq_slot_desc *s;
 
@@ -63,7 +64,7 @@ static shmq_slot_desc *slot_of(const shmq_map *map, const shmq_lease_desc *e, ui
 
 /* ---- what lies on disk ---- */
 
-bool lease_has_run(const shmq_map *map)
+bool lease_has_run(shmq_map *map)
 {
 	const shmq_run_desc *run = &map->q->run;
 
@@ -128,7 +129,7 @@ static void run_take(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
 
 /* ---- for the rebuild ---- */
 
-unsigned lease_resolve(const shmq_map *map, shmq_slot_desc *s)
+unsigned lease_resolve(shmq_map *map, shmq_slot_desc *s)
 {
 	const shmq_lease_desc *e = entry_of(map, s->move);
 	uint64_t word = has_leases(map) ? ld(&e->word) : 0;
@@ -250,7 +251,7 @@ static bool give_back(shmq_map *map, shmq_lease_desc *e)
 }
 
 /* The lessee's open lease of the highest id, or NULL. */
-static shmq_lease_desc *newest_of(const shmq_map *map, uint32_t lessee)
+static shmq_lease_desc *newest_of(shmq_map *map, uint32_t lessee)
 {
 	shmq_lease_desc *found = NULL;
 
@@ -264,7 +265,7 @@ static shmq_lease_desc *newest_of(const shmq_map *map, uint32_t lessee)
 	return found;
 }
 
-static shmq_lease_desc *oldest_of(const shmq_map *map, uint32_t lessee, uint64_t above)
+static shmq_lease_desc *oldest_of(shmq_map *map, uint32_t lessee, uint64_t above)
 {
 	shmq_lease_desc *found = NULL;
 
@@ -305,7 +306,7 @@ void lease_return_all(shmq_map *map)
 			(void)free_some(map, &map->leases[i], UINT32_MAX);
 }
 
-int64_t lease_deadline(const shmq_map *map)
+int64_t lease_deadline(shmq_map *map)
 {
 	int64_t first = INT64_MAX;
 
@@ -368,11 +369,7 @@ static int tables_commit(shmq_map *map)
 
 	if (has_leases(map))
 		return 0;
-	r = segment_commit(map->base, (uint64_t)((uint8_t *)map->leases - map->base),
-	                   SHMQ_LEASES * sizeof(shmq_lease_desc));
-	if (!r)
-		r = segment_commit(map->base, (uint64_t)((uint8_t *)map->lessees - map->base),
-		                   SHMQ_LESSEES * sizeof(shmq_lessee_desc));
+	r = queue_commit_leases(map);
 	if (!r)
 		st_release(&q->leases_committed, 1);
 	return r;
@@ -881,7 +878,7 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 }
 
 /* A slot's body, if it lies where there is memory. Whether it is the lease's is seen afterwards. */
-static bool body_at(const shmq_map *map, uint32_t slot, const shmq_slot_desc **s, uint32_t *length)
+static bool body_at(shmq_map *map, uint32_t slot, const shmq_slot_desc **s, uint32_t *length)
 {
 	uint64_t end = arena_of(map);
 

@@ -195,6 +195,8 @@ static int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, u
 	if (i == n) {
 		int r = n == SHMQ_SESSIONS
 		                ? because(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
+		        : n < ld(&q->sessions_committed)
+		                ? queue_corrupt(map)
 		                : segment_commit(map->base, (uint64_t)((uint8_t *)map->sessions - map->base),
 		                                more * sizeof(*s));
 

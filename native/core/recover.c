@@ -470,7 +470,7 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 
 	st(&q->dirty, 1);
 	SHMQ_KILLPOINT("rebuild.begin");
-	if (!SANE(n - 1 < map->slots_max && arena_of(map) >= SHMQ_ARENA_FIRST))
+	if (!SANE(n - 1 < slots_of(map) && arena_of(map) >= SHMQ_ARENA_FIRST))
 		return queue_corrupt(map);
 	for (mask = 0; mask < n - 1; mask = 2 * mask + 1)
 		;
@@ -519,7 +519,7 @@ int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
 }
 
 /* Is every slot somewhere, and what is held counted? P and D held. */
-static bool adds_up(const shmq_map *map)
+static bool adds_up(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t n = slots_of(map), loaned = 0, leased = 0, unlisted = 0;

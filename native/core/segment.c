@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -47,20 +48,61 @@ void segment_unmap(uint8_t *base, uint64_t size)
 		munmap(base, size);
 }
 
-int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes)
+static int populate(uint8_t *at, uint64_t bytes)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = at / page * page;
-	uint64_t end = round_page(at + bytes);
+	int how = MADV_POPULATE_WRITE;
 
-	while (madvise(base + first, end - first, MADV_POPULATE_WRITE)) {
+	while (madvise(at, bytes, how)) {
 		if (errno == EINTR || errno == EAGAIN)
 			continue;
-		if (errno == EINVAL)
+		if (errno != EINVAL)
+			return because(SHMQ_NO_SPACE, "the shared memory file system (/dev/shm) or the memory "
+			                              "limit is full");
+		if (how == MADV_POPULATE_READ)
 			return 0; /* before Linux 5.14: the creator has reserved the whole file */
-		return because(SHMQ_NO_SPACE,
-		               "the shared memory file system (/dev/shm) or the memory limit is full");
+		how = MADV_POPULATE_READ; /* mapped to be read */
 	}
 	return 0;
+}
+
+int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = round_page(at + bytes);
+	unsigned char there[2048];
+
+	/* What is there already is only looked at: to populate it costs seven times as much. */
+	for (at = at / page * page; at < end;) {
+		uint64_t pages = (end - at) / page;
+		int r = 0;
+
+		if (pages > sizeof(there))
+			pages = sizeof(there);
+		if (mincore(base + at, pages * page, there) || memchr(there, 0, pages))
+			r = populate(base + at, pages * page); /* a hole, or swapped out */
+		if (r)
+			return r;
+		at += pages * page;
+	}
+	return 0;
+}
+
+bool shmq_segment_has_pages(const void *base, uint64_t at, uint64_t bytes)
+{
+	return !segment_commit((uint8_t *)(uintptr_t)base, at, bytes);
+}
+
+uint32_t table_backed(uint8_t *base, const void *table, size_t entry, uint32_t n, uint32_t most,
+                      _Atomic uint32_t *backed)
+{
+	uint32_t have = ld(backed);
+
+	if (n <= have)
+		return n;
+	if (n > most || segment_commit(base, (uint64_t)((const uint8_t *)table - base) + have * entry,
+	                               (n - have) * entry))
+		return have;
+	st(backed, n);
+	return n;
 }
 
 static bool populate_works(uint8_t *base)
@@ -268,6 +310,17 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 	       d->queues_committed <= SHMQ_QUEUES && d->waiters_high <= SHMQ_WAITERS;
 }
 
+int directory_whole(shmq_broker *b)
+{
+	return clients_of(b) < ld(&b->d->clients_committed) ||
+	                       topics_of(b) < ld(&b->d->topics_committed) ||
+	                       queues_of(b) < ld(&b->d->queues_committed)
+	               ? because(SHMQ_CORRUPT,
+	                         "something has overwritten in the directory how many entries its tables "
+	                         "have; stop the broker (what is on disk is kept)")
+	               : 0;
+}
+
 int shmq_broker_open(int fd, shmq_broker **out)
 {
 	directory_plan plan;
@@ -285,12 +338,16 @@ int shmq_broker_open(int fd, shmq_broker **out)
 		goto fail;
 	b->size = size;
 	b->d = (shmq_directory_desc *)(void *)b->base;
-	if (!directory_sane(b->d, size)) {
+	plan = plan_directory();
+	r = segment_commit(b->base, 0, plan.first);
+	if (!r)
+		r = segment_commit(b->base, plan.deadline, plan.size - plan.deadline);
+	if (!r && !directory_sane(b->d, size))
 		r = because(SHMQ_CORRUPT, "the directory's offsets cannot be right");
+	if (r) {
 		segment_unmap(b->base, size);
 		goto fail;
 	}
-	plan = plan_directory();
 	b->clients = (void *)(b->base + plan.clients);
 	b->waiters = (void *)(b->base + plan.waiters);
 	b->requests = (void *)(b->base + plan.requests);
@@ -299,6 +356,11 @@ int shmq_broker_open(int fd, shmq_broker **out)
 	b->next_deadline = (void *)(b->base + plan.deadline);
 	b->next_due = (void *)(b->base + plan.due);
 	b->writers = (void *)(b->base + plan.writers);
+	r = directory_whole(b);
+	if (r) {
+		segment_unmap(b->base, size);
+		goto fail;
+	}
 	b->fork_generation = ld(&fork_count);
 	b->bell = SHMQ_NONE;
 	st(&b->references, 1);
@@ -363,10 +425,10 @@ uint64_t shmq_queue_bytes(const shmq_limits *l)
 	return plan_queue(l->mem_queue_size, l->inflight_slots, round_page(l->arena_size)).size;
 }
 
-static heap heap_place(const shmq_map *map, uint64_t when, uint64_t slot, _Atomic uint32_t *length)
+static heap heap_place(shmq_map *map, uint64_t when, uint64_t slot, _Atomic uint32_t *length)
 {
 	return (heap){(void *)(map->base + when), (void *)(map->base + slot), length, map->slots,
-	              map->slots_max,             &map->q->dirty};
+	              &map->slots_backed,         &map->q->dirty};
 }
 
 /* Where everything is: by the plan, not by what the header says again. */
@@ -376,7 +438,6 @@ static void map_place(shmq_map *map, const queue_plan *p)
 
 	map->q = q;
 	map->slots_max = p->slots_max;
-	map->rings_max = power_of_two(p->slots_max) - 1;
 	map->low_water = low_water(map);
 	map->slots = (void *)(map->base + p->slots);
 	map->ready = (void *)(map->base + p->ready);
@@ -392,8 +453,7 @@ static void map_place(shmq_map *map, const queue_plan *p)
 	map->arena = map->base + p->arena;
 }
 
-/* Pages behind the first n slots and what goes with them. */
-int queue_commit_slots(const shmq_map *map, uint32_t n)
+int queue_commit_slots(shmq_map *map, uint32_t n)
 {
 	uint64_t cap = power_of_two(n);
 	struct {
@@ -414,7 +474,63 @@ int queue_commit_slots(const shmq_map *map, uint32_t n)
 		if (r)
 			return r;
 	}
+	if (n > ld(&map->slots_backed)) {
+		st(&map->slots_backed, n);
+		st(&map->rings_backed, (uint32_t)cap - 1);
+	}
 	return 0;
+}
+
+uint32_t slots_back(shmq_map *map, uint32_t n)
+{
+	return n <= map->slots_max && !queue_commit_slots(map, n) ? n : ld(&map->slots_backed);
+}
+
+int queue_commit_arena(shmq_map *map, uint64_t end)
+{
+	uint64_t have = ld(&map->arena_backed);
+	int r = end <= have ? 0
+	                    : segment_commit(map->base, (uint64_t)(map->arena - map->base) + have,
+	                                     end - have);
+
+	if (!r && end > have)
+		st(&map->arena_backed, end);
+	return r;
+}
+
+int queue_commit_leases(shmq_map *map)
+{
+	int r = segment_commit(map->base, (uint64_t)((uint8_t *)map->leases - map->base),
+	                       SHMQ_LEASES * sizeof(shmq_lease_desc));
+
+	if (!r)
+		r = segment_commit(map->base, (uint64_t)((uint8_t *)map->lessees - map->base),
+		                   SHMQ_LESSEES * sizeof(shmq_lessee_desc));
+	if (!r)
+		st(&map->leases_backed, 1);
+	return r;
+}
+
+/* What every queue has, and what its header says it has. Here, where no lock is held. */
+static int map_back(shmq_map *map)
+{
+	const shmq_queue_desc *q = map->q;
+	uint64_t arena = ld(&q->arena_committed);
+	int r = segment_commit(map->base, (uint64_t)((uint8_t *)map->latency - map->base),
+	                       sizeof(shmq_latency_desc));
+
+	if (!r)
+		r = queue_commit_slots(map, at_most(ld(&q->slots_committed), map->slots_max));
+	if (!r)
+		r = queue_commit_arena(map, arena < map->arena_max ? arena : map->arena_max);
+	if (!r && ld(&q->leases_committed))
+		r = queue_commit_leases(map);
+	return r || sessions_of(map) < ld(&q->sessions_committed)
+	               ? because(SHMQ_CORRUPT,
+	                         "queue segment %llu: its header tells of pages that it does not have, "
+	                         "and /dev/shm has no room for them",
+	                         (unsigned long long)map->serial)
+	               : 0;
 }
 
 int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, uint32_t topic,
@@ -475,7 +591,7 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	map_place(&map, &p);
 	r = queue_commit_slots(&map, first);
 	if (!r)
-		r = segment_commit(map.base, q->arena_at, SHMQ_ARENA_FIRST);
+		r = queue_commit_arena(&map, SHMQ_ARENA_FIRST);
 	if (!r)
 		r = segment_commit(map.base, q->sessions_at,
 		                   SHMQ_SESSIONS_FIRST * sizeof(shmq_session_desc));
@@ -555,19 +671,26 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 	map->index = index;
 	map->serial = serial;
 	map->q = (shmq_queue_desc *)(void *)map->base;
+	r = segment_commit(map->base, 0, sizeof(shmq_queue_desc));
+	if (r)
+		goto unmap;
 	if (!SANE(queue_sane(map, &plan)) || map->q->index != index ||
 	    map->q->segment.serial != serial || map->q->segment.instance[0] != instance[0] ||
 	    map->q->segment.instance[1] != instance[1]) {
 		r = because(SHMQ_CORRUPT, "queue segment %llu: its header cannot be right, or it belongs "
 		                          "to another instance",
 		            (unsigned long long)serial);
-		segment_unmap(map->base, size);
-		goto fail;
+		goto unmap;
 	}
 	map_place(map, &plan);
+	r = map_back(map);
+	if (r)
+		goto unmap;
 	st(&map->references, 1);
 	*out = map;
 	return 0;
+unmap:
+	segment_unmap(map->base, size);
 fail:
 	free(map);
 	return r;

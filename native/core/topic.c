@@ -109,8 +109,7 @@ static bool arena_grow(shmq_map *map, uint64_t bytes)
 	want = round_page(have + step);
 	if (want > map->arena_max)
 		want = map->arena_max;
-	if (want <= have ||
-	    segment_commit(map->base, (uint64_t)(map->arena - map->base) + have, want - have))
+	if (want <= have || queue_commit_arena(map, want))
 		return false;
 	SHMQ_KILLPOINT("arena.committed");
 	if (!arena_extend(&q->arena, map->arena, have, want)) {

@@ -143,6 +143,9 @@ void shmq_broker_unmap(shmq_broker *b, uint32_t queue, uint64_t serial);
 int shmq_segment_view(shmq_broker *b, uint32_t queue, const void **base, uint64_t *length,
                       void **reference);
 void shmq_segment_release(void *reference);
+/* Are there pages behind [at, at + bytes) of a mapped segment, now at the latest? Else to read there
+ * is a SIGBUS. True of what is no mapping. */
+bool shmq_segment_has_pages(const void *base, uint64_t at, uint64_t bytes);
 /* Does a supervisor hold its life lock? (Exact at once, also after a kill -9.) */
 bool shmq_supervisor_alive(shmq_broker *b);
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shmq import layout, names
+from shmq import _native, layout, names
 from shmq.cli.output import body_field, moment
 from shmq.cli.report import Damage, Report, Table
 from shmq.errors import ShmqError
@@ -104,9 +104,16 @@ def _look(fd: int, count: int) -> Report:
     try:
         buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
         if structure == "directory":
-            _directory(report, DirectoryView(buffer))
+            directory = DirectoryView(buffer)
+            tables = {"clients": directory.clients, "topics": directory.topics,
+                      "queues": directory.queues}  # fmt: skip
+            _pages(report, directory, tables)
+            _directory(report, directory)
         else:
-            _queue(report, QueueView(buffer), buffer, count)
+            queue = QueueView(buffer)
+            tables = {"slots": queue.slots, "sessions": queue.sessions, "arena": queue.arena}
+            _pages(report, queue, tables)
+            _queue(report, queue, buffer, count)
     except (ShmqError, OSError, ValueError) as exc:
         report.hurt(None, f"cannot be looked into: {exc}")
     return report
@@ -246,6 +253,19 @@ def _regions(report: Report, header: Any, size: int, regions: dict[str, Region])
                 _offset(structure, name), f"{name} is {int(header[name])}, more than {most}"
             )
     return good
+
+
+def _pages(report: Report, view: DirectoryView | QueueView, tables: dict[str, Any]) -> None:
+    """Damages where the header promises more than there are pages for."""
+    for name, table in tables.items():
+        word = f"{name}_committed"
+        most_of = _COMMITTED[view.STRUCTURE][word]
+        most = view.read(most_of) if most_of.islower() else layout.constant(most_of)
+        if len(table) < min(view.read(word), most):
+            report.hurt(
+                _offset(view.STRUCTURE, word),
+                f"{word} is {view.read(word)}, but there are no pages for so many",
+            )
 
 
 # ---- directory ----
@@ -466,6 +486,9 @@ def _ring(
         report.hurt(
             _offset("queue", f"{name}_tail"), f"{name} ring: {length} entries in {mask + 1} cells"
         )
+        return
+    if not _native.has_pages(buffer, at, 4 * (mask + 1)):
+        report.hurt(_offset("queue", "ring_mask"), f"{name} ring: no pages for {mask + 1} cells")
         return
     cells = np.ndarray((mask + 1,), np.dtype("<u4"), buffer, at)
     where = (head + np.arange(length)) & mask

@@ -90,12 +90,14 @@ for _name in (
 LIMITS = {"arena_size": 1 << 20, "mem_queue_size": 100, "inflight_slots": 100}
 
 
-@scene("name_valid", "queue_bytes", "scan_records", "decode_records")
+@scene("name_valid", "queue_bytes", "scan_records", "decode_records", "has_pages")
 def pure(s: Scene) -> None:
     _native.name_valid("topic")
     _native.name_valid("not valid")
     _native.queue_bytes(**LIMITS)
     _native.scan_records(b"\0" * 100, 100)
+    assert _native.has_pages(b"\0" * 100, 50, 50)
+    assert not _native.has_pages(b"\0" * 100, 50, 51)
     record = b"\0\0\0\x1b" + bytes(10) + b"0" * 16 + b"x"
     assert _native.decode_records(record * 2, 2)[-1] == b"xx"
     for records, number in ((record, 2), (record, 0), (record[:-1], 1)):
@@ -106,6 +108,7 @@ def pure(s: Scene) -> None:
         lambda: _native.queue_bytes(arena_size=1),  # type: ignore[call-arg]
         lambda: _native.scan_records("text", 100),
         lambda: _native.decode_records("text", 1),
+        lambda: _native.has_pages("text", 0, 1),
         lambda: _native.scan_records(b"", 1, 2, 3),  # type: ignore[call-arg]
     ):
         with contextlib.suppress(TypeError):

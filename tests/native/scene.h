@@ -95,7 +95,7 @@ static inline void scene_remember(scene *s)
 	scene_part_add(s, b->writers, 4 * sizeof(*b->writers));
 	for (int i = 0; i < SCENE_QUEUES; i++) {
 		shmq_map *m = s->map[i];
-		uint32_t n = m->slots_max, ring = (m->rings_max + 1) * 4;
+		uint32_t n = m->slots_max, ring = (ld(&m->rings_backed) + 1) * 4;
 
 		EQUAL(ld(&m->q->slots_committed), n);
 		scene_part_add(s, m->q, sizeof(*m->q));

@@ -9,7 +9,8 @@ static _Atomic uint32_t length;
 static shmq_slot_desc slots[N];
 static bool in[N];
 static _Atomic uint32_t dirty;
-static const heap h = {when, slot_at, &length, slots, N, &dirty};
+static _Atomic uint32_t most = N;
+static const heap h = {when, slot_at, &length, slots, &most, &dirty};
 static uint32_t seed = 7;
 
 static uint32_t chance(uint32_t below)

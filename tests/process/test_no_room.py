@@ -5,10 +5,12 @@ The file systems are tiny ones, mounted in a mount namespace of the child's own.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from processes import Child, say
+from processes import WATCHDOG, Child, say
 
 import shmq
 
@@ -144,6 +146,26 @@ def test_with_a_full_dev_shm_there_are_errors_and_no_sigbus(
     assert [line.split()[0] for line in lines] == ["create", "publish", "all", "again"]
     assert int(lines[0].split()[1]) >= 1
     assert "full" in lines[0]
+
+
+def test_a_header_that_promises_pages_there_are_none_for_is_no_sigbus(
+    instance: str, data_path: Path
+) -> None:
+    program = Path(__file__).parents[1] / "faults" / "promises.py"
+    done = subprocess.run(
+        [*mounted("/dev/shm", "24m"), sys.executable, program, instance, data_path],
+        capture_output=True, text=True, timeout=4 * WATCHDOG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    *cases, last = (line.split() for line in done.stdout.splitlines())
+    assert len(cases) == 9
+    assert all(status == "0" for _, status, *_ in cases), cases
+    told = {word for _, _, *words in cases for word in words}
+    assert told >= {
+        "slots_committed", "sessions_committed", "arena_committed",
+        "topics_committed", "queues_committed", "clients_committed",
+    }, cases  # fmt: skip
+    assert last == ["good", "45", "same"]
 
 
 def start_without_room(instance, data_path):
