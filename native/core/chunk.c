@@ -133,6 +133,14 @@ static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 	queue_rebuild(b, map, false);
 }
 
+/* Chunks up to this number were emptied. Never one that there has not been. */
+static uint64_t gone_of(shmq_queue_desc *q)
+{
+	uint64_t gone = ld(&q->deferred_gone);
+
+	return SANE(gone <= ld(&q->deferred_write)) ? gone : 0;
+}
+
 int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until)
 {
 	shmq_map *map;
@@ -160,6 +168,8 @@ int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until)
 		r = ok ? SHMQ_GONE : 0;
 		goto out;
 	}
+	if (gone_of(q) != ld(&q->deferred_gone))
+		st(&q->deferred_gone, 0); /* else it would become this chunk's */
 	SHMQ_KILLPOINT("chunk.written");
 	st_release(&q->deferred_write, s->position);
 	SHMQ_KILLPOINT("chunk.committed");
@@ -184,7 +194,7 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 	uint64_t read = ld(&q->deferred_read), at = 0, size;
 	record rec;
 
-	if (position >> SHMQ_CHUNK_SHIFT <= ld(&q->deferred_gone))
+	if (position >> SHMQ_CHUNK_SHIFT <= gone_of(q))
 		return SHMQ_GONE;
 	if (position >> SHMQ_CHUNK_SHIFT == read >> SHMQ_CHUNK_SHIFT && position != read)
 		return because(SHMQ_INVALID, "of chunk %llu message %llu is next",

@@ -1,6 +1,7 @@
 """What is done where something has overwritten what a queue's header says.
 
 * Positions on disk that cannot be: the position file and the data files have them too.
+* What cannot be of which chunks of deferred messages count: all that are there do.
 * A segment that cannot be used any more: what its slots still hold goes to the queue's files, the
   segment gets a name that nobody opens (`segments.set_aside_queue`). Its other queues go on.
 
@@ -20,7 +21,7 @@ from shmq import _native, layout, segments
 from shmq._native import Broker, ShmqError
 from shmq.layout import Array
 from shmq.storage import deferred
-from shmq.storage.deferred import Sidecar
+from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, Sidecar
 from shmq.storage.diskqueue import DiskQueue, Meta, encode_records
 from shmq.supervisor.roster import FIRST_POSITION, Queue
 
@@ -47,11 +48,50 @@ def mend_positions(broker: Broker, queue: Queue) -> bool:
         "%s: something has overwritten its positions on disk; reading on as after a power loss, "
         "%d messages", queue, found.depth,
     )  # fmt: skip
-    queue.sidecar.drop(queue.view.read("deferred_gone"))
+    drop_emptied(broker, queue)
     broker.disk_adopt(
         queue.index, found.read_position, found.write_position, found.depth, queue.sidecar.highest
     )
     return True
+
+
+# -- chunks of deferred messages
+
+
+def take_up_chunks(broker: Broker, queue: Queue, files: list[ChunkFile]) -> None:
+    """Take up the files as the header says; if what it says cannot be, all of them. Raises
+    OSError."""
+    words = _chunk_words(queue)
+    queue.sidecar.take_up(files, *(words or ()))
+    if not words:
+        _mend_chunks(broker, queue)
+
+
+def drop_emptied(broker: Broker, queue: Queue) -> None:
+    """Delete the chunks that were emptied, none if what the header says cannot be. Raises
+    OSError."""
+    words = _chunk_words(queue)
+    if words and words[0] <= queue.sidecar.highest:
+        queue.sidecar.drop(words[2])
+    else:
+        _mend_chunks(broker, queue)
+
+
+def _chunk_words(queue: Queue) -> tuple[int, int, int] | None:
+    """What `Sidecar.take_up` is to know, if it can be: only chunks that were written are read or
+    emptied."""
+    gone, read, write = (queue.view.read(f"deferred_{name}") for name in ("gone", "read", "write"))
+    can_be = max(gone, read >> CHUNK_SHIFT) <= write < 1 << (64 - CHUNK_SHIFT)
+    return (write, read, gone) if can_be else None
+
+
+def _mend_chunks(broker: Broker, queue: Queue) -> None:
+    _log.error(
+        "%s: something has overwritten which of its deferred messages on disk count; all that are "
+        "there do, %d", queue, queue.sidecar.depth,
+    )  # fmt: skip
+    depth = queue.view.read("disk_depth")
+    broker.disk_adopt(queue.index, *queue.positions, depth, queue.sidecar.highest)
 
 
 # -- a segment

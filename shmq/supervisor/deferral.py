@@ -18,6 +18,7 @@ from shmq import _native
 from shmq._native import Broker, Spill
 from shmq.layout import Array
 from shmq.storage.deferred import MAX_BYTES, MAX_MESSAGES
+from shmq.supervisor import damage
 from shmq.supervisor.roster import Look, Queue, Roster
 
 _SECOND = 1_000_000_000  # ns
@@ -92,7 +93,7 @@ class Deferral:
     def write_all(self, queue: Queue) -> bool:
         """For a flush: everything deferred; whether there was any. Raises OSError."""
         queue.sidecar.settle()
-        queue.sidecar.drop(queue.view.read("deferred_gone"))
+        damage.drop_emptied(self._broker, queue)
         moved = False
         while (dues := _dues(queue)).size:
             if not self._write_latest(queue, dues, len(dues), _FIRST):
@@ -127,7 +128,7 @@ class Deferral:
         OSError."""
         sidecar, now = queue.sidecar, _native.realtime()
         sidecar.settle()
-        sidecar.drop(queue.view.read("deferred_gone"))
+        damage.drop_emptied(self._broker, queue)
         moved = late = False
         steps = _STEPS[:1] if lacking(queue) > 0 else _STEPS
         for step in (*steps, 1 << 62) if everything else steps:
@@ -158,7 +159,7 @@ class Deferral:
             return True
         taken = self._broker.chunk_load(queue.index, piece.data, piece.dues, piece.position)
         if taken is None:
-            sidecar.drop(queue.view.read("deferred_gone"))
+            damage.drop_emptied(self._broker, queue)
             return False
         if taken:
             sidecar.took(piece, taken)

@@ -316,8 +316,7 @@ def _adopt_files(
         queue.sidecar = roster.sidecar(topic)
         chunks += creator.chunks.pop(topic, [])
         numbers = [*numbers, *files.get(topic, [])]
-    words = (queue.view.read(f"deferred_{name}") for name in ("write", "read", "gone"))
-    queue.sidecar.take_up(chunks, *words)
+    damage.take_up_chunks(broker, queue, chunks)
     broker.chunk_depth(queue.index, queue.sidecar.depth)
     if pending:
         creator.rename(queue)

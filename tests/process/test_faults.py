@@ -74,6 +74,12 @@ def test_garbage_in_a_queues_header_costs_no_message(interposer: Path) -> None:
     assert int(last.split()[0]) > 30, last
 
 
+def test_an_impossible_word_about_emptied_chunks_deletes_none(interposer: Path) -> None:
+    *wrong, last = run(interposer, "scribble.py", "1", "deferred_gone")
+    assert not wrong, "\n".join(wrong)
+    assert int(last.split()[0]) == 10, last
+
+
 def test_a_queue_that_is_not_salvaged_is_found(interposer: Path) -> None:
     *wrong, last = run(interposer, "scribble.py", "101", "planted")
     assert any("lost" in line for line in wrong), last
