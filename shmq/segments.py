@@ -248,6 +248,12 @@ def list_objects(instance: str) -> list[SharedObject]:
     return sorted(found, key=lambda item: (order[item.kind], item.serial or 0))
 
 
+def list_set_aside(instance: str) -> list[str]:
+    """Files of its queues that something had overwritten, which are kept for people."""
+    wanted = re.compile(re.escape(directory_name(instance)[1:]) + r"\.[0-9]+\.bad")
+    return sorted(path_of(f"/{file}") for file in _files() if wanted.fullmatch(file))
+
+
 def list_instances() -> list[str]:
     """Names of the instances that have a directory segment, running or not."""
     names = (file.removeprefix("shmq.") for file in _files() if file.startswith("shmq."))

@@ -27,7 +27,7 @@ import psutil
 
 from shmq import layout, segments
 from shmq.cli.host import check_data_path, data_path_of, number
-from shmq.cli.output import age
+from shmq.cli.output import age, size
 from shmq.cli.report import Finding, ok, problem
 from shmq.cli.segment import boot_id
 from shmq.errors import Gone, LayoutMismatch, ShmqError
@@ -49,7 +49,7 @@ def instances() -> list[str]:
             if file.startswith("sem."):
                 name = name.removesuffix(".attach") if name.endswith(".attach") else ""
             else:
-                name = re.sub(r"\.[0-9]+\Z", "", name)
+                name = re.sub(r"\.[0-9]+(\.bad)?\Z", "", name)
             if name and valid_instance(name):
                 found.add(name)
     return sorted(found)
@@ -71,9 +71,12 @@ def _path(item: SharedObject) -> str:
 
 def check_instance(name: str) -> Iterator[Finding]:
     """All that can be said of one instance."""
-    objects = segments.list_objects(name)
+    objects, bad = segments.list_objects(name), segments.list_set_aside(name)
+    if bad:
+        yield _set_aside(bad)
     if not objects:
-        yield Finding("segments", "note", "not running, and nothing of it is left")
+        left = "nothing else" if bad else "nothing"
+        yield Finding("segments", "note", f"not running, and {left} of it is left")
         return
     if objects[0].kind != "directory":
         yield from _orphans(name, objects)
@@ -93,6 +96,18 @@ def check_instance(name: str) -> Iterator[Finding]:
         yield from _directory(name, fd, objects)
     finally:
         os.close(fd)
+
+
+def _set_aside(paths: list[str]) -> Finding:
+    used = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            used += os.stat(path).st_blocks * 512
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return problem("segments", f"set aside because something had overwritten it: {paths[0]}{more} "
+                   f"({size(used)} of shared memory); what was intact went to the queue's files",
+                   f"see what it was: shmq inspect {paths[0]}; then rm {' '.join(paths[:3])}"
+                   f"{' ...' if len(paths) > 3 else ''}")  # fmt: skip
 
 
 def _head(fd: int) -> Any:

@@ -272,6 +272,26 @@ def test_what_a_supervisor_has_locked_stays(instance: str, put: Callable[..., Pa
     assert path.exists()
 
 
+def test_what_was_set_aside_is_named_and_stays(
+    instance: str, put: Callable[..., Path], request: pytest.FixtureRequest
+) -> None:
+    paths = []
+    for serial in (3, 12):
+        put(bytes(FakeQueue().buffer), serial)
+        paths.append(Path(segments.set_aside_queue(instance, serial)))
+        request.addfinalizer(paths[-1].unlink)
+    assert segments.list_set_aside(instance) == sorted(map(str, paths))
+    assert stale.instances().count(instance) == 1
+    found = examine(instance)
+    assert f"{min(paths)} and 1 more" in problems(found)
+    (aside,) = (finding for finding in found if finding.level == "problem")
+    assert f"shmq inspect {min(paths)}" in aside.remedy
+    assert all(f" {path}" in aside.remedy.partition("rm")[2] for path in paths)
+    assert aside.fix is None
+    put(directory())
+    assert str(min(paths)) in problems(examine(instance))  # of one that runs, too
+
+
 def test_orphans_stay_when_an_instance_of_the_name_comes_up(
     instance: str, put: Callable[..., Path]
 ) -> None:
