@@ -147,6 +147,7 @@ def scan_records(buffer: bytes | bytearray | memoryview, max_msg_size: int) -> S
     view = memoryview(buffer)
     size, most = len(view), max_msg_size + MESSAGE_HEADER
     starts: list[int] = []
+    lengths: list[int] = []
     offset = 0
     stop: Literal["end", "length", "truncated"] = "end"
     read_prefix = _PREFIX.unpack_from
@@ -162,9 +163,10 @@ def scan_records(buffer: bytes | bytearray | memoryview, max_msg_size: int) -> S
             stop = "truncated"
             break
         starts.append(offset)
+        lengths.append(4 + length)
         offset += 4 + length
     offsets = np.array(starts, dtype=np.int64)
-    return Scan(offsets, np.diff(offsets, append=offset), offset, stop)
+    return Scan(offsets, np.array(lengths, dtype=np.int64), offset, stop)
 
 
 def _scan(buffer: bytes, max_msg_size: int) -> tuple[int, int, bool]:

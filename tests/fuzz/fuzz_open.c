@@ -14,6 +14,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
 	(void)argc;
 	(void)argv;
+	scene_unmaps_every = 64;
 	s = scene_make();
 	memcpy(directory, s->b->d, sizeof(directory));
 	memcpy(queue, s->map[0]->q, sizeof(queue));

@@ -24,7 +24,7 @@ BUILD = TOP / "build" / "fuzz"
 CORE = {"use": "use", "open": "open", "core-record": "record", "wire": "wire"}
 READERS = ("record", "meta", "sidecar", "metadata", "reserve", "session")
 SOME = 4000  # runs where no number is given: a moment each
-LONGEST = {"use": 137, "session": 160}  # bytes: all that counts of a program; a few commands
+LONGEST = {"use": 125, "session": 160}  # bytes: all that counts of a program; a few commands
 
 
 def command(target: str, planted: bool) -> list[str]:

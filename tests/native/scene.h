@@ -11,36 +11,70 @@
 
 #include "harness.h"
 
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #ifndef __SANITIZE_THREAD__
 #define SCENE_GUARD (UINT64_C(1) << 40) /* more than 2^32 slots of 128 bytes */
-static char *scene_guarded[64];
+
+static struct scene_view {
+	char *at;
+	size_t length;
+	ino_t file;
+	bool used;
+} scene_views[64];
+/* Of how many unmappings one is done: to map and to touch anew takes longer than what is tried. */
+static uint32_t scene_unmaps_every = 1;
+
+static bool scene_view_is(const struct scene_view *view, ino_t file, size_t length)
+{
+	return view->at && !view->used && view->file == file && view->length == length;
+}
+
+static void scene_view_drop(struct scene_view *view)
+{
+	if (view->at)
+		syscall(SYS_munmap, view->at - SCENE_GUARD, view->length + 2 * SCENE_GUARD);
+	view->at = NULL;
+}
 
 void *mmap(void *at, size_t length, int protection, int flags, int fd, off_t offset)
 {
+	struct scene_view *view = NULL;
+	struct stat stat;
 	char *all;
-	int i;
 
-	for (i = 0; i < 63 && scene_guarded[i]; i++)
-		;
-	if (!(flags & MAP_SHARED) || fd < 0)
+	if (!(flags & MAP_SHARED) || fd < 0 || fstat(fd, &stat))
 		return (void *)syscall(SYS_mmap, at, length, protection, flags, fd, offset);
+	for (int i = 0; i < 64; i++) {
+		if (scene_view_is(&scene_views[i], stat.st_ino, length)) {
+			scene_views[i].used = true;
+			return scene_views[i].at;
+		}
+		if (!scene_views[i].used)
+			view = &scene_views[i];
+	}
+	if (!view)
+		abort();
+	scene_view_drop(view);
 	all = (char *)syscall(SYS_mmap, NULL, length + 2 * SCENE_GUARD, PROT_NONE,
 	                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (all == MAP_FAILED)
 		return MAP_FAILED;
-	scene_guarded[i] = all + SCENE_GUARD;
-	return (void *)syscall(SYS_mmap, all + SCENE_GUARD, length, protection, flags | MAP_FIXED, fd,
-	                       offset);
+	*view = (struct scene_view){all + SCENE_GUARD, length, stat.st_ino, true};
+	return (void *)syscall(SYS_mmap, view->at, length, protection, flags | MAP_FIXED, fd, offset);
 }
 
 int munmap(void *at, size_t length)
 {
+	static uint32_t unmapped;
+
 	for (int i = 0; i < 64; i++)
-		if (at && scene_guarded[i] == at) {
-			scene_guarded[i] = NULL;
-			return (int)syscall(SYS_munmap, (char *)at - SCENE_GUARD, length + 2 * SCENE_GUARD);
+		if (at && scene_views[i].at == at) {
+			scene_views[i].used = false;
+			if (unmapped++ % scene_unmaps_every == 0)
+				scene_view_drop(&scene_views[i]);
+			return 0;
 		}
 	return (int)syscall(SYS_munmap, at, length);
 }
