@@ -8,7 +8,9 @@ the scanner looks at the directory's two columns, the spiller at what it was tol
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +31,8 @@ from shmq.storage.diskqueue import DiskQueue, pack
 # The lines of a queue's header that change all the time: both sides' indices and the disk
 # positions. `Roster.look` copies them from all headers into one array.
 _HOT_FIRST, _HOT_LAST = "slots_committed", "deliver"
+
+_ASKING = 0.1  # seconds in which a publisher that found no room may try again
 
 #: Where a new queue's files begin: not with 0, so that a flush has a file in front of the first.
 FIRST_POSITION = pack(1, 0)
@@ -90,6 +94,7 @@ class Queue:
     gone: bool = False
     had_consumer: bool = False
     retry_at: float = 0.0  # monotonic seconds: trouble before, do not try yet
+    asked_at: float = -math.inf  # monotonic seconds: when a publisher last rang for room
     spilled_at: float = 0.0  # monotonic seconds: when it was last given room
     restored_at: float = 0.0  # monotonic seconds: when something of it was read from disk
     delivered: tuple[float, int] = (0.0, 0)  # monotonic seconds: how many it had delivered then
@@ -184,10 +189,13 @@ class Look:
 
     @property
     def wanted(self) -> NDArray[np.bool_]:
-        """Where a publisher waits for room. (What one that gave up needed may still stand.)"""
+        """Where a publisher waits for room, or does not wait but tried a moment ago and may try
+        again, as a gateway does. (What one that gave up needed may still stand.)"""
         needs = (self.hot["need_bytes"] != 0) | (self.hot["need_slots"] != 0)
+        recently = time.monotonic() - _ASKING
         for row in np.flatnonzero(needs).tolist():
-            needs[row] = self.queues[row].view.header["space"]["summary"] != 0
+            queue = self.queues[row]
+            needs[row] = queue.asked_at > recently or queue.view.header["space"]["summary"] != 0
         wanted: NDArray[np.bool_] = needs
         return wanted
 

@@ -123,6 +123,9 @@ class Spiller:
             queue = self._roster.queue(index)
             if queue is not None:
                 self._watched[queue] = None
+        for queue in filter(None, map(self._roster.queue, rung)):
+            if queue.view.read("need_slots"):
+                queue.asked_at = now
         self._due[soon] = _NEVER
         if now >= self._others_at:
             self._others_at = now + _TICK

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,30 @@ def test_a_message_or_batch_that_never_fits_is_refused_at_once(open_broker: Open
     for _ in range(30):  # 3 MB through 1 MiB
         producer.publish(bytes(100_000), timeout=30)
     assert len(take_all(broker, "t", "c").bodies) == 30
+
+
+@pytest.mark.parametrize("every", [0.002, 0.2])
+@pytest.mark.parametrize("channels", [0, 1])
+def test_who_tries_again_and_again_gets_room_as_who_waits(
+    open_broker: Open, channels: int, every: float
+) -> None:
+    """A batch that fits, but not beside what is there, which alone is no reason to spill."""
+    broker = open_broker(mem_queue_size=300)
+    producer = broker.producer("t")
+    for number in range(channels):
+        broker.create_channel("t", f"c{number}")
+    expected = numbered(600)
+    for first in range(0, 600, 200):
+
+        def published(first: int = first) -> bool:
+            with contextlib.suppress(Full):
+                producer.publish_many(expected[first : first + 200], timeout=0)
+                return True
+            time.sleep(every)
+            return False
+
+        eventually(published)
+    assert take_all(broker, "t", "c0").bodies == expected
 
 
 def test_what_was_read_ahead_does_not_keep_a_large_message_waiting(open_broker: Open) -> None:
