@@ -59,17 +59,27 @@ static _Noreturn void fail(const char *what)
 
 /* ---- in COMMAND's process ---- */
 
+/* Most calls of a Python that starts open a file to read it: those do not wait for the tracer. */
 static void filter(void)
 {
-	struct sock_filter program[CALLS + 3];
-	struct sock_fprog all = {.len = CALLS + 3, .filter = program};
+	enum { OPENAT = CALLS + 1, TRACE = OPENAT + 3, ALLOW, LENGTH };
+	struct sock_filter program[LENGTH];
+	struct sock_fprog all = {.len = LENGTH, .filter = program};
 
 	program[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-	for (unsigned i = 0; i < CALLS; i++)
+	for (unsigned i = 0; i < CALLS; i++) {
+		unsigned to = calls[i].number == SYS_openat ? OPENAT + 1 : TRACE;
+
 		program[1 + i] = (struct sock_filter)BPF_JUMP(
-		        BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i].number, (unsigned char)(CALLS - i), 0);
-	program[CALLS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	program[CALLS + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+		        BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i].number, (unsigned char)(to - i - 2), 0);
+	}
+	program[OPENAT] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JA, ALLOW - OPENAT - 1, 0, 0);
+	program[OPENAT + 1] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+	                                                   offsetof(struct seccomp_data, args[2]));
+	program[OPENAT + 2] =
+	        (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, O_CREAT | O_TRUNC, 0, 1);
+	program[TRACE] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+	program[ALLOW] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &all))
 		fail("seccomp");
 }
