@@ -17,6 +17,8 @@
 #else
 #define fence_unlocked() fence_full()
 #endif
+/* That it will be needed soon; any address will do. */
+#define prefetch(p) __builtin_prefetch(p)
 #define fence_acquire() atomic_thread_fence(memory_order_acquire)
 
 #if defined(__x86_64__) || defined(__i386__)

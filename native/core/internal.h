@@ -260,6 +260,23 @@ static inline bool slot_is(shmq_map *map, uint32_t slot, unsigned state)
 {
 	return SANE(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
 }
+/* Messages that are used one after the other mostly lie so, slots and bodies. In a queue of many what
+ * takes the time is to wait for each slot's lines, so those that come soon are asked for. */
+#define AHEAD 12u
+static inline void slots_ahead(const shmq_map *map, uint32_t slot)
+{
+	const shmq_slot_desc *s = &map->slots[slot + AHEAD];
+
+	prefetch(s);
+	prefetch(&s->after);
+}
+static inline void bodies_ahead(const shmq_map *map, const shmq_slot_desc *s)
+{
+	const uint8_t *body = map->arena + s->body + AHEAD * ((uint64_t)s->capacity + SHMQ_ARENA_HEAD);
+
+	prefetch(body - SHMQ_ARENA_HEAD);
+	prefetch(body + 64 - SHMQ_ARENA_HEAD);
+}
 /* Does the slot's body lie where bodies are? */
 static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)
 {

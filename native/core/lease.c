@@ -176,6 +176,7 @@ static bool free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
 
 		if (!s)
 			break; /* garbage: a rebuild would make the rest BACK */
+		slots_ahead(map, slot);
 		e->at = s->next;
 		e->left--;
 		latency_record(map->latency, s->timestamp, realtime);
@@ -233,6 +234,7 @@ static bool give_back(shmq_map *map, shmq_lease_desc *e)
 			queue_broken(map); /* a rebuild makes of it what it can */
 			return true;
 		}
+		slots_ahead(map, slot);
 		map->requeue[(head - n + i) & mask] = slot;
 		slot = s->next;
 		s->order = e->base + i;
@@ -553,6 +555,7 @@ static uint32_t gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t 
 
 		if (taken && e->bytes + s->length > max_bytes)
 			break;
+		slots_ahead(map, slot);
 		s->move = id;
 		s->turn = taken;
 		s->next = SHMQ_NONE;
@@ -907,6 +910,8 @@ int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows
 	for (; *count < c->left && *count < rows && body_at(map, slot, &s, &length); slot = s->next) {
 		if (*count && *size + length > bytes)
 			break;
+		slots_ahead(map, slot);
+		bodies_ahead(map, s);
 		*size += length;
 		++*count;
 	}

@@ -163,8 +163,10 @@ static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
 			queue_broken(map);
 			return false;
 		}
+		slots_ahead(map, slot);
 		if (!body_ensure(map, &map->slots[slot], lengths[i], n))
 			return false;
+		bodies_ahead(map, &map->slots[slot]);
 	}
 	return true;
 }

@@ -76,11 +76,11 @@ class Files:
     ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes]]]:
         """The messages between two positions, up to `rows` at a time: how many, and their columns.
         `held` raises if what was read may be something else by now."""
-        position = start
+        position, window = start, min(max_bytes, _PIECE)
         with self._disk() as disk:
             while position < end:
                 try:
-                    chunk = disk.read(position, end, max_bytes, _at_most(rows))
+                    chunk = disk.read(position, end, window, _at_most(rows))
                 except (DamagedFile, OSError):
                     held()
                     raise
@@ -88,6 +88,8 @@ class Files:
                 held()
                 if chunk.count:
                     yield chunk.count, columns
+                    each = len(chunk.data) // chunk.count + 1
+                    window = min(max_bytes, rows * each * 9 // 8)  # what is not used is read again
                 position = chunk.next_position
 
 

@@ -37,7 +37,8 @@ from shmq.spark.options import Settings
 
 #: How far the mark of a whole epoch is.
 _DONE: Final = 1 << 62
-_ROWS: Final = 16_384
+#: What is published at once stays in a core's cache from the first look at its slots to the last.
+_ROWS: Final = 2048
 _BYTES: Final = 4 << 20
 #: Least number of messages that a queue holds, whatever mem_queue_size says.
 _TRANSIT: Final = 256
