@@ -43,10 +43,16 @@ from bench_runs import (
     PUB,
     PUBS,
     RESTORE,
-    ROUND_TRIPS,
+    SPARK,
+    SPARK_DISK,
+    SPARK_PARQUET,
+    SPARK_READ,
+    SPARK_STREAM,
+    SPARK_WRITE,
     SPILL,
     SUB,
     TOGETHER,
+    WITH_P99,
     Contestant,
     Lacking,
     Outcome,
@@ -82,6 +88,13 @@ GOALS = (
     (PUBS, "shmq gateway", "nsqd", 1.0),
     (SUB, "shmq gateway", "nsqd", 1.0),
     (PUB, "shmq gateway", "nsqd", 0.7),
+    (SPARK_READ, "shmq", "only copies", 0.9),
+    (SPARK_STREAM, "shmq", "only copies", 0.9),
+    (SPARK_DISK, "shmq", "only copies", 0.8),
+    (SPARK_WRITE, "shmq", "only copies", 0.9),
+    (SPARK_WRITE, "shmq publish=immediate", "only copies", None),
+    (SPARK_PARQUET, "shmq", "parquet in memory", 1.0),
+    (SPARK_PARQUET, "shmq publish=immediate", "parquet in memory", None),
 )
 
 
@@ -186,14 +199,15 @@ def core_executable(scratch: Path) -> Path | None:
 
 
 @contextmanager
-def contestants(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
+def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[Contestant]]:
     """All that can run here, in the order of the table; a line on stderr for each that cannot."""
     with our_broker(scratch, memory) as mine, ExitStack() as stack:
         found: list[Contestant] = []
         disks: list[Contestant] = [OurDisk(scratch), GoDiskQueue(scratch, TOP / "build")]
         servers: list[Contestant] = [OurGateway(scratch), Nsqd(scratch)]
         core = cores(core_executable(scratch))
-        for contestant in [*mine, *core, *disks, *servers, *peers(scratch)]:
+        spark = _in_spark(scratch) if any(LINES[line].group == SPARK for line in lines) else []
+        for contestant in [*mine, *core, *disks, *servers, *spark, *peers(scratch)]:
             stack.callback(contestant.close)
             try:
                 contestant.version()
@@ -202,6 +216,15 @@ def contestants(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
             else:
                 found.append(contestant)
         yield found
+
+
+def _in_spark(scratch: Path) -> list[Contestant]:
+    try:
+        from bench_spark import in_spark
+    except ImportError as error:
+        click.echo(f"without Spark: {error}", err=True)
+        return []
+    return in_spark(scratch)
 
 
 @contextmanager
@@ -261,7 +284,7 @@ def show(results: list[Results]) -> None:
         of_line = [result for result in results if result.line == name]
         if not of_line:
             continue
-        p99 = f" {'p99':>9}" if name in ROUND_TRIPS else ""
+        p99 = f" {'p99':>9}" if name in WITH_P99 else ""
         click.echo()
         click.secho(
             f"{line.title + ', ' + line.unit:40} {'median':>9} {'quartiles':>17}{p99}", bold=True
@@ -282,7 +305,7 @@ def _numbers(result: Results) -> str:
     digits = 3 if LINES[result.line].unit == "M/s" else 1
     low, middle, high = (f"{value:.{digits}f}" for value in result.quartiles())
     text = f"{middle:>9} {f'{low} to {high}':>17}"
-    if result.line in ROUND_TRIPS:
+    if result.line in WITH_P99:
         text += f" {statistics.median(outcome.p99_us or 0 for outcome in result.outcomes):9.1f}"
     return text
 
@@ -348,10 +371,14 @@ def on_sigterm(number: int, frame: FrameType | None) -> None:
     "it never does.  [default: half the memory]",
 )
 @click.option(
+    "--rows", type=click.IntRange(min=1000), default=1_000_000, help="Of a query in Spark."
+)
+@click.option(
     "--only",
     multiple=True,
     metavar="NAME",
-    help=f"A line ({', '.join(LINES)}) or a contestant (shmq, C core, mp.Pipe...); repeatable.",
+    help=f"A line ({', '.join(LINES)}), `spark` for all of Spark's, which are measured only if "
+    "named, or a contestant (shmq, C core, mp.Pipe...); repeatable.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all runs there.")
 def main(
@@ -362,6 +389,7 @@ def main(
     capacity: int,
     memory: int,
     window: int | None,
+    rows: int,
     only: tuple[str, ...],
     json_path: Path | None,
 ) -> None:
@@ -369,13 +397,14 @@ def main(
     otherwise."""
     signal.signal(signal.SIGTERM, on_sigterm)
     window = memory // 2 if window is None else window
-    lines = [line for line in LINES if line in only] or list(LINES)
-    plan = Plan(ONE, seconds, size, count, capacity, memory, window)
+    lines = [name for name, line in LINES.items() if name in only or line.group in only]
+    lines = lines or [name for name, line in LINES.items() if line.group is None]
+    plan = Plan(ONE, seconds, size, count, capacity, memory, window, rows)
     plans = [replace(plan, line=line, size=LINES[line].size or size) for line in lines]
     scratch = Path(tempfile.mkdtemp(prefix="shmq-bench-"))
     try:
-        with contestants(scratch, memory) as found:
-            names = [name for name in only if name not in LINES]
+        with contestants(scratch, memory, lines) as found:
+            names = [name for name in only if name not in LINES and name != SPARK]
             if unknown := set(names) - {contestant.name for contestant in found}:
                 raise click.BadParameter(f"not here: {', '.join(sorted(unknown))}")
             found = [item for item in found if not names or item.name in names]

@@ -31,7 +31,12 @@ LARGE, IN_PLACE = "large", "inplace"
 SPILL, RESTORE = "spill", "restore"
 EXPIRY = "expiry"
 PUBS, SUB, PUB = "mpub", "sub", "pub"
+SPARK = "spark"
+SPARK_READ, SPARK_STREAM, SPARK_DISK = "spark-read", "spark-stream", "spark-disk"
+SPARK_WRITE, SPARK_PARQUET = "spark-write", "spark-parquet"
+SPARK_HAND_OVER, SPARK_LISTS = "spark-handover", "spark-lists"
 ROUND_TRIPS = (APART, TOGETHER)
+WITH_P99 = (*ROUND_TRIPS, SPARK_HAND_OVER)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Line:
     title: str
     unit: str = "M/s"
     size: int | None = None  # of a body, where it is not the one asked for
+    group: str | None = None  # measured only if this, or the line, is named
 
     @property
     def less_is_better(self) -> bool:
@@ -75,6 +81,13 @@ LINES = {
     PUBS: Line("over TCP: MPUB of lists", "k/s", 200),
     SUB: Line("over TCP: take and finish", "k/s", 200),
     PUB: Line("over TCP: PUB one at a time", "k/s", 200),
+    SPARK_READ: Line("Spark reads a batch", group=SPARK),
+    SPARK_STREAM: Line("Spark reads a micro-batch", group=SPARK),
+    SPARK_DISK: Line("Spark reads a batch from disk", group=SPARK),
+    SPARK_WRITE: Line("Spark writes", group=SPARK),
+    SPARK_PARQUET: Line("Spark writes, then reads", group=SPARK),
+    SPARK_HAND_OVER: Line("from task to task, one at a time", "us", group=SPARK),
+    SPARK_LISTS: Line("from task to task, lists of 1000", group=SPARK),
 }
 
 
@@ -89,6 +102,7 @@ class Plan:
     capacity: int  # messages that wait at most, for peers that can be told
     memory: int  # shmq's mem_queue_size
     window: int  # messages shmq's producer lets be under way before it pauses; 0: no such limit
+    rows: int  # of a query in Spark
 
     @property
     def in_lists(self) -> bool:
