@@ -344,6 +344,12 @@ class Broker:
         view = self._source().queue(QueueEntry(queue, serial, 0, channel, False))
         return stats.read_queue(channel, view)
 
+    def channel_depth(self, topic: str, channel: str) -> int:
+        """How many messages of one channel wait, in memory and on disk: that alone, cheap with any
+        number of messages. Gone."""
+        _, queue, serial = self._existing_queue(topic, channel)
+        return stats.depth(self._source().queue(QueueEntry(queue, serial, 0, channel, False)))
+
     def channel_identity(self, topic: str, channel: str) -> str:
         """Of the channel's memory: another one after it was deleted and made again, or after the
         broker was stopped and started. Lease ids belong to it. Gone."""

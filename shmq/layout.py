@@ -508,8 +508,13 @@ class QueueView(_View):
         mask = min(mask, self._ring_max - 1)
         return head, (length if length <= mask + 1 else 0), mask
 
-    def _ring(self, ring: str) -> Array:
+    def front(self, ring: str, most: int) -> Array:
+        """Slots of its first entries."""
+        return self._ring(ring, most)
+
+    def _ring(self, ring: str, most: int = NONE) -> Array:
         head, length, mask = self._ring_bounds(ring)
+        length = min(length, most)
         cells = self._array(np.dtype("<u4"), f"{ring}_at", mask + 1, self._ring_max)
         first = head & mask
         rest = length - (mask + 1 - first)

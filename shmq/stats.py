@@ -404,13 +404,12 @@ def read_queue(
 ) -> ChannelStats:
     """One channel, or (name None) a topic's backlog, from its segment."""
     header: Array = view.header.copy()  # one glance, then arithmetic
-    ready, requeue = view.ring_length("ready"), view.ring_length("requeue")
     run = layout.run_length(header)
     disk = max(0, int(header["disk_depth"]) - run)
     body_bytes = int(header["arena_committed"]) - int(header["arena"]["free_bytes"])
     return ChannelStats(
         name=name,
-        depth=ready + requeue + disk + int(header["spilling_count"]),
+        depth=_depth(view, header, disk),
         backend_depth=disk,
         in_flight=int(header["inflight_len"]),
         deferred=int(header["deferred_len"])
@@ -440,6 +439,17 @@ def read_queue(
     )
 
 
+def depth(view: QueueView) -> int:
+    """How many messages of a queue wait, in memory and on disk."""
+    header: Array = view.header.copy()
+    return _depth(view, header, max(0, int(header["disk_depth"]) - layout.run_length(header)))
+
+
+def _depth(view: QueueView, header: Array, on_disk: int) -> int:
+    waiting = view.ring_length("ready") + view.ring_length("requeue")
+    return waiting + on_disk + int(header["spilling_count"])
+
+
 def _latency(view: QueueView) -> Latency:
     taken: Array = view.latency.copy()
     buckets = taken["window"]["buckets"].sum(axis=0, dtype=np.uint64)
@@ -465,7 +475,7 @@ def committed_bytes(header: Array) -> int:
 
 
 def _oldest_age(view: QueueView) -> float | None:
-    waiting = np.concatenate((view.requeue, view.ready[:1]))
+    waiting = np.concatenate((view.requeue, view.front("ready", 1)))
     if not len(waiting):
         return None
     slots = view.slots

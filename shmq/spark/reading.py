@@ -127,7 +127,7 @@ class ShmqReader(DataSourceReader):
         try:
             leases = lessee.leases()
             if not leases:
-                waiting = broker.channel_stats(settings.topic, settings.channel).depth
+                waiting = broker.channel_depth(settings.topic, settings.channel)
                 lease = lessee.lease(
                     settings.maxMessagesPerTrigger,
                     settings.maxBytesPerTrigger,

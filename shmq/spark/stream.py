@@ -195,7 +195,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- taking ----
 
     def _waiting(self) -> int:
-        return self._broker.channel_stats(self._settings.topic, self._settings.channel).depth
+        return self._broker.channel_depth(self._settings.topic, self._settings.channel)
 
     def _open_after(self, lessee: Lessee, parent: int) -> Lease | None:
         """The open lease that follows `parent`; those that follow nothing we know of go back."""
