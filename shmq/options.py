@@ -184,9 +184,14 @@ class Option:
             raise OptionError(f"{self.name} must be text, not {value!r}")
         if "\0" in text:
             raise OptionError(f"{self.name} must not hold a zero byte")
-        if self.choices and text not in self.choices:
+        if not self.choices:
+            return text
+        word = text.lower()  # as nsqd's, in any letter case
+        if word not in self.choices and "true" in self.choices and text in _SWITCH:
+            word = str(_SWITCH[text]).lower()
+        if word not in self.choices:
             raise OptionError(f"{self.name} must be one of {', '.join(self.choices)}, not {text!r}")
-        return text
+        return word
 
     def _convert(self, what: str, text: str) -> Any:
         if self.kind in (Kind.TEXT, Kind.WORD):

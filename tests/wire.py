@@ -102,7 +102,16 @@ class Server:
 
     def http(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
         """One HTTP request."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port("http"), timeout=WATCHDOG)
+        where = self.addresses["http"]
+        if where.startswith("/"):
+            connection = http.client.HTTPConnection("unix", timeout=WATCHDOG)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(WATCHDOG)
+            connection.sock.connect(where)
+        else:
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", self.port("http"), timeout=WATCHDOG
+            )
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -114,10 +123,13 @@ class Server:
         """POST with a query."""
         return self.http("POST", f"{path}?{urllib.parse.urlencode(params)}", body)
 
+    def json(self, path: str) -> Any:
+        """A document."""
+        return json.loads(self.http("GET", path).body)
+
     def stats(self, **params: str) -> Any:
         """`/stats?format=json`."""
-        query = urllib.parse.urlencode({"format": "json", **params})
-        return json.loads(self.http("GET", f"/stats?{query}").body)
+        return self.json(f"/stats?{urllib.parse.urlencode({'format': 'json', **params})}")
 
     def topic(self, name: str) -> Any:
         """A topic in `/stats`."""

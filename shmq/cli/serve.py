@@ -8,11 +8,14 @@ import errno
 import faulthandler
 import importlib.util
 import logging
+import os
+import signal
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import click
@@ -31,6 +34,8 @@ from shmq.supervisor.supervisor import Supervisor
 #: How long the gateway of a supervisor that was killed may hold its ports: on a busy machine one
 #: that has just been started needs seconds until it can notice.
 _PREDECESSOR_SECONDS = 10.0
+
+_STACKS_SHOWN = 2  # exit status of a Go program
 
 _OWN_FLAGS = ("config", "drain", "starter-pid", "version")
 
@@ -123,6 +128,7 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
     set_up_logging(options)
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
         faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
+    _take_signals()
     descriptors.raise_limit()
     supervisor = Supervisor(options, starter_pid, notifier, Gateway(options, sockets))
     try:
@@ -131,6 +137,21 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
         logging.critical("%s", _sentence(exc))
         notifier.status(_sentence(exc))
         return ERROR
+
+
+def _take_signals() -> None:
+    """As Go's runtime does for nsqd, beside those that stop the supervisor; children inherit what
+    is ignored."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGQUIT, _show_stacks)
+
+
+def _show_stacks(number: int, frame: FrameType | None) -> None:
+    """End at once with all stacks on stderr; another supervisor takes up what is in memory."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        faulthandler.dump_traceback()
+    os._exit(_STACKS_SHOWN)
 
 
 class Gateway:

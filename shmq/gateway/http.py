@@ -36,6 +36,8 @@ _ROOM_EVERY: Final = 0.002
 #: For a request's head to come whole, and again for its body; as long as the TCP protocol waits.
 _REQUEST_SECONDS: Final = 60.0
 _PROFILE_SECONDS: Final = 30
+#: Flags without effect, which nsqd does not keep.
+_NO_OPTIONS: Final = ("verbose", "worker_id")
 _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
 _LOGGING: Final = {
     "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
@@ -376,7 +378,7 @@ class Http:
 
     def _config(self, key: str) -> Answer:
         option = next((item for item in OPTIONS.values() if item.key == key), None)
-        if option is None:
+        if option is None or key in _NO_OPTIONS:
             raise HttpError(400, "INVALID_OPTION")
         value = getattr(self._options, option.name)
         if option.name == "log_level":
@@ -391,6 +393,8 @@ class Http:
             value = to_ns(value)
         elif option.kind is Kind.MODE:
             value = option.show(value)
+        elif option.kind is Kind.SHARES:  # as Go writes 1.0
+            value = [int(share) if share.is_integer() else share for share in value]
         if isinstance(value, str):
             return value
         return _response(200, _dump(value), _JSON, nsq=True)

@@ -62,6 +62,12 @@ def split_address(address: str) -> tuple[str, int] | None:
     return host, int(port)
 
 
+def _not_a_port(address: str) -> str:
+    """The port of what is `host:port` but for that; else it is a path."""
+    port = address.rpartition(":")[2]
+    return port if port.isdecimal() and "/" not in address and port != address else ""
+
+
 def open_listeners(options: Options, passed: Sequence[tuple[int, str]]) -> Listeners:
     """Open what the options ask for. passed: (descriptor, name) of sockets that a service manager
     opened, which stand for the addresses of their name. OSError with nsqd's sentence."""
@@ -101,6 +107,9 @@ def _enter(listeners: Listeners, kind: str, fds: list[int]) -> None:
 
 def _open(address: str, count: int, listeners: Listeners) -> list[int]:
     where = split_address(address)
+    if where is None and (port := _not_a_port(address)):
+        said = f"listen ({address}) failed - listen tcp: address {port}: invalid port"
+        raise OSError(errno.EINVAL, said)
     try:
         if where is None:
             fd = _open_unix(address)

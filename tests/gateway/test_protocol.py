@@ -321,20 +321,3 @@ def test_heartbeats_and_the_end_of_who_does_not_answer(client: Client) -> None:
     while (frame := client.frame(heartbeats=True)) is not None:
         assert frame == (RESPONSE, b"_heartbeat_")
     assert time.monotonic() - began >= 2.9
-
-
-# ---- topics and channels ----
-
-
-def test_unix_sockets(start: Start) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as directory:
-        server = start(f"--tcp-address={directory}/tcp.sock")
-        client = server.connect()
-        client.sub("t", "c", 1)
-        client.pub("t", b"x")
-        client.finish(client.delivery())
-        found = server.channel("t", "c")["clients"][0]
-        assert found["remote_address"] == "@"
-        assert json.loads(server.http("GET", "/info").body)["tcp_port"] == -1
