@@ -369,11 +369,18 @@ class Producer:
         end. ValueError if they are not all there."""
 
     def publish_run(
-        self, data: Any, start: int, end: int, line: bytes, max_msg_size: int
-    ) -> tuple[int, int]:
-        """nsqd's PUB commands in data[start:end] as long as they are whole, right and all of
-        `line` (`PUB <topic>\\n`), published together without waiting: (where they end, how many).
-        At most some; call it again. Errors as of publish_framed; then none of them is."""
+        self,
+        data: Any,
+        start: int,
+        end: int,
+        line: bytes,
+        max_msg_size: int,
+        max_body_size: int,
+    ) -> tuple[int, int, int]:
+        """nsqd's PUB commands in data[start:end] as long as they are whole, right and all of one
+        topic, or the one MPUB there, published together without waiting: (where they end, how
+        many messages, how many answers). `line`: `MPUB <topic>\\n`. At most some; call it again.
+        Errors as of publish_framed; then none of them is."""
 
     def publish_marked(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,10 +38,13 @@ class Topic:
         return start
 
     def publish_run(
-        self, data: bytearray, start: int, end: int, line: bytes, most: int
-    ) -> tuple[int, int]:
+        self, data: bytearray, start: int, end: int, line: bytes, most: int, most_body: int
+    ) -> tuple[int, int, int]:
         if self.full:
             raise Full("full")
+        if data.startswith(b"M", start):
+            return self._batch(data, start, end, line, most, most_body)
+        line = line[1:]
         count = 0
         while data.startswith(line, start):
             body = start + len(line) + 4
@@ -49,7 +53,26 @@ class Topic:
                 break
             self.host.published.append((bytes(data[body : body + size]), None))
             start, count = body + size, count + 1
-        return start, count
+        return start, count, count
+
+    def _batch(
+        self, data: bytearray, start: int, end: int, line: bytes, most: int, most_body: int
+    ) -> tuple[int, int, int]:
+        at = start + len(line) + 8
+        if not data.startswith(line, start) or at > end:
+            return start, 0, 0
+        size, count = struct.unpack_from(">ii", data, at - 8)
+        if not (0 < size <= most_body and 0 < count <= (most_body - 4) // 5):
+            return start, 0, 0
+        bodies: list[bytes] = []
+        for _ in range(count):
+            size = int.from_bytes(data[at : at + 4], "big", signed=True)
+            if end - at < 4 or not 0 < size <= min(most, end - at - 4):
+                return start, 0, 0
+            bodies.append(bytes(data[at + 4 : at + 4 + size]))
+            at += 4 + size
+        self.host.published += [(body, None) for body in bodies]
+        return at, count, 1
 
 
 class Host:

@@ -414,36 +414,45 @@ static PyObject *producer_publish_framed(producer_object *self, PyObject *const 
 	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(start + used);
 }
 
-/* nsqd's PUB commands; (where they end, how many). */
+/* nsqd's PUB commands, or one MPUB; (where they end, how many messages, how many answers). */
 static PyObject *producer_publish_run(producer_object *self, PyObject *const *args,
                                       Py_ssize_t nargs, PyObject *kwnames)
 {
 	PyObject *data, *line;
 	shmq_body bodies[STACK_BODIES];
-	uint64_t first_id = 0, start, end, most, used = 0;
+	uint64_t first_id = 0, start, end, most, most_body, used = 0;
 	Py_buffer view, line_view;
 	uint32_t count = 0;
+	bool batch = false;
 	int r = -1;
 
-	if (ARGUMENTS("publish_run", 5, {"data", ARGUMENT_OBJECT, &data}, {"start", ARGUMENT_U64, &start},
+	if (ARGUMENTS("publish_run", 6, {"data", ARGUMENT_OBJECT, &data}, {"start", ARGUMENT_U64, &start},
 	              {"end", ARGUMENT_U64, &end}, {"line", ARGUMENT_OBJECT, &line},
-	              {"max_msg_size", ARGUMENT_U64, &most}) < 0 ||
+	              {"max_msg_size", ARGUMENT_U64, &most},
+	              {"max_body_size", ARGUMENT_U64, &most_body}) < 0 ||
 	    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
 	if (PyObject_GetBuffer(line, &line_view, PyBUF_SIMPLE) < 0) {
 		PyBuffer_Release(&view);
 		return NULL;
 	}
-	if (start > end || end > (uint64_t)view.len) {
-		PyErr_SetString(PyExc_ValueError, "publish_run() needs 0 <= start <= end <= len(data)");
+	if (start > end || end > (uint64_t)view.len || !line_view.len) {
+		PyErr_SetString(PyExc_ValueError,
+		                "publish_run() needs a line, and 0 <= start <= end <= len(data)");
 	} else {
-		count = shmq_wire_publishes((const char *)view.buf + start, end - start, line_view.buf,
-		                            (uint64_t)line_view.len, most, STACK_BODIES, bodies, &used);
+		const char *from = (const char *)view.buf + start, *mpub = line_view.buf;
+		uint64_t length = (uint64_t)line_view.len;
+
+		batch = start < end && *from == 'M';
+		count = batch ? shmq_wire_batch(from, end - start, mpub, length, most, most_body,
+		                                STACK_BODIES, bodies, &used)
+		              : shmq_wire_publishes(from, end - start, mpub + 1, length - 1, most,
+		                                    STACK_BODIES, bodies, &used);
 		r = count ? publish(self, bodies, count, has_large(bodies, count), 0, 0, &first_id) : 0;
 	}
 	PyBuffer_Release(&line_view);
 	PyBuffer_Release(&view);
-	return r < 0 ? NULL : Py_BuildValue("KI", start + used, count);
+	return r < 0 ? NULL : Py_BuildValue("KII", start + used, count, batch && count ? 1 : count);
 }
 
 /* Arrow's layout as bodies; false if an offset points outside. */
@@ -680,8 +689,9 @@ static PyMethodDef producer_methods[] = {
 	       "publish_framed($self, data, start, count, defer=None, timeout=None)\n--\n\n"
 	       "Bodies out of one buffer, as nsqd's MPUB has them; where they end."),
 	METHOD("publish_run", producer_publish_run, FAST,
-	       "publish_run($self, data, start, end, line, max_msg_size)\n--\n\n"
-	       "nsqd's PUB commands of one topic, in one go; (where they end, how many)."),
+	       "publish_run($self, data, start, end, line, max_msg_size, max_body_size)\n--\n\n"
+	       "nsqd's PUB commands of one topic, or one MPUB, in one go; (where they end, how many "
+	       "messages, how many answers)."),
 	METHOD("publish_marked", producer_publish_marked, FAST,
 	       "publish_marked($self, data, offsets, wide, start, count, key0, key1, epoch, after, upto, "
 	       "timeout=None)\n--\n\nAs publish_offsets, once for each mark; None: they were before."),

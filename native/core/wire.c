@@ -3,6 +3,7 @@
  *
  *   bodies of MPUB   count times int32 BE size | body
  *   runs of PUB      "PUB " topic "\n" int32 BE size | body
+ *   MPUB             "MPUB " topic "\n" int32 BE size of what follows | int32 BE count | bodies
  *   runs of FIN      "FIN " 16 hex digits "\n"
  *   message frames   int32 BE size | int32 BE 2 | int64 BE timestamp | uint16 BE attempts
  *                    | 16 hex digits | body
@@ -74,6 +75,30 @@ uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line
 	}
 	*used = at;
 	return i;
+}
+
+uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, uint64_t line_length,
+                         uint64_t max_msg_size, uint64_t max_body_size, uint32_t n,
+                         shmq_body *bodies, uint64_t *used)
+{
+	const uint8_t *from = data;
+	uint32_t count, whole;
+	uint64_t size, at = line_length + 8;
+	int64_t bad;
+
+	*used = 0;
+	if (length < at || memcmp(from, line, line_length))
+		return 0;
+	size = get_u32(from + line_length);
+	count = get_u32(from + line_length + 4);
+	/* nsqd frames by the count alone; the size is only judged. The limits are below 2^31. */
+	if (!SANE(size && size <= max_body_size && count && 4 + 5 * (uint64_t)count <= max_body_size) ||
+	    count > n ||
+	    shmq_wire_bodies(from + at, length - at, max_msg_size, count, bodies, &whole, &size, &bad) < 0 ||
+	    whole < count)
+		return 0;
+	*used = at + size;
+	return count;
 }
 
 /* Their values + 1: nsqd prints ids in lower case, and they are compared as text. */

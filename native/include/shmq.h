@@ -339,6 +339,11 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line,
                              uint64_t line_length, uint64_t max_msg_size, uint32_t n,
                              shmq_body *bodies, uint64_t *used);
+/* The bodies of the MPUB command of this `line` at the start of `data`. 0 and no bytes: it is not
+ * whole, has more than n of them, or something about it is not right. */
+uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, uint64_t line_length,
+                         uint64_t max_msg_size, uint64_t max_body_size, uint32_t n,
+                         shmq_body *bodies, uint64_t *used);
 /* An id as 16 lower-case hex digits; false: it is none. */
 bool shmq_wire_id(const void *text, uint64_t *id);
 /* The ids of up to n FIN lines at the start of `data`, and how many bytes those take. */

@@ -41,8 +41,9 @@ _FULL_WINDOW_EVERY: Final = 0.1
 #: Seconds between two tries to publish to a queue that is full.
 _ROOM_EVERY: Final = 0.002
 
+_MAY_PUBLISH: Final = b"MP"
+
 _SIZE = struct.Struct(">i")
-_SIZES = struct.Struct(">ii")
 _NEVER: Final = math.inf
 
 
@@ -151,7 +152,7 @@ class Session:
         self._body: Callable[[bytearray, int, int], int] | None = self._read_magic
         self._command = self._subject = b""
         self._line = b""
-        """`PUB <topic>\\n` of the last; empty: what follows is looked at step by step."""
+        """`MPUB <topic>\\n`, of what was published to last; empty: step by step."""
         self._defer: float | None = None
         self._count = self._scanned = self._sent = self._piece = 0
         self._at = self._sent_at = self._step = 0
@@ -186,12 +187,10 @@ class Session:
                     continue
                 if start >= end:
                     break
-                if self._line and data.startswith(self._line, start):
-                    at = self._publish_run(data, start, end)
-                    if at != start:
-                        start = at
-                        waits = True
-                        continue
+                at = self.publish_run(data, start, end)
+                if at != start:
+                    start = at
+                    continue
                 if self._window is not None and data[start] == 0x46:  # F
                     at = self._finish_run(data, start, end)
                     if at != start:
@@ -554,22 +553,28 @@ class Session:
         self._defer = None
         self._expect(b"PUB", self._read_message)
 
-    def _publish_run(self, data: bytearray, start: int, end: int) -> int:
-        """PUB commands like the last one, as many as are whole; `start` itself if there is none to
-        see, or anything is wrong with them."""
-        topic = self._line[4:-1]
-        producer = self._host.producers.get(topic)
+    def publish_run(self, data: bytearray, start: int, end: int) -> int:
+        """As `receive`, but only PUB commands to the topic of the last, as many as are whole, or
+        one such MPUB. `start` itself if there is none to see, or anything is wrong with them. Only
+        while it `goes_on`."""
+        line = self._line
+        if not line or self._body is not None or data[start] not in _MAY_PUBLISH:
+            return start
+        topic, host = line[5:-1], self._host
+        producer, options = host.producers.get(topic), host.options
         if producer is None:
             return start
         try:
-            at, count = producer.publish_run(
-                data, start, end, self._line, self._host.options.max_msg_size
+            at, count, answers = producer.publish_run(
+                data, start, end, line, options.max_msg_size, options.max_body_size
             )
         except ShmqError:
             return start
         if count:
             self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
-            self._say(protocol.OK * count)
+            self._say(protocol.OK if answers == 1 else protocol.OK * answers)
+            if self.heartbeat:
+                self._read_until = self.now + 2 * self.heartbeat
         return int(at)
 
     def _dpub(self, params: list[bytes]) -> None:
@@ -605,8 +610,6 @@ class Session:
         if not self._publish(data, start, 1):
             return start
         self._published(1)
-        if self._command == b"PUB" and not self._host.auth_enabled:
-            self._line = b"PUB %b\n" % self._subject
         return start + 4 + int(size)
 
     def _publish(self, data: bytearray, start: int, count: int) -> bool:
@@ -648,6 +651,8 @@ class Session:
     def _published(self, count: int) -> None:
         counts = self.pub_counts
         counts[self._subject] = counts.get(self._subject, 0) + count
+        if not self._host.auth_enabled:
+            self._line = b"MPUB %b\n" % self._subject
         self._body = None
         self._say(protocol.OK)
 
@@ -664,9 +669,6 @@ class Session:
         """Everything from the size to the last message stays in the buffer till it is published;
         `_at` and `_sent_at` are distances from the size."""
         if self._count < 0:
-            at = self._publish_whole(data, start, end)
-            if at:
-                return at
             if not self._authorised(b"MPUB", self._subject, b""):
                 return start
             if self._subject not in self._host.producers:
@@ -682,27 +684,6 @@ class Session:
                 return start
         self._published(self._count)
         return start + self._at
-
-    def _publish_whole(self, data: bytearray, start: int, end: int) -> int:
-        """The usual case in one go: the batch is there, right, and fits. Where it ends; 0: look at
-        it step by step."""
-        host, options = self._host, self._host.options
-        producer = host.producers.get(self._subject)
-        if producer is None or host.auth_enabled or end - start < 8:
-            return 0
-        size, count = _SIZES.unpack_from(data, start)
-        most = options.max_body_size
-        if not (0 < size <= most and 0 < count <= (most - 4) // 5):
-            return 0
-        at, whole, _ = _native.scan_bodies(data, start + 8, end, count, options.max_msg_size)
-        if whole != count:
-            return 0
-        try:
-            producer.publish_framed(data, start + 8, count, None, 0)
-        except ShmqError:
-            return 0
-        self._published(count)
-        return int(at)
 
     def _read_count(self, data: bytearray, start: int, end: int) -> bool:
         if end - start < 4:

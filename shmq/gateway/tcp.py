@@ -77,21 +77,22 @@ class Connection(asyncio.BufferedProtocol):
         if session.consumer is not None or session.job is not None or self._full_since:
             self._work()
             return
-        # what `_work` comes to for a producer whose commands are whole: one publish, one answer
+        # what `_work` comes to for a producer: one publish, one answer, nothing to wait for
         session.now = self._loop.time()
-        self._start = session.receive(self._data, self._start, self._end)
-        if (
-            self._start != self._end
-            or self._end == len(self._data)
-            or not session.goes_on
-            or self._timer is None
-        ):
+        self._start = session.publish_run(self._data, self._start, self._end)
+        if self._start != self._end:
+            self._start = session.receive(self._data, self._start, self._end)
+            if not session.goes_on or self._timer is None:
+                self._work()
+                return
+            self._arm()
+        if self._end == len(self._data):
             self._work()
             return
-        self._start = self._end = 0
+        if self._start == self._end:
+            self._start = self._end = 0
         if session.flush:
             self._write()
-        self._arm()
 
     def eof_received(self) -> bool:
         self._eof = True

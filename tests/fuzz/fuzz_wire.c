@@ -9,6 +9,7 @@
 
 #define MOST 4096u
 #define MAX_MSG_SIZE 1000
+#define MAX_BODY_SIZE 2000
 
 static uint8_t *wall; /* nobody may read from here on */
 
@@ -59,6 +60,31 @@ static void plain_bodies(const uint8_t *data, uint64_t size, const char *line, r
 	}
 }
 
+/* MPUB lines, each with its batch; one of more than 5 is nobody's here. */
+static void plain_batches(const uint8_t *data, uint64_t size, reading *r)
+{
+	while (size - r->used >= 15 && !memcmp(data + r->used, "MPUB t\n", 7)) {
+		uint64_t at = r->used + 15;
+		int64_t bytes = size_at(data + r->used + 7), count = size_at(data + r->used + 11);
+		uint32_t before = r->n;
+
+		if (bytes <= 0 || bytes > MAX_BODY_SIZE || count <= 0 || count > (MAX_BODY_SIZE - 4) / 5 ||
+		    count > 5)
+			return;
+		while (count && size - at >= 4 && size_at(data + at) > 0 &&
+		       size_at(data + at) <= MAX_MSG_SIZE && size - at - 4 >= (uint64_t)size_at(data + at)) {
+			note(r, at + 4, (uint64_t)size_at(data + at));
+			at += 4 + (uint64_t)size_at(data + at);
+			count--;
+		}
+		if (count) {
+			r->n = before;
+			return;
+		}
+		r->used = at;
+	}
+}
+
 static void plain_finishes(const uint8_t *data, uint64_t size, reading *r)
 {
 	for (; size - r->used >= 21 && !memcmp(data + r->used, "FIN ", 4); r->used += 21) {
@@ -103,6 +129,21 @@ static void publishes(const uint8_t *data, uint64_t size, reading *r)
 			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
 		r->used += used;
 	} while (n == 5);
+}
+
+static void batches(const uint8_t *data, uint64_t size, reading *r)
+{
+	shmq_body found[5];
+	uint64_t used;
+	uint32_t n;
+
+	do {
+		n = shmq_wire_batch(data + r->used, size - r->used, "MPUB t\n", 7, MAX_MSG_SIZE,
+		                    MAX_BODY_SIZE, 5, found, &used);
+		for (uint32_t i = 0; i < n; i++)
+			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
+		r->used += used;
+	} while (n);
 }
 
 static void finishes(const uint8_t *data, uint64_t size, reading *r)
@@ -153,6 +194,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 		expected.n = 0, expected.used = 0, expected.wrong = false, expected.bad = 0;
 		plain_bodies(input, size, "PUB t\n", &expected);
 		hold(publishes, input, size, piece, false);
+		expected.n = 0, expected.used = 0;
+		plain_batches(input, size, &expected);
+		hold(batches, input, size, piece, false);
 		expected.n = 0, expected.used = 0;
 		plain_finishes(input, size, &expected);
 		hold(finishes, input, size, piece, false);

@@ -20,7 +20,7 @@ STORES_NOTHING = {
     "shmq_status_name", "shmq_status_sentence", "shmq_topic_find", "shmq_waiter_free",
     "shmq_why", "shmq_window_add", "shmq_window_find", "shmq_window_free", "shmq_window_open",
     "shmq_window_remove", "shmq_window_reserve", "shmq_wire_bodies", "shmq_wire_finishes",
-    "shmq_wire_frame", "shmq_wire_id", "shmq_wire_publishes",
+    "shmq_wire_frame", "shmq_wire_id", "shmq_wire_publishes", "shmq_wire_batch",
 }  # fmt: skip
 
 #: Other names, or other ends, of functions that are killed.

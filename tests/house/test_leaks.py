@@ -125,17 +125,21 @@ def framed(s: Scene) -> None:
     assert s.producer.publish_framed(data, 0, 2, None, 0) == 11
     line = b"PUB t\n"
     run = line + data[:5] + line + data[5:11] + line + data[11:]
-    assert s.producer.publish_run(run, 0, len(run), line, 100) == (23, 2)
-    assert s.producer.publish_run(run, 0, len(run), b"PUB u\n", 100) == (0, 0)
+    assert s.producer.publish_run(run, 0, len(run), b"M" + line, 100, 100) == (23, 2, 2)
+    assert s.producer.publish_run(run, 0, len(run), b"MPUB u\n", 100, 100) == (0, 0, 0)
+    batch = b"M" + line + b"\0\0\0\x0f\0\0\0\2" + data[:11]
+    assert s.producer.publish_run(batch, 0, 26, b"M" + line, 100, 100) == (26, 2, 1)
+    assert s.producer.publish_run(batch, 0, 25, b"M" + line, 100, 100) == (0, 0, 0)
     for call in (
-        lambda: s.producer.publish_run(run, 5, 4, line, 9),
+        lambda: s.producer.publish_run(run, 5, 4, line, 9, 9),
+        lambda: s.producer.publish_run(run, 0, 4, b"", 9, 9),
         lambda: _native.scan_bodies(data, 5, 4, 1, 9),
         lambda: s.producer.publish_framed(data, 5, 2, None, 0),
         lambda: s.producer.publish_framed(data, 500, 1),
     ):
         with pytest.raises(ValueError):
             call()
-    s.consumer.take_many(4, 0).finish()
+    s.consumer.take_many(6, 0).finish()
 
 
 @scene(

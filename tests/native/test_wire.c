@@ -52,6 +52,33 @@ static void publishes_of_one_topic_are_a_run(void)
 	EQUAL(used, 0);
 }
 
+static void a_batch_is_read_when_it_is_whole(void)
+{
+	static const char data[] = "MPUB t\n\0\0\0\17\0\0\0\2\0\0\0\1a\0\0\0\2bcMPUB t\n";
+	static const struct {
+		uint64_t at;
+		char value;
+	} wrong[] = {{5, 'u'}, {10, 0}, {10, 101}, {7, -1}, {14, 0}, {14, 20}, {11, -1}, {18, 0}, {18, 101}};
+	shmq_body bodies[3];
+	char copy[sizeof(data)];
+	uint64_t used;
+
+	for (uint64_t length = 0; length < sizeof(data); length++) {
+		EQUAL(shmq_wire_batch(data, length, "MPUB t\n", 7, 100, 100, 3, bodies, &used),
+		      length >= 26 ? 2 : 0);
+		EQUAL(used, length >= 26 ? 26 : 0);
+	}
+	EQUAL(bodies[1].length, 2);
+	CHECK(!memcmp(bodies[1].data, "bc", 2));
+	EQUAL(shmq_wire_batch(data, 26, "MPUB t\n", 7, 100, 100, 1, bodies, &used), 0);
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		memcpy(copy, data, sizeof(data));
+		copy[wrong[i].at] = wrong[i].value;
+		EQUAL(shmq_wire_batch(copy, 26, "MPUB t\n", 7, 100, 100, 3, bodies, &used), 0);
+		EQUAL(used, 0);
+	}
+}
+
 static void fin_runs_end_where_something_else_begins(void)
 {
 	static const char lines[] = "FIN 18a1f262a9a69001\nFIN 0000000000000000\nFIN 18A1F262A9A69001\n";
@@ -179,6 +206,7 @@ int main(void)
 {
 	bodies_are_found_and_bad_sizes_are_told();
 	publishes_of_one_topic_are_a_run();
+	a_batch_is_read_when_it_is_whole();
 	fin_runs_end_where_something_else_begins();
 	a_frame_is_nsqds();
 	deliveries_are_found_by_id();
