@@ -455,21 +455,29 @@ static void map_place(shmq_map *map, const queue_plan *p)
 
 int queue_commit_slots(shmq_map *map, uint32_t n)
 {
-	uint64_t cap = power_of_two(n);
+	uint32_t from = ld(&map->slots_backed);
+	uint64_t rings = from ? power_of_two(from) : 0, cap = power_of_two(n);
 	struct {
 		const void *at;
-		uint64_t bytes;
+		uint64_t from, to, size;
 	} part[] = {
-		{map->slots, n * sizeof(shmq_slot_desc)}, {map->ready, cap * 4},
-		{map->defer, cap * 4},                    {map->requeue, cap * 4},
-		{map->free, cap * 4},                     {map->inflight.when, (uint64_t)n * 8},
-		{map->inflight.slot, (uint64_t)n * 4},    {map->deferred.when, (uint64_t)n * 8},
-		{map->deferred.slot, (uint64_t)n * 4},
+		{map->slots, from, n, sizeof(shmq_slot_desc)},
+		{map->ready, rings, cap, 4},
+		{map->defer, rings, cap, 4},
+		{map->requeue, rings, cap, 4},
+		{map->free, rings, cap, 4},
+		{map->inflight.when, from, n, 8},
+		{map->inflight.slot, from, n, 4},
+		{map->deferred.when, from, n, 8},
+		{map->deferred.slot, from, n, 4},
 	};
 
+	if (n <= from)
+		return 0;
 	for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++) {
 		uint64_t at = (uint64_t)((const uint8_t *)part[i].at - map->base);
-		int r = segment_commit(map->base, at, part[i].bytes);
+		int r = segment_commit(map->base, at + part[i].from * part[i].size,
+		                       (part[i].to - part[i].from) * part[i].size);
 
 		if (r)
 			return r;

@@ -171,30 +171,74 @@ static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
 	return true;
 }
 
-/* More slots: pages first, then one word, then everything derived anew. */
+/* The entries of a ring whose mask grew to `wide` to where they are now. */
+static bool ring_widen(uint32_t *ring, _Atomic uint32_t *head, _Atomic uint32_t *tail,
+                       uint32_t mask, uint32_t wide)
+{
+	uint32_t at = ld(head), end = ld(tail);
+
+	if (!SANE(end - at - 1 <= mask || end == at))
+		return false;
+	for (; mask != wide && at != end; at++)
+		ring[at & wide] = ring[at & mask];
+	return true;
+}
+
+/* New slots behind the free ring's last. */
+static bool slots_add(shmq_map *map, uint32_t from, uint32_t n)
+{
+	uint32_t tail = ld(&map->q->free_tail), mask = ring_mask_of(map);
+
+	for (uint32_t i = from; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+
+		if (!SANE(SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE))
+			return false;
+		s->heap = SHMQ_NONE;
+		s->capacity = 0;
+		map->free[tail++ & mask] = i;
+	}
+	SHMQ_KILLPOINT("grow.free");
+	st_release(&map->q->free_tail, tail); /* SYNC(slot-free) */
+	return true;
+}
+
+#define SLOTS_STEP 65536u /* nobody waits longer than it takes to get the pages of so many */
+
+/* More slots: pages first, then one word, then what is derived. Whoever comes after a death on the
+ * way makes that anew. */
 static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t until)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = slots_of(map) * 2, mask;
+	uint32_t have, n, mask, wide;
 	int r = queue_lock_under(b, map, until);
 
 	if (r)
 		return r;
+	have = slots_of(map);
+	n = have + (have < SLOTS_STEP ? have : SLOTS_STEP);
 	if (n < want)
 		n = want;
 	if (n > map->slots_max)
 		n = map->slots_max;
-	for (mask = 1; mask < n; mask *= 2)
+	for (mask = wide = ring_mask_of(map); wide < n - 1; wide = 2 * wide + 1)
 		;
 	r = queue_commit_slots(map, n);
 	if (!r) {
 		st(&q->dirty, 1);
 		SHMQ_KILLPOINT("grow.dirty");
-		st(&q->ring_mask, mask - 1);
+		st(&q->ring_mask, wide);
 		SHMQ_KILLPOINT("grow.mask");
 		st(&q->slots_committed, n);
 		SHMQ_KILLPOINT("grow.slots");
-		queue_rebuild(b, map, false);
+		if (ring_widen(map->ready, &q->ready_head, &q->ready_tail, mask, wide) &&
+		    ring_widen(map->defer, &q->defer_head, &q->defer_tail, mask, wide) &&
+		    ring_widen(map->requeue, &q->requeue_head, &q->requeue_tail, mask, wide) &&
+		    ring_widen(map->free, &q->free_head, &q->free_tail, mask, wide) &&
+		    slots_add(map, have, n))
+			st_release(&q->dirty, 0);
+		else
+			r = queue_rebuild(b, map, false);
 	}
 	queue_unlock(map);
 	return r;
