@@ -13,16 +13,30 @@ import errno
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from shmq import _native, segments
-from shmq._native import CONSTANTS, STATUS, BadName, Broker, Full, Gone, NotRunning, ShmqError
+from shmq._native import (
+    CONSTANTS,
+    STATUS,
+    BadName,
+    Broker,
+    Busy,
+    Full,
+    Gone,
+    NotRunning,
+    ShmqError,
+)
 from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
+from shmq.storage import deferred
 from shmq.storage.deferred import ChunkFile
 from shmq.storage.diskqueue import DiskQueue, Meta
+from shmq.supervisor import damage
 from shmq.supervisor.arbiter import Bell, Pace
 from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
 
@@ -47,6 +61,8 @@ class Creator:
         self._ephemeral = Pace(0.0, _SHARE)
         self.chunks: dict[str, list[ChunkFile]] = {}
         """Chunk files on disk, by base name, of queues that are not there (yet)."""
+        self.broken: deque[int] = deque()
+        """Queues that something has overwritten, to be replaced by this loop."""
         self.files: dict[str, list[int]] | None = None
         """At the start: numbers of data files, by base name, of whatever has files."""
         self._requests: dict[int, Callable[[str, str], object]] = {
@@ -64,6 +80,9 @@ class Creator:
             if request is not None:
                 ticket, kind, topic, channel, client = request
                 self._broker.answer(ticket, self._serve(kind, topic, channel, client))
+                continue
+            if self.broken:
+                self._replace(self.broken.popleft())
                 continue
             now = time.monotonic()
             if self._ephemeral.is_due(now):
@@ -231,6 +250,50 @@ class Creator:
                 queue.sidecar.remove_all()
             except OSError as exc:
                 _log.error("%s: cannot delete its files: %s", queue, exc)
+
+    # -- replace
+
+    def salvage(self, topic: Topic, channel: str | None, serial: int) -> bool:
+        """Put what is intact in the segment of a queue that cannot be used to what is in its files,
+        for the queue that is made in its place; whether it was paused. Raises OSError."""
+        base = base_name(topic.name, channel)
+        disk, sidecar = self._roster.disk_queue(base), self._roster.sidecar(base)
+        sidecar.take_up(self.chunks.pop(base, ()))
+        committed = int(self._roster.directory.topics[topic.index]["committed"])
+        ephemeral, paused = is_ephemeral(topic.name if channel is None else channel), False
+        with contextlib.suppress(FileNotFoundError):
+            paused = damage.salvage(self.instance, serial, committed, disk, sidecar, ephemeral)
+        self._chunks_of(base, disk.data_path)
+        return paused
+
+    def _chunks_of(self, base: str, data_path: Path) -> None:
+        self.chunks[base] = deferred.existing(data_path).get(base, [])
+
+    def _replace(self, index: int) -> None:
+        """Another queue in the place of one that cannot be repaired. Its consumers find it gone."""
+        queue = self._roster.queue(index)
+        if queue is None:
+            return
+        with queue.lock:
+            try:
+                self._broker.audit(index)
+                return
+            except (Gone, Busy):
+                return
+            except ShmqError:
+                pass  # nobody was under its locks, and nobody can use it any more
+            try:
+                queue.disk.rename(str(queue))  # as `rename`
+                queue.sidecar.rename(str(queue))
+                queue.disk.close()
+                queue.sidecar.settle()
+                self._chunks_of(str(queue), queue.disk.data_path)
+                paused = self.salvage(queue.topic, queue.channel, queue.serial)
+                self._broker.remove_queue(index, queue.serial, closed=True)
+                self._roster.leave_queue(queue)
+                self.make(queue.topic, queue.channel, paused)
+            except (ShmqError, OSError) as exc:
+                _log.error("%s: cannot be replaced: %s", queue, exc)
 
     def _drop_ephemeral(self) -> None:
         """Ephemeral channels go when their last consumer has left."""

@@ -18,10 +18,11 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from shmq import _native
-from shmq._native import Broker, Busy, Gone, ShmqError
+from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
 from shmq.options import Options
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.roster import Roster
@@ -35,7 +36,15 @@ _log = logging.getLogger(__name__)
 class Scanner:
     """One loop and its pool of workers."""
 
-    def __init__(self, broker: Broker, roster: Roster, options: Options) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        roster: Roster,
+        options: Options,
+        broken: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        """broken: called with the index of each queue that cannot be repaired, again and again."""
+        self._broken = broken
         self._broker = broker
         self._roster = roster
         self._options = options
@@ -97,6 +106,9 @@ class Scanner:
                 self._corrupt.discard(index)
             except (Gone, Busy):
                 pass
+            except LayoutMismatch as exc:
+                self._cannot(index, exc)
+                self._broken(index)
             except ShmqError as exc:
                 self._cannot(index, exc)
 

@@ -12,7 +12,6 @@ itself, which ends with its holder, whatever ends that. What is there decides:
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -226,7 +225,7 @@ def adopt(
             wrecks.append(queue_entry)
     # all that cannot be used are out of the way first: the repair of a topic maps all of its queues
     for queue_entry in wrecks:
-        _replace(broker, roster, creator, topics[queue_entry.topic], queue_entry)
+        _replace(broker, creator, topics[queue_entry.topic], queue_entry)
         progress.step()
     for queue_entry in queues:
         topic = topics[queue_entry.topic]
@@ -243,7 +242,7 @@ def adopt(
             )
         except (Gone, LayoutMismatch) as exc:
             _log.error("%s: %s", base_name(topic.name, queue_entry.channel), exc)
-            _replace(broker, roster, creator, topic, queue_entry)
+            _replace(broker, creator, topic, queue_entry)
             continue
         if had_another:
             _adopt_anothers_files(broker, queue, creator)
@@ -267,21 +266,10 @@ def _can_be_used(broker: Broker, entry: QueueEntry) -> bool:
     return True
 
 
-def _replace(
-    broker: Broker, roster: Roster, creator: Creator, topic: Topic, entry: QueueEntry
-) -> None:
+def _replace(broker: Broker, creator: Creator, topic: Topic, entry: QueueEntry) -> None:
     """Another queue in the place of one that cannot be used (or whose segment was removed by hand),
     with what is in its files, and what is intact in its segment."""
-    base = base_name(topic.name, entry.channel)
-    disk, sidecar = roster.disk_queue(base), roster.sidecar(base)
-    sidecar.take_up(creator.chunks.pop(base, []))
-    committed = int(roster.directory.topics[topic.index]["committed"])
-    paused, ephemeral = False, is_ephemeral(topic.name if entry.channel is None else entry.channel)
-    with contextlib.suppress(FileNotFoundError):
-        paused = damage.salvage(creator.instance, entry.serial, committed, disk, sidecar, ephemeral)
-    creator.chunks.update(
-        (name, files) for name, files in deferred.existing(disk.data_path).items() if name == base
-    )
+    paused = creator.salvage(topic, entry.channel, entry.serial)
     broker.remove_queue(entry.index, entry.serial, closed=True)
     creator.make(topic, entry.channel, paused)
 

@@ -133,7 +133,7 @@ class Supervisor:
         self._creator_bell = arbiter.add("creator", self._creator.run)
         self._spiller_bell = arbiter.add("spiller", self._spiller.run)
         self._scanner_bell = arbiter.add(
-            "scanner", Scanner(self._broker, self._roster, options).run
+            "scanner", Scanner(self._broker, self._roster, options, self._is_broken).run
         )
         arbiter.add("reaper", Reaper(self._broker, self._roster, self._client_reaped).run)
         self._ledger_bell = arbiter.add("ledger", self._ledger.run)
@@ -212,6 +212,10 @@ class Supervisor:
 
     def _client_reaped(self) -> None:
         self._permits.give()
+        self._creator_bell.ring()
+
+    def _is_broken(self, index: int) -> None:
+        self._creator.broken.append(index)
         self._creator_bell.ring()
 
     def _has_lost(self, sentence: str) -> None:
