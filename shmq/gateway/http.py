@@ -7,6 +7,7 @@ import cProfile
 import gc
 import json
 import logging
+import posixpath
 import re
 import socket
 import sys
@@ -117,6 +118,8 @@ class Http:
     async def _handle(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
         began = time.perf_counter()
         raw = request.raw_path
+        if "://" in raw[:8]:  # as proxies say it
+            raw = "/" + raw.partition("://")[2].partition("/")[2]
         path, _, query = raw.partition("?")
         path = urllib.parse.unquote(path)
         response = await self._answer(request, path, query, secure)
@@ -175,8 +178,9 @@ class Http:
         return found
 
     def _elsewhere(self, method: str, path: str, query: str) -> web.StreamResponse:
-        """An unknown path; one that only a slash or letter case keeps from being known is told."""
-        folded = path.rstrip("/") or "/"
+        """An unknown path; one that only slashes, dots or letter case keep from being known is
+        told."""
+        folded = posixpath.normpath(re.sub("/+", "/", path))
         for candidate in (folded, f"{folded}/", folded.lower(), f"{folded.lower()}/"):
             if candidate != path and self._methods(candidate) is not None:
                 where = candidate + (f"?{query}" if query else "")
@@ -489,7 +493,7 @@ class Http:
 
     async def _freememory(self, request: web.BaseRequest, params: Params) -> Answer:
         gc.collect()
-        return _debug("INTERNAL_ERROR", 500)  # nsqd's answer, after it has done it
+        return _failure(500, "INTERNAL_ERROR")  # nsqd's answer, after it has done it
 
     async def _setblockrate(self, request: web.BaseRequest, params: Params) -> Answer:
         rate = params.get("rate", "")
@@ -498,7 +502,7 @@ class Http:
             return _debug(
                 f"invalid block rate : strconv.Atoi: parsing {quoted}: invalid syntax", 400
             )
-        return _debug("INTERNAL_ERROR", 500)
+        return _failure(500, "INTERNAL_ERROR")
 
 
 # ---- helpers ----
@@ -560,6 +564,9 @@ def _declared(request: web.BaseRequest, most: int, text: str) -> None:
 async def _read(request: web.BaseRequest, most: int, text: str) -> bytes:
     """The body, of at most so many bytes."""
     _declared(request, most, text)
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer has not begun
     body = bytearray()
     try:
         async with asyncio.timeout(_REQUEST_SECONDS):

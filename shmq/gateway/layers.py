@@ -6,6 +6,7 @@ cannot become a large piece of memory before somebody wants it.
 
 from __future__ import annotations
 
+import functools
 import ssl
 import zlib
 from collections import deque
@@ -66,7 +67,7 @@ class Tls:
         """As nsqd names it: Go's name of an older suite, `Unknown <id>` of the others."""
         cipher = self.object.cipher()
         name = cipher[0] if cipher else ""
-        return _SUITES.get(name, name)
+        return _SUITES.get(name) or f"Unknown {_suite_numbers().get(name, 0)}"
 
     @property
     def common_name(self) -> str:
@@ -101,9 +102,6 @@ class Tls:
 
 
 _SUITES: Final = {
-    "TLS_AES_128_GCM_SHA256": "Unknown 4865",
-    "TLS_AES_256_GCM_SHA384": "Unknown 4866",
-    "TLS_CHACHA20_POLY1305_SHA256": "Unknown 4867",
     "ECDHE-RSA-AES128-GCM-SHA256": "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-ECDSA-AES128-GCM-SHA256": "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "ECDHE-RSA-AES128-SHA": "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
@@ -112,6 +110,15 @@ _SUITES: Final = {
     "AES256-SHA": "TLS_RSA_WITH_AES_256_CBC_SHA",
     "DES-CBC3-SHA": "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
 }
+
+
+@functools.cache
+def _suite_numbers() -> dict[str, int]:
+    """The number of each suite that there is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    return {suite["name"]: suite["id"] & 0xFFFF for suite in context.get_ciphers()}
+
 
 #: What Go's TLS says of the usual mistakes, which people know.
 _REASONS: Final = {

@@ -288,6 +288,16 @@ def test_patterns_of_an_authorisation_server(
         assert answer == (ERROR, b"E_AUTH_FAILED AUTH failed")
 
 
+def test_plain_http_to_https(start: Start, certificate: tuple[str, str], kind: str) -> None:
+    server = start(f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}")
+    with socket.create_connection(("127.0.0.1", server.port("https")), WATCHDOG) as sock:
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        with sock.makefile("rb") as file:
+            said = file.read()
+    assert said.startswith(b"HTTP/1.0 400 Bad Request") == (kind == "nsqd")
+    assert bool(said) == (kind == "nsqd")
+
+
 def test_profiles(server: Server, kind: str) -> None:
     body = server.http("GET", "/debug/pprof/profile?seconds=1").body
     if kind == "nsqd":

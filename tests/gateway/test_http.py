@@ -85,6 +85,9 @@ def test_an_error_is_told(
         ("GET", "/stats/?format=json", 301, "Location", "/stats?format=json"),
         ("POST", "/Pub", 307, "Location", "/pub"),
         ("GET", "/debug/pprof", 301, "Location", "/debug/pprof/"),
+        ("GET", "/x/..//ping", 301, "Location", "/ping"),
+        ("POST", "//pub?topic=t", 307, "Location", "/pub?topic=t"),
+        ("GET", "http://proxied/ping", 200, "Content-Length", "2"),
     ],
 )
 def test_routes(
@@ -174,6 +177,20 @@ def test_chunked_bodies(server: Server, topic: str) -> None:
             data += part
     assert data.startswith(b"HTTP/1.1 200")
     assert server.topic(topic)["message_bytes"] == 5
+
+
+def test_who_expects_to_be_told_to_go_on_is(server: Server, topic: str) -> None:
+    """As curl does before a large body."""
+    with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
+        line = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        sock.sendall(line.encode() + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        with sock.makefile("rb") as file:
+            assert file.readline() == b"HTTP/1.1 100 Continue\r\n"
+            assert file.readline() == b"\r\n"
+            sock.sendall(b"abc")
+            assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert file.read().endswith(b"\r\n\r\nOK")
+    assert server.topic(topic)["message_bytes"] == 3
 
 
 def test_creation_is_idempotent_and_deletion_is_not(server: Server, topic: str) -> None:
@@ -303,4 +320,9 @@ def test_config(start: Callable[..., Server]) -> None:
      ("PUT", "/debug/setblockrate", 400)],
 )  # fmt: skip
 def test_debug_pages(server: Server, method: str, path: str, status: int) -> None:
-    assert server.http(method, path).status == status
+    reply = server.http(method, path)
+    assert reply.status == status
+    if status == 500:
+        assert reply.message == "INTERNAL_ERROR"
+    if status == 400:
+        assert reply.body == b'invalid block rate : strconv.Atoi: parsing "": invalid syntax'

@@ -71,13 +71,16 @@ class Wrapped:
         self._sock.close()
 
 
-def upgrade(client: Client, *layers: str) -> None:
-    """What IDENTIFY has agreed on, each with its OK."""
+def upgrade(client: Client, *layers: str, ciphers: str = "") -> None:
+    """What IDENTIFY has agreed on, each with its OK. ciphers: of TLS 1.2."""
     for layer in layers:
         if layer == "tls":
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+            if ciphers:
+                context.maximum_version = ssl.TLSVersion.TLSv1_2
+                context.set_ciphers(ciphers)
             client.sock = context.wrap_socket(client.sock)
         else:
             client.sock = Wrapped(client.sock, layer, client.held())  # type: ignore[assignment]
@@ -112,7 +115,26 @@ def test_upgraded_connections(
     )  # fmt: skip
     if "tls" in layers:
         assert found["tls_version"] == "TLS1.3"
-        assert found["tls_cipher_suite"]
+        assert found["tls_cipher_suite"] in ("Unknown 4865", "Unknown 4866", "Unknown 4867")
+
+
+@pytest.mark.parametrize(
+    ("ciphers", "name"),
+    [("ECDHE-RSA-AES128-GCM-SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+     ("ECDHE-RSA-AES256-GCM-SHA384", "Unknown 49200"),
+     ("ECDHE-RSA-CHACHA20-POLY1305", "Unknown 52392")],
+)  # fmt: skip
+def test_names_of_cipher_suites(
+    start: Start, certificate: tuple[str, str], ciphers: str, name: str
+) -> None:
+    """Which nsqd knows the older of."""
+    server = start(f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}")
+    client = server.connect()
+    client.identify(feature_negotiation=True, tls_v1=True)
+    upgrade(client, "tls", ciphers=ciphers)
+    client.sub("t", "c")
+    found = server.channel("t", "c")["clients"][0]
+    assert (found["tls_cipher_suite"], found["tls_version"]) == (name, "TLS1.2")
 
 
 def test_tls_may_be_required(start: Start, certificate: tuple[str, str]) -> None:
