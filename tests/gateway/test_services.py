@@ -15,6 +15,7 @@ from typing import Any
 import cramjam
 import pytest
 from authority import Authority, reply, rule
+from lookupd import Lookupd
 from peers import peer
 from processes import WATCHDOG, eventually
 from wire import ERROR, OK, Client, Server, drop_in, sized
@@ -325,6 +326,29 @@ def test_a_new_topic_gets_the_channels_that_others_have(
     second.connect().pub("T", b"x")
     eventually(lambda: [item["channel_name"] for item in second.topic("T")["channels"]] == ["C"])
     eventually(lambda: second.channel("T", "C")["depth"] == 1)
+
+
+def test_a_nsqlookupd_that_was_away_is_told_everything(
+    start: Start, noting_lookupd: Lookupd
+) -> None:
+    server = start(noting_lookupd.flag)
+    told = noting_lookupd.told
+    eventually(lambda: told == ["connected"])
+    for path, params in (
+        ("/topic/create", {"topic": "T"}), ("/topic/create", {"topic": "U"}),
+        ("/channel/create", {"topic": "T", "channel": "C"}),
+    ):  # fmt: skip
+        assert server.post(path, **params).status == 200
+    eventually(lambda: len(told) == 4)
+    noting_lookupd.hang_up()
+    eventually(lambda: told[-1] == "gone")
+    del told[:]
+    assert server.post("/topic/create", topic="V").status == 200
+    eventually(lambda: "REGISTER V" in told)  # at the latest with the next PING
+    assert told[0] == "connected"
+    assert {"REGISTER T C", "REGISTER U", "REGISTER V"} <= set(told)
+    assert "REGISTER T" not in told  # its channel says it
+    assert len(noting_lookupd.identities) == 2
 
 
 # ---- statsd ----

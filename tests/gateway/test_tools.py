@@ -21,8 +21,6 @@ from peers import BIN, peer
 from processes import WATCHDOG, eventually
 from wire import OK, Server, mpub, sized
 
-import shmq
-
 Start = Callable[..., Server]
 
 
@@ -225,47 +223,6 @@ def test_the_test_suite_of_go_nsq(tmp_path: Path) -> None:
     assert done.returncode == 0, out[-3000:] + done.stderr.decode()[-2000:]
     assert "--- FAIL" not in out
     assert out.count("--- PASS") >= 24
-
-
-def test_shared_memory_and_tcp_are_one_channel(start: Start) -> None:
-    server = start()
-    with shmq.attach(server.instance) as broker:
-        producer = broker.producer("t")
-        client = server.connect()
-        client.sub("t", "c", 10)
-        local = broker.consumer("t", "c", max_in_flight=1)
-        producer.publish_many([b"%d" % i for i in range(200)])
-        for i in range(200, 400):
-            client.sock.sendall(b"")
-            producer.publish(b"%d" % i)
-        remote_producer = server.connect()
-        assert remote_producer.ask(mpub(b"t", [b"%d" % i for i in range(400, 600)])) == OK
-        seen: list[int] = []
-        while len(seen) < 600:
-            message = local.take(0)
-            if message is not None:
-                seen.append(int(message.body))
-                message.finish()
-                continue
-            client.sock.settimeout(1.0)
-            with contextlib.suppress(TimeoutError):
-                delivery = client.delivery()
-                seen.append(int(delivery.body))
-                client.finish(delivery)
-        assert sorted(seen) == list(range(600))
-        found = eventually(
-            lambda: [item for item in [server.channel("t", "c")] if item["in_flight_count"] == 0]
-        )[0]
-        assert (found["message_count"], found["client_count"]) == (600, 2)
-        # given back by the one, taken by the other
-        producer.publish(b"shared")
-        local.close()
-        client.sock.settimeout(WATCHDOG)
-        delivery = client.delivery()
-        client.send(b"RDY 0\nREQ %b 0\n" % delivery.id)
-        again = broker.consumer("t", "c").take(WATCHDOG)
-        assert again is not None
-        assert (again.id.encode(), again.attempts) == (delivery.id, 2)
 
 
 def test_a_killed_gateway_gives_back_what_it_had_and_another_serves(start: Start) -> None:
