@@ -98,6 +98,23 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(cert), str(key)
 
 
+@pytest.fixture(scope="session")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, str]]:
+    """(the authority's certificate, (a certificate that it has signed, its key))."""
+    directory = tmp_path_factory.mktemp("authority")
+
+    def make(name: str, *words: str) -> tuple[str, str]:
+        cert, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
+        argv = [peer("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+                "-subj", f"/CN={name}", "-keyout", key, "-out", cert, *words]  # fmt: skip
+        subprocess.run(argv, check=True, capture_output=True)
+        return cert, key
+
+    authority = make("authority")
+    plain = ("-addext", "basicConstraints=critical,CA:FALSE")
+    return authority[0], make("somebody", "-CA", authority[0], "-CAkey", authority[1], *plain)
+
+
 @pytest.fixture
 def authority() -> Iterator[Authority]:
     """An authorisation server."""

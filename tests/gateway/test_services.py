@@ -72,13 +72,17 @@ class Wrapped:
         self._sock.close()
 
 
-def upgrade(client: Client, *layers: str, ciphers: str = "") -> None:
+def upgrade(
+    client: Client, *layers: str, ciphers: str = "", certificate: tuple[str, str] | None = None
+) -> None:
     """What IDENTIFY has agreed on, each with its OK. ciphers: of TLS 1.2."""
     for layer in layers:
         if layer == "tls":
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+            if certificate is not None:
+                context.load_cert_chain(*certificate)
             if ciphers:
                 context.maximum_version = ssl.TLSVersion.TLSv1_2
                 context.set_ciphers(ciphers)
@@ -233,6 +237,27 @@ def test_authorisation(start: Start, authority: Authority) -> None:
     client = authorised()
     error = (ERROR, b"E_INVALID AUTH already set")
     assert client.ask(b"AUTH\n" + sized(b"again")) == error
+
+
+def test_who_has_a_certificate_is_named(
+    start: Start,
+    authority: Authority,
+    certificate: tuple[str, str],
+    signed: tuple[str, tuple[str, str]],
+) -> None:
+    server = start(
+        f"--tls-cert={certificate[0]}", f"--tls-key={certificate[1]}", authority.flag,
+        f"--tls-root-ca-file={signed[0]}", "--tls-client-auth-policy=require-verify", status=403,
+    )  # fmt: skip
+    authority.reply = 200, reply(60, rule())
+    client = server.connect()
+    client.identify(feature_negotiation=True, tls_v1=True)
+    upgrade(client, "tls", certificate=signed[1])
+    answer = client.ask(b"AUTH\n" + sized(b"s"))
+    assert answer is not None
+    assert json.loads(answer[1])["permission_count"] == 1
+    expected = {"secret": "s", "tls": "true", "remote_ip": "127.0.0.1", "common_name": "somebody"}
+    assert authority.asked == [expected]
 
 
 def test_a_grant_is_asked_for_again(start: Start, authority: Authority) -> None:

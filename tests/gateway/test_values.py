@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from lookupd import Lookupd
-from peers import peer
 from processes import eventually
 from wire import ERROR, OK, Client, Server, mpub, sized
 
@@ -219,23 +217,6 @@ def secured(server: Server, certificate: Pair | None = None) -> bool:
         return False
     client.pub("secured", b"x")
     return True
-
-
-@pytest.fixture(scope="session")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pair]:
-    """(the authority's certificate, (a certificate that it has signed, its key))."""
-    directory = tmp_path_factory.mktemp("authority")
-
-    def make(name: str, *words: str) -> Pair:
-        cert, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
-        argv = [peer("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-                "-subj", f"/CN={name}", "-keyout", key, "-out", cert, *words]  # fmt: skip
-        subprocess.run(argv, check=True, capture_output=True)
-        return cert, key
-
-    authority = make("authority")
-    plain = ("-addext", "basicConstraints=critical,CA:FALSE")
-    return authority[0], make("somebody", "-CA", authority[0], "-CAkey", authority[1], *plain)
 
 
 def test_tls_required(start: Start, certificate: Pair) -> None:
