@@ -321,7 +321,7 @@ def judge_rest(broker: shmq.Broker, staged: Path, before: tuple[list[str], int])
         raise Violation(f"shared memory has {objects}, had {before[0]}")
 
 
-def storm(kills: int, rate: float, seed: int) -> None:
+def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
     """All of it. Violation."""
     instance = f"kills-{os.getpid()}"
     scratch = Path(tempfile.mkdtemp(prefix="shmq-kills-"))
@@ -341,6 +341,8 @@ def storm(kills: int, rate: float, seed: int) -> None:
                 blows, stream = Kills(driver, broker, choice), Stream(instance, rate, drain)
                 progress(drain, driver, 0)
                 for number in range(1, kills + 1):
+                    if time.monotonic() - began > minutes * 60:
+                        break
                     time.sleep(choice.uniform(0, LULL))
                     kind = blows.one()
                     out = broker.channel_stats(*OUT).message_count
@@ -358,7 +360,7 @@ def storm(kills: int, rate: float, seed: int) -> None:
                 judge_rest(broker, staged, before)
         good = True
         click.secho(
-            f"{stream.published} messages through {len(HOPS)} streams, {kills} kills "
+            f"{stream.published} messages through {len(HOPS)} streams, {blows.done.total()} kills "
             f"({', '.join(f'{kind} {n}' for kind, n in sorted(blows.done.items()))}), "
             f"{driver.starts} drivers: each came once, in its first attempt, and nothing is left",
             fg="green",
@@ -373,14 +375,15 @@ def storm(kills: int, rate: float, seed: int) -> None:
 
 @click.command()
 @click.option("--kills", default=50, show_default=True, help="How many processes to kill.")
+@click.option("--minutes", default=90.0, show_default=True, help="How long at most to kill.")
 @click.option("--rate", default=500.0, show_default=True, help="Messages published a second.")
 @click.option("--seed", default=None, type=int, help="Of the choices; else a random one.")
-def main(kills: int, rate: float, seed: int | None) -> None:
+def main(kills: int, minutes: float, rate: float, seed: int | None) -> None:
     """Kill what Spark and shmq consist of while streams run from topic to topic."""
     seed = random.randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}")
     try:
-        storm(kills, rate, seed)
+        storm(kills, minutes, rate, seed)
     except (Violation, AssertionError) as exc:
         click.secho(str(exc), fg="red", err=True)
         sys.exit(1)

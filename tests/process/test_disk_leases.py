@@ -71,6 +71,7 @@ def lease_all(lessee: shmq.Lessee, parts: int = 1) -> shmq.Lease:
 
 
 def test_a_lease_is_not_bounded_by_memory(full: shmq.Broker) -> None:
+    assert full.channel_depth("t", "c") == MANY
     with full.lessee("t", "c", "q") as lessee:
         lease = lease_all(lessee)
         assert lease.parts == 1
@@ -79,6 +80,7 @@ def test_a_lease_is_not_bounded_by_memory(full: shmq.Broker) -> None:
             assert bodies(full, lease) == numbered(0, lease.count)
         found = full.channel_stats("t", "c")
         assert (found.depth, found.leased) == (MANY - lease.count, lease.count)
+        assert full.channel_depth("t", "c") == found.depth
         assert [entry.on_disk for entry in found.leases] == [lease.on_disk]
         recount(full.instance, "t", "c")
         assert lessee.finish_lease(lease.id) == lease.count
