@@ -21,7 +21,7 @@ from shmq.options import OPTIONS, Kind
 README = Path(__file__).parents[2] / "README.md"
 
 #: Options of other programs that the README names.
-FOREIGN = {"--streaming", "--spark", "--pid", "--ipc", "--create", "--now"}
+FOREIGN = {"--streaming", "--spark", "--only", "--pid", "--ipc", "--create", "--now"}
 
 
 def commands() -> dict[str, click.Command]:
