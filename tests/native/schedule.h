@@ -56,6 +56,7 @@ int schedule_sem_wait(sem_t *sem);
 #define bump(p, n) st((p), ld(p) + (n))
 #define fence_full() schedule_drain()
 #define fence_unlocked() ((void)0) /* what unlocking drained */
+#define prefetch(p) ((void)(p))
 #define fence_acquire() ((void)0)
 #define cpu_relax() ((void)0)
 #define prefetch(p) ((void)(p))
