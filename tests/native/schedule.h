@@ -59,7 +59,6 @@ int schedule_sem_wait(sem_t *sem);
 #define prefetch(p) ((void)(p))
 #define fence_acquire() ((void)0)
 #define cpu_relax() ((void)0)
-#define prefetch(p) ((void)(p))
 
 #define RMW_(p) (schedule_drain(), schedule_access((p), true))
 #undef atomic_store
