@@ -107,6 +107,8 @@ int queue_commit_arena(shmq_map *map, uint64_t end);
 int queue_commit_leases(shmq_map *map);
 /* n, or as many slots as there are pages for. */
 uint32_t slots_back(shmq_map *map, uint32_t n);
+/* Has a slot behind the first n ever been used? Only pages that are there are looked at. */
+bool slots_behind(const shmq_map *map, uint32_t n);
 
 /* broker.c */
 extern _Atomic uint32_t fork_count;
@@ -212,8 +214,8 @@ static inline bool words_are_sane(shmq_map *map)
 {
 	uint32_t n = ld(&map->q->slots_committed), mask = ld(&map->q->ring_mask);
 
-	return SANE(n - 1 < slots_of(map) && n - 1 <= mask && mask <= ld(&map->rings_backed) &&
-	            !(mask & (mask + 1)));
+	return SANE(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) && n - 1 <= mask &&
+	            mask <= ld(&map->rings_backed) && !(mask & (mask + 1)));
 }
 static inline uint32_t sessions_of(shmq_map *map)
 {

@@ -470,7 +470,9 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 
 	st(&q->dirty, 1);
 	SHMQ_KILLPOINT("rebuild.begin");
-	if (!SANE(n - 1 < slots_of(map) && arena_of(map) >= SHMQ_ARENA_FIRST))
+	/* The count of slots is never lowered: behind a smaller one there may be messages. */
+	if (!SANE(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) && !slots_behind(map, n) &&
+	          arena_of(map) >= SHMQ_ARENA_FIRST))
 		return queue_corrupt(map);
 	for (mask = 0; mask < n - 1; mask = 2 * mask + 1)
 		;

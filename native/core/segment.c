@@ -494,6 +494,30 @@ uint32_t slots_back(shmq_map *map, uint32_t n)
 	return n <= map->slots_max && !queue_commit_slots(map, n) ? n : ld(&map->slots_backed);
 }
 
+bool slots_behind(const shmq_map *map, uint32_t n)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t at = (uint64_t)((uint8_t *)&map->slots[n] - map->base);
+	uint64_t end = (uint64_t)((uint8_t *)&map->slots[map->slots_max] - map->base);
+	unsigned char there[2048];
+
+	while (at < end) {
+		uint64_t first = at / page * page, most = first + sizeof(there) * page;
+		uint64_t to = most < end ? most : end;
+
+		if (mincore(map->base + first, to - first, there))
+			return false;
+		while (at < to)
+			if (!(there[(at - first) / page] & 1))
+				at = (at / page + 1) * page;
+			else if (ld(&((shmq_slot_desc *)(void *)(map->base + at))->word))
+				return true;
+			else
+				at += sizeof(shmq_slot_desc);
+	}
+	return false;
+}
+
 int queue_commit_arena(shmq_map *map, uint64_t end)
 {
 	uint64_t have = ld(&map->arena_backed);

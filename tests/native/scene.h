@@ -201,9 +201,9 @@ static inline void scene_grow(scene *s, int i)
 {
 	shmq_map *m = s->map[i];
 
+	EQUAL(both_lock(s->w->supervisor, m, soon()), 0);
 	EQUAL(queue_commit_slots(m, m->slots_max), 0);
 	EQUAL(segment_commit(m->base, (uint64_t)(m->arena - m->base), m->arena_max), 0);
-	EQUAL(both_lock(s->w->supervisor, m, soon()), 0);
 	st(&m->q->slots_committed, m->slots_max);
 	st(&m->q->arena_committed, m->arena_max);
 	EQUAL(queue_rebuild(s->w->supervisor, m, false), 0);
