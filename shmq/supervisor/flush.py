@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from shmq._native import Broker, Gone, LayoutMismatch
+from shmq._native import Broker, Busy, Gone, LayoutMismatch
 from shmq.supervisor import damage
 from shmq.supervisor.creator import Creator
 from shmq.supervisor.ledger import Ledger
@@ -37,11 +37,15 @@ def flush(
     ledger.close()
     progress, broken = Progress("flushing to disk", len(roster.queues)), []
     for queue in roster.queues:
-        try:
-            _flush_queue(broker, queue, creator, spiller, progress)
-        except damage.BROKEN as exc:
-            _log.error("%s: cannot be flushed: %s", queue, exc)
-            broken.append(queue)
+        while True:
+            try:
+                _flush_queue(broker, queue, creator, spiller, progress)
+            except Busy:
+                continue  # a stopped process holds its lock: it is waited for, never robbed
+            except damage.BROKEN as exc:
+                _log.error("%s: cannot be flushed: %s", queue, exc)
+                broken.append(queue)
+            break
         progress.step()
     for queue in broken:
         committed = int(roster.directory.topics[queue.topic.index]["committed"])
@@ -60,6 +64,7 @@ def _flush_queue(
         return
     if queue.view.read("base_pending"):
         creator.rename(queue)
+    broker.audit(queue.index)  # what the rings do not list would stay behind
     damage.mend_positions(broker, queue)
     before = queue.view.read("spilled") + queue.view.read("deferred_depth")
     spiller.flush(queue, progress.within)

@@ -387,6 +387,48 @@ def test_a_stopped_holder_is_waited_for_and_not_robbed(
     record(record_property, "of them while holding P", blocked)
 
 
+def requeue_batches(instance):
+    consumer = shmq.attach(instance).consumer("t", "c", max_in_flight=10_000)
+    while True:
+        batch = consumer.take_many(10_000, 1)
+        say("took", len(batch))
+        batch.requeue()
+
+
+def test_a_stop_waits_for_a_stopped_process_that_holds_a_channel(
+    new_instance: Callable[[], str], child: Spawn, keep: Any, tmp_path: Path, record_property: Any
+) -> None:
+    instance, choice, blocked, stops = new_instance(), random.Random(4), 0, 0
+    bodies = [b"%d" % i for i in range(10_000)]
+    while blocked < 2 and stops < 60:
+        server = keep(processes.serve(instance, tmp_path, mem_queue_size=20_000))
+        broker = keep(shmq.attach(instance))
+        if not stops:
+            broker.create_channel("t", "c")
+            broker.producer("t").publish_many(bodies)
+        taker = child(requeue_batches, instance)
+        taker.said("took")
+        time.sleep(choice.uniform(0, 0.01))  # the instant of the stop
+        taker.stop()
+        stops += 1
+        server.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(AssertionError):
+            server.wait(1)
+        blocked += server.process.poll() is None
+        taker.go_on()
+        assert server.wait() == 0
+        assert "cannot be flushed" not in server.errors
+        taker.kill()
+        broker.close()
+    assert blocked
+    keep(processes.serve(instance, tmp_path, mem_queue_size=20_000))
+    came = take_all(keep(shmq.attach(instance)), "t", "c")
+    assert came.twice == []
+    assert sorted(came.bodies) == sorted(bodies)
+    record(record_property, "stops", stops)
+    record(record_property, "of them while holding D", blocked)
+
+
 def die_holding(instance, point):
     from shmq import _native
 
