@@ -246,7 +246,7 @@ def serve(
         # armed by a signal, when everything that a start does is over
         run = (
             "import signal; from shmq import _native as n; "
-            f"signal.signal(signal.SIGUSR1, lambda *_: [n.killpoint{killpoint!r}, "
+            f"signal.signal(signal.SIGRTMIN, lambda *_: [n.killpoint{killpoint!r}, "
             f"print('armed', flush=True)]); {run}"
         )
     elif killpoint:
@@ -268,7 +268,7 @@ def serve(
 
 def arm_server(server: Child) -> None:
     """Arm the killpoint that `serve` was given."""
-    server.process.send_signal(signal.SIGUSR1)
+    server.process.send_signal(signal.SIGRTMIN)  # what it does with others is nsqd's
     server.said("armed")
 
 
