@@ -169,7 +169,7 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(signal.SIGRTMIN, all_threads=True)
         status = work() or 0
     except BaseException:
         traceback.print_exc()
@@ -447,7 +447,7 @@ class Round:
         """Where is everybody, and everything? Into files."""
         for seat in self.seats:
             if seat.pid:
-                os.kill(seat.pid, signal.SIGUSR1)
+                os.kill(seat.pid, signal.SIGRTMIN)
         (self.directory / "queues.txt").write_text("\n".join(describe_queues(self.instance)) + "\n")
         time.sleep(0.5)
 
