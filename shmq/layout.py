@@ -125,6 +125,11 @@ def constant(name: str) -> int:
     return _native.CONSTANTS[name]
 
 
+def has_pages(segment: Any, at: int, nbytes: int) -> bool:
+    """Whether this part of a mapped segment can be read; its pages are made if there is room."""
+    return _native.has_pages(segment, at, nbytes)
+
+
 def state(words: Any) -> Any:
     """State of state words (one or a column)."""
     return words & np.uint64(0xFF)
@@ -228,7 +233,7 @@ class _View:
         place = self._places[at] if at in self._places else self.read(at)
         count, backed = min(count, most), self._backed.get(at, 0)
         if count > backed:
-            if _native.has_pages(self._buffer, place, count * kind.itemsize):
+            if has_pages(self._buffer, place, count * kind.itemsize):
                 self._backed[at] = count
             else:
                 count = backed  # something has overwritten the count

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shmq import _native, layout, names
+from shmq import layout, names
 from shmq.cli.output import body_field, moment
 from shmq.cli.report import Damage, Report, Table
 from shmq.errors import ShmqError
@@ -487,7 +487,7 @@ def _ring(
             _offset("queue", f"{name}_tail"), f"{name} ring: {length} entries in {mask + 1} cells"
         )
         return
-    if not _native.has_pages(buffer, at, 4 * (mask + 1)):
+    if not layout.has_pages(buffer, at, 4 * (mask + 1)):
         report.hurt(_offset("queue", "ring_mask"), f"{name} ring: no pages for {mask + 1} cells")
         return
     cells = np.ndarray((mask + 1,), np.dtype("<u4"), buffer, at)
