@@ -682,9 +682,14 @@ def describe_queues(instance: str) -> Iterator[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """One that no connection is given for its own end, as a client's may be that dials this very
+    port while nobody listens there: the next supervisor could not have it."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(max(given - 20_000, 1024), given)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def children_of(pid: int) -> list[int]:
