@@ -23,14 +23,16 @@ from shmq import segments
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment() -> Iterator[None]:
     """Tests name their instances; what the caller has set must not reach them. Nor must what a
-    shell does to its background jobs, and CI may be one: SIGINT ignored, by all of their children.
-    """
+    shell or nohup does to its jobs, and CI may be one: SIGINT or SIGHUP ignored, by all of their
+    children."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SHMQ_INSTANCE", *(() if SANITIZED else ("SHMQ_NATIVE",))):
             patch.delenv(name, raising=False)
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+        hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         yield
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGHUP, hangup)
 
 
 @pytest.fixture

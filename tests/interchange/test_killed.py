@@ -26,7 +26,7 @@ ANOTHER = "another broker has used"
 
 
 @pytest.fixture
-def leave(serve: Serve, attach: Attach) -> Callable[..., list[bytes]]:
+def leave(serve: Serve, attach: Attach, data_path: Path) -> Callable[..., list[bytes]]:
     """`leave(how)`: a shmq with messages of channel t:c in memory and on disk ends by SIGKILL
     (`killed`) or with `--on-stop=keep`; the bodies that were not taken."""
 
@@ -34,6 +34,8 @@ def leave(serve: Serve, attach: Attach) -> Callable[..., list[bytes]]:
         server = serve(on_stop="keep", **SMALL)
         broker = attach()
         broker.create_channel("t", "c")
+        noted = data_path / "nsqd.dat"
+        eventually(lambda: noted.exists() and '"c"' in noted.read_text())
         bodies = numbered(8000)
         publish(broker, "t", bodies)
         taken = take(broker, "t", "c", 700).bodies

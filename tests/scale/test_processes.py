@@ -22,6 +22,7 @@ def crowd(instance: str) -> None:
     """For each line `more N` on stdin: N forked processes, which say `holds PID BODY`; at its end
     all of them finish what they hold and end, and `ended STATUSES` is said."""
     import gc
+    import traceback
 
     until_end, leave = os.pipe()
     gc.freeze()  # else the first collection of each child copies all that it has from its parent
@@ -50,6 +51,8 @@ def crowd(instance: str) -> None:
                 try:
                     live(number)
                     status = 0
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(status)
             children.append(pid)
