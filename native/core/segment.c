@@ -312,9 +312,12 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 
 int directory_whole(shmq_broker *b)
 {
-	return clients_of(b) < ld(&b->d->clients_committed) ||
-	                       topics_of(b) < ld(&b->d->topics_committed) ||
-	                       queues_of(b) < ld(&b->d->queues_committed)
+	/* read first: who does not hold the registry may see them grow */
+	uint32_t clients = ld_acquire(&b->d->clients_committed);
+	uint32_t topics = ld_acquire(&b->d->topics_committed);
+	uint32_t queues = ld_acquire(&b->d->queues_committed);
+
+	return clients_of(b) < clients || topics_of(b) < topics || queues_of(b) < queues
 	               ? because(SHMQ_CORRUPT,
 	                         "something has overwritten in the directory how many entries its tables "
 	                         "have; stop the broker (what is on disk is kept)")
