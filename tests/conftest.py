@@ -48,6 +48,8 @@ def new_instance() -> Iterator[Callable[[], str]]:
     for instance in made:
         processes.remove_instance(instance)
         assert not segments.list_objects(instance)
+        for bad in Path("/dev/shm").glob(f"shmq.{instance}.*.bad"):  # set aside, as it should be
+            bad.unlink()
 
 
 @pytest.fixture
