@@ -25,9 +25,9 @@ from shmq._native import (
     STATUS,
     BadName,
     Broker,
-    Busy,
     Full,
     Gone,
+    LayoutMismatch,
     NotRunning,
     ShmqError,
 )
@@ -278,10 +278,10 @@ class Creator:
             try:
                 self._broker.audit(index)
                 return
-            except (Gone, Busy):
-                return
-            except ShmqError:
+            except LayoutMismatch:
                 pass  # nobody was under its locks, and nobody can use it any more
+            except ShmqError:
+                return  # gone, held by a stopped process, no memory: no reason to replace it
             try:
                 queue.disk.rename(str(queue))  # as `rename`
                 queue.sidecar.rename(str(queue))
