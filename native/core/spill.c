@@ -243,17 +243,23 @@ static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uin
 	SHMQ_KILLPOINT("ahead.state");
 }
 
-/* What is in flight by delivery, then the requeue ring: that is the order of delivery. */
+/*
+ * AHEAD: what is in flight by delivery, then the requeue ring: that is the order of delivery.
+ * FRONT: of the ring those at its end that wait for nobody. Who was never handed out has a turn and is
+ * always among the youngest, so what does not fit, or waits for others, may stay and come before them.
+ */
 static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 {
+	bool live = out->from == SHMQ_SPILL_FRONT;
 	shmq_queue_desc *q = map->q;
-	uint32_t inflight = at_most(ld(&q->inflight_len), slots_of(map)), mask = ring_mask_of(map);
+	uint32_t inflight = live ? 0 : at_most(ld(&q->inflight_len), slots_of(map));
 	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), first, all;
+	uint32_t mask = ring_mask_of(map);
 	uint64_t read = ld(&q->disk_read), before = read & ((UINT64_C(1) << 40) - 1), bytes = 0;
 	uint64_t order;
 
 	first = all = inflight + (tail - head);
-	if (read == ld(&q->disk_write) || !all)
+	if ((!live && read == ld(&q->disk_write)) || !all)
 		return SHMQ_EMPTY;
 	if (!SANE(all <= slots_of(map))) {
 		queue_broken(map);
@@ -266,11 +272,11 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 	for (; first && all - first < n; first--) {
 		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
 
-		if (before && bytes + length > before)
+		if ((before && bytes + length > before) || (live && map->slots[NTH(first - 1)].after))
 			break;
 		bytes += length;
 	}
-	if (!read || first == all || (first && (bytes != before || !(read >> 40))))
+	if (!read || first == all || (!live && first && (bytes != before || !(read >> 40))))
 		return SHMQ_FULL;
 	out->position = before ? read - bytes : read - SHMQ_POS(1, 0);
 	st(&q->order, order + (all - first));
@@ -313,9 +319,13 @@ static int spill_some(shmq_broker *b, shmq_map *map, enum shmq_spill_from from, 
 		lease_return_all(map);
 	if (from == SHMQ_SPILL_AHEAD)
 		return ahead_begin(map, n, out);
+	if (from == SHMQ_SPILL_FRONT && lease_has_run(map))
+		return SHMQ_EMPTY; /* it begins where the read position is */
 	st(&map->q->spilling, 1); /* counts as "on disk": what is READY behind it waits */
 	SHMQ_KILLPOINT("spill.flag");
-	if (from == SHMQ_SPILL_ALL)
+	if (from == SHMQ_SPILL_FRONT)
+		(void)ahead_begin(map, n, out);
+	else if (from == SHMQ_SPILL_ALL)
 		spill_all(b, map, out, n, max_bytes);
 	else if (from == SHMQ_SPILL_RETURNED)
 		spill_returned(map, out, n, max_bytes);
@@ -428,13 +438,15 @@ static void ahead_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 		if (SHMQ_STATE_OF(word) == SHMQ_RESTORED)
 			st_release(&slot->word, word_next(word, SHMQ_BACK));
 	}
+	if (s->from == SHMQ_SPILL_FRONT)
+		st(&map->q->spilling, 0);
 	queue_rebuild(b, map, false);
 }
 
 static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until)
 {
+	bool live = s->from == SHMQ_SPILL_FRONT, whole = true;
 	shmq_queue_desc *q = map->q;
-	bool whole = true;
 	int r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
 
 	if (r)
@@ -442,6 +454,7 @@ static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok
 	/* A repair beside us has made them BACK, or somebody emptied the queue. */
 	for (uint32_t i = 0; i < s->count; i++)
 		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_RESTORED;
+	whole &= !(live && lease_has_run(map)); /* since the batch was begun; it stays where it is */
 	if (ok && !whole) {
 		queue_unlock(map);
 		r = both_lock(b, map, until);
@@ -451,6 +464,8 @@ static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok
 	if (!ok || !whole) {
 		ahead_undo(b, map, s);
 		both_unlock(b, map);
+		if (live)
+			wake_takers(b, map, WAKE_ALL);
 		return ok ? SHMQ_GONE : 0;
 	}
 	if (lease_has_run(map))
@@ -463,8 +478,12 @@ static int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok
 		slot_release(map, s->slots[i]);
 		SHMQ_KILLPOINT("ahead.freed");
 	}
+	if (live)
+		st_release(&q->spilling, 0);
 	queue_unlock(map);
 	wait_wake(b, &q->space, WAKE_ALL);
+	if (live)
+		wake_takers(b, map, 1); /* who came meanwhile saw neither these nor, maybe, the disk */
 	return 0;
 }
 
@@ -481,7 +500,7 @@ int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position,
 	r = map_get(b, s->queue, &map);
 	if (r)
 		return r;
-	if (s->from == SHMQ_SPILL_AHEAD) {
+	if (s->from == SHMQ_SPILL_AHEAD || s->from == SHMQ_SPILL_FRONT) {
 		r = ahead_end(b, map, s, ok, until);
 		goto out;
 	}

@@ -535,13 +535,17 @@ int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint
  * RETURNED: the youngest of what came back to the requeue ring and waits for others anyway (timed out,
  * due, requeued), to make room for what is deferred; written as READY is. What must not come after it
  * is spilled before.
+ * FRONT: the others at that ring's end, for the same; written as AHEAD is, or as much of them as fits
+ * there, also if nothing is on disk. Nothing is taken from clients: what is in flight stays there, and
+ * while a lease reaches on to the disk there is nothing to do. SHMQ_EMPTY if nothing can be moved.
  */
 enum shmq_spill_from {
 	SHMQ_SPILL_READY = 0,
 	SHMQ_SPILL_ALL = 1,
 	SHMQ_SPILL_AHEAD = 2,
 	SHMQ_SPILL_CHUNK = 3, /* shmq_chunk_begin */
-	SHMQ_SPILL_RETURNED = 4
+	SHMQ_SPILL_RETURNED = 4,
+	SHMQ_SPILL_FRONT = 5
 };
 typedef struct shmq_spill {
 	uint32_t queue, count;
@@ -550,7 +554,7 @@ typedef struct shmq_spill {
 	uint32_t *lengths;   /* record lengths */
 	uint64_t *positions; /* READY, ALL, RETURNED: filled by the caller before end; CHUNK: by begin, due times */
 	enum shmq_spill_from from;
-	uint64_t position;   /* AHEAD: of the first record; CHUNK: its number */
+	uint64_t position;   /* AHEAD, FRONT: of the first record; CHUNK: its number */
 } shmq_spill;
 int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
                      uint64_t max_bytes, int64_t until, shmq_spill *out);

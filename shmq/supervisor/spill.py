@@ -256,7 +256,8 @@ class Spiller:
 
     def _relieve(self, queue: Queue) -> bool:
         """Make room among what is held, if writing deferred messages did not: what was read ahead
-        of need; else the youngest of what came back and nobody takes, behind what is ready."""
+        of need; else the youngest of what came back and nobody takes, behind what is ready; else
+        what comes before all of that, back in front of what is on disk."""
         needed, now = lacking(queue), time.monotonic()
         if not needed:
             return False
@@ -273,7 +274,12 @@ class Spiller:
                 return True
         count = needed + queue.view.read("inflight_slots") // 8
         batch = self._broker.spill_begin(queue.index, count, queue.batch_bytes, returned=True)
-        return moved if batch is None else self._write_some(queue, batch) or moved
+        if batch is not None:
+            return self._write_some(queue, batch) or moved
+        if self._write_ahead(queue, live=True):
+            queue.no_room, queue.no_room_until = queue.view.read("free_tail"), now + _RETRY_AFTER
+            moved = True
+        return moved
 
     def _write_some(self, queue: Queue, batch: Spill) -> bool:
         """`write`, but a disk that is nearly full is filled to the end, with smaller batches."""
@@ -458,7 +464,7 @@ class Spiller:
         with queue.lock:
             self._end_leases(queue)
             self._broker.unrestore(queue.index)
-            while self._deferral.write_all(queue) or self._write_ahead(queue):
+            while self._deferral.write_all(queue) or self._write_ahead(queue, live=False):
                 pass
             while True:
                 batch = self._broker.spill_begin(queue.index, _BATCH_MESSAGES, _BATCH_BYTES, True)
@@ -484,29 +490,31 @@ class Spiller:
             with contextlib.suppress(LeaseLost):  # finished meanwhile
                 self._broker.lease_end(queue.index, serial, lease.id, True)
 
-    def _write_ahead(self, queue: Queue) -> bool:
+    def _write_ahead(self, queue: Queue, *, live: bool) -> bool:
         """What is in flight and in the requeue ring to right in front of what is on disk, for it
-        comes before that. Whether there may be more.
+        comes before that. Whether there may be more. live: only of the ring, and nothing that its
+        turn puts behind others.
 
         Where it does not fit (what was read of the file is shorter, and not as long as the youngest
-        of them) it is left for the end of the files, out of its turn.
+        of them) it is left for the end of the files, out of its turn; or, live, where it is.
         """
         read, write = queue.positions
-        if read == write or not (queue.waiting or queue.view.read("inflight_len")):
+        if not live and (read == write or not (queue.waiting or queue.view.read("inflight_len"))):
             return False
         # so that after a power loss nobody begins to read amid what is overwritten here
         queue.disk.sync(queue.view.read("disk_depth"), read, write)
         most = queue.view.read("held")
-        batch = self._broker.spill_begin(queue.index, most, 0, ahead=True)
+        batch = self._broker.spill_begin(queue.index, most, 0, ahead=not live, front=live)
         if batch is None:
             return False
         try:
             queue.disk.write_ahead(batch.encode(), batch.position, read)
+            queue.disk.note(batch.count)
+            self._active.add(queue)
         except BaseException:
             batch.end(0, False)
             raise
-        batch.end(0, True)
-        return True
+        return batch.end(0, True) or not live
 
 
 def _holds(queue: Queue) -> bool:

@@ -23,11 +23,13 @@ import processes
 import pytest
 from crash.test_supervisor_killpoints import check_whole, no_strangers, numbered
 from deliveries import Background, Delivered, Drain, take_all
+from process.test_overwritten import overwrite
 from processes import ROOT, Child, answers, eventually
 from recount import recount_all
 
 import shmq
-from shmq.errors import Gone, NotRunning
+from shmq import layout, segments
+from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.storage import deferred
 
 DEATHS = os.environ.get("SHMQ_KILL_SYSCALLS", "3")
@@ -59,9 +61,9 @@ class Stage:
         """One that lives."""
         return self.keep(processes.serve(self.instance, self.data_path, **(SMALL | options)))
 
-    def doomed(self, *, at_once: bool = False) -> Child:
+    def doomed(self, *, at_once: bool = False, **options: Any) -> Child:
         """One that is to die. at_once: its start counts too, and is not waited for."""
-        options = SMALL | {"tcp_address": "", "http_address": ""}
+        options = SMALL | {"tcp_address": "", "http_address": ""} | options
         words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         words += [f"--instance={self.instance}", f"--data-path={self.data_path}"]
         nth = f"+{self._nth}" if at_once else str(self._nth)
@@ -271,6 +273,22 @@ def defer(stage: Stage) -> Scenario:
     eventually(lambda: not deferred.existing(stage.data_path))
 
 
+def live_channel(instance: str, channel: str) -> int | None:
+    """Serial number of its queue."""
+    with layout.open_readonly(instance) as source:
+        serials = [q.serial for q in source.directory.live_queues() if q.channel == channel]
+    return serials[0] if serials else None
+
+
+def is_usable(broker: shmq.Broker, topic: str, channel: str) -> bool:
+    """Whether what was overwritten has been replaced."""
+    try:
+        broker.consumer(topic, channel).close()
+    except (LayoutMismatch, Gone):
+        return False
+    return True
+
+
 def delete_with_files(stage: Stage) -> Scenario:
     """A channel is emptied, and one deleted, that have files."""
     server = stage.doomed()
@@ -297,9 +315,34 @@ def delete_with_files(stage: Stage) -> Scenario:
     eventually(lambda: no_strangers(stage.instance))
 
 
+def replace(stage: Stage) -> Scenario:
+    """A queue is overwritten that has messages in memory, deferred ones, and files."""
+    server = stage.doomed(queue_scan_refresh_interval="200ms")
+    broker = stage.attach()
+    broker.create_channel("t", "c")
+    broker.create_channel("t", "d")
+    fill(broker, 700)
+    broker.producer("t").publish_many(numbered(20, 700), defer=1.0)
+    stage.arm(server)
+    before = live_channel(stage.instance, "c")
+    overwrite(stage.instance, "c")
+    eventually(lambda: has_ended(server) or live_channel(stage.instance, "c") not in (before, None))
+    yield server
+    stage.serve()
+    broker.create_channel("t", "c")
+    eventually(lambda: is_usable(broker, "t", "c"))
+    hit = take_all(broker, "t", "c")
+    assert sorted(set(hit.bodies)) == numbered(720)
+    beside = take_all(broker, "t", "d")
+    assert (beside.twice, sorted(beside.bodies)) == ([], numbered(720))
+    eventually(lambda: no_strangers(stage.instance))
+    for path in segments.list_set_aside(stage.instance):
+        Path(path).unlink()
+
+
 SCENARIOS = [
     start, create_and_delete, overflow, read_back, flush, start_with_files, adopt, defer,
-    delete_with_files,
+    delete_with_files, replace,
 ]  # fmt: skip
 
 

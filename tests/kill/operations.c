@@ -752,25 +752,55 @@ static void come_and_read_some(scene *s)
 	finish(s, 0, s->my_consumer, s->m, 4);
 }
 
-static void ahead_begin(scene *s)
+/* What was read from disk waits; nothing is there any more, and younger ones are ready. */
+static void come_and_read_all(scene *s)
 {
-	EQUAL(WATCHED(shmq_spill_begin(s->mine, first_queue(s), SHMQ_SPILL_AHEAD, 64, 0, soon(), &s->spill)),
-	      0);
-	EQUAL(s->spill.count, 4);
-	EQUAL(s->spill.position, 0);
+	uint64_t used;
+	uint32_t taken;
+
+	come_to_supervise(s);
+	spill_begin(s, s->mine, SHMQ_SPILL_READY, 4);
+	spill_end(s, s->mine);
+	EQUAL(shmq_restore(s->mine, first_queue(s), s->ledger->disk, s->ledger->written, 0,
+	                   s->ledger->written, soon(), &taken, &used), 0);
+	EQUAL(taken, 4);
+}
+
+static void write_before_disk(scene *s, enum shmq_spill_from from, uint32_t count, bool ok)
+{
+	EQUAL(WATCHED(shmq_spill_begin(s->mine, first_queue(s), from, 64, 0, soon(), &s->spill)), 0);
+	EQUAL(s->spill.count, count);
 	EQUAL(WATCHED(shmq_spill_encode(s->mine, &s->spill, s->ledger->disk + s->spill.position)), 0);
+	EQUAL(WATCHED(shmq_spill_end(s->mine, &s->spill, 0, ok, soon())), 0);
 }
 
 static void write_ahead(scene *s)
 {
-	ahead_begin(s);
-	EQUAL(WATCHED(shmq_spill_end(s->mine, &s->spill, 0, true, soon())), 0);
+	write_before_disk(s, SHMQ_SPILL_AHEAD, 4, true);
+	EQUAL(s->spill.position, 0);
 }
 
 static void write_ahead_in_vain(scene *s)
 {
-	ahead_begin(s);
-	EQUAL(WATCHED(shmq_spill_end(s->mine, &s->spill, 0, false, soon())), 0);
+	write_before_disk(s, SHMQ_SPILL_AHEAD, 4, false);
+}
+
+/* One is in flight and stays. */
+static void write_in_front(scene *s)
+{
+	write_before_disk(s, SHMQ_SPILL_FRONT, 3, true);
+	EQUAL(s->spill.position, s->spill.bytes / 3);
+}
+
+static void write_all_in_front(scene *s)
+{
+	write_before_disk(s, SHMQ_SPILL_FRONT, 4, true);
+	EQUAL(s->spill.position, 0);
+}
+
+static void write_in_front_in_vain(scene *s)
+{
+	write_before_disk(s, SHMQ_SPILL_FRONT, 4, false);
 }
 
 /* ---- chunks ---- */
@@ -1347,6 +1377,9 @@ const operation operations[] = {
 	{"flush: unread", 1, eight_more, come_spill_and_restore, unrestore_six, NULL, 1, 0, 0},
 	{"flush: write ahead", 1, eight_more, come_and_read_some, write_ahead, NULL, 1, 1, 0},
 	{"flush: write ahead in vain", 1, eight_more, come_and_read_some, write_ahead_in_vain, NULL, 1, 1, 0},
+	{"write in front", 1, eight_more, come_and_read_some, write_in_front, NULL, 1, 1, 0},
+	{"write in front of nothing", 1, eight_more, come_and_read_all, write_all_in_front, NULL, 1, 0, 0},
+	{"write in front in vain", 1, eight_more, come_and_read_all, write_in_front_in_vain, NULL, 1, 0, 0},
 	{"write a chunk", 1, four_are_deferred, come_to_supervise, write_chunk, NULL, 1, 1, 0},
 	{"write a chunk in vain", 1, four_are_deferred, come_to_supervise, write_chunk_in_vain, NULL, 1, 1, 0},
 	{"read a chunk", 1, four_are_deferred, come_and_write_chunk, read_chunk, NULL, 1, 1, 0},

@@ -232,10 +232,15 @@ static void lease_run(uint32_t who)
 	run.bytes = run.count * BODY;
 	r = shmq_lease_take(k->actors[who].b, &k->lessee, 0, 8, 1 << 10, 1, &run, soon(), &k->lease);
 	CHECK(!r || r == SHMQ_EMPTY || r == SHMQ_GONE);
+	if (!r && k->lease.count != run.count) { /* there was something before it */
+		uint64_t messages;
+
+		r = shmq_lease_return(k->actors[who].b, &k->lessee, k->lease.id, soon(), &messages);
+		CHECK(!r || r == SHMQ_LEASE_LOST);
+		r = SHMQ_EMPTY;
+	}
 	if (r)
 		k->lease.count = 0;
-	else
-		EQUAL(k->lease.count, run.count);
 }
 
 static void lease_finish(uint32_t who)
@@ -381,7 +386,7 @@ static bool asleep(uint32_t who)
 	shmq_queue_desc *q = desc(0);
 
 	(void)who;
-	return q->ready_head == q->ready_tail && q->requeue_head == q->requeue_tail;
+	return (q->ready_head == q->ready_tail || on_disk(q)) && q->requeue_head == q->requeue_tail;
 }
 
 static bool load_chunk(shmq_broker *b)
@@ -728,15 +733,28 @@ static void spill_and_restore_3(void)
 	spill_3();
 	restore_3();
 }
-static void write_ahead_3(void)
+static void write_before_disk(enum shmq_spill_from from, bool ok)
 {
-	k->spill.slots = k->slots;
-	k->spill.lengths = k->lengths;
-	k->spill.positions = k->positions;
-	if (shmq_spill_begin(k->actors[3].b, k->queue[0], SHMQ_SPILL_AHEAD, 8, 0, soon(), &k->spill))
+	int r;
+
+	spill_begin(from, 8);
+	if (!k->spill.count)
 		return;
 	EQUAL(shmq_spill_encode(k->actors[3].b, &k->spill, k->disk + k->spill.position), 0);
-	(void)shmq_spill_end(k->actors[3].b, &k->spill, 0, true, soon());
+	r = shmq_spill_end(k->actors[3].b, &k->spill, 0, ok, soon());
+	CHECK(!r || r == SHMQ_GONE);
+}
+static void write_ahead_3(void)
+{
+	write_before_disk(SHMQ_SPILL_AHEAD, true);
+}
+static void write_in_front_3(void)
+{
+	write_before_disk(SHMQ_SPILL_FRONT, true);
+}
+static void write_in_front_in_vain_3(void)
+{
+	write_before_disk(SHMQ_SPILL_FRONT, false);
 }
 static void expire_3(void)
 {
@@ -797,6 +815,10 @@ static void remove_channel_3(void)
 static void adopt_3(void)
 {
 	EQUAL(shmq_adopt(k->actors[3].b, k->queue[0], soon()), 0);
+}
+static void rebuild_2(void)
+{
+	EQUAL(shmq_rebuild(k->actors[2].b, k->queue[0], soon()), 0);
 }
 static void rebuild_3(void)
 {
@@ -943,12 +965,33 @@ static void begin_taken(void)
 	schedule_as(OUTSIDE);
 	k->out_of_order = true;
 }
-static void begin_taken_and_spilled(void)
+/* Two in memory, read from disk; two behind them, there still or never. */
+static void begin_read(bool all)
 {
+	uint64_t half, used;
+	uint32_t taken;
+
 	begin_with_supervisor();
 	schedule_as(3);
-	advance_3();
 	spill_3();
+	half = desc(0)->disk_write;
+	if (!all)
+		spill_3();
+	EQUAL(shmq_restore(k->actors[3].b, k->queue[0], k->disk, half, 0, half, soon(), &taken, &used), 0);
+	EQUAL(taken, 2);
+	schedule_as(OUTSIDE);
+}
+static void begin_read_all(void)
+{
+	begin_read(true);
+}
+static void begin_read_half(void)
+{
+	begin_read(false);
+}
+static void begin_read_half_and_taken(void)
+{
+	begin_read(false);
 	schedule_as(1);
 	take(1, 0, 1);
 	schedule_as(OUTSIDE);
@@ -1014,15 +1057,24 @@ static void begin_new_channel(void)
 	come(2, SHMQ_AS_CLIENT);
 	come_to_supervise(3);
 }
-static void begin_to_lease(void)
+static void come_to_lease(void)
 {
-	begin_with_supervisor();
 	k->leases = true;
 	schedule_as(1);
 	EQUAL(shmq_lessee_open(k->actors[1].b, k->queue[0], k->serial[0], "l", 10 * NS_PER_S, NS_PER_S,
 	                       soon(), &k->lessee),
 	      0);
 	schedule_as(OUTSIDE);
+}
+static void begin_to_lease(void)
+{
+	begin_with_supervisor();
+	come_to_lease();
+}
+static void begin_read_half_to_lease(void)
+{
+	begin_read(false);
+	come_to_lease();
 }
 static void begin_leased(void)
 {
@@ -1043,9 +1095,9 @@ static void begin_leased_and_came_back(void)
 }
 static void begin_leased_and_spilled(void)
 {
-	begin_leased();
-	schedule_as(3);
-	spill_3();
+	begin_read_half_to_lease();
+	schedule_as(1);
+	lease(1, 2);
 	schedule_as(OUTSIDE);
 }
 static void begin_to_lease_on_disk(void)
@@ -1131,7 +1183,22 @@ static const struct play {
 	     spill_and_restore_3),
 	PLAY("finish, flush", begin_taken, NULL, finish_1, NULL, flush_3),
 	PLAY("finish, empty, flush", begin_taken, NULL, finish_1, empty_2, flush_3),
-	PLAY("finish, write ahead", begin_taken_and_spilled, NULL, finish_1, NULL, write_ahead_3),
+	PLAY("finish, write ahead", begin_read_half_and_taken, NULL, finish_1, NULL, write_ahead_3),
+	PLAY("publish, take, write in front", begin_read_half, publish_one_0, take_one_1, NULL,
+	     write_in_front_3),
+	PLAY("publish, take, write in front of nothing", begin_read_all, publish_one_0, take_one_1, NULL,
+	     write_in_front_3),
+	PLAY("publish, take, write in front in vain", begin_read_all, publish_one_0, take_one_1, NULL,
+	     write_in_front_in_vain_3),
+	PLAY("publish, wait, write in front", begin_read_all, publish_one_0, wait_1, NULL,
+	     write_in_front_3),
+	PLAY("take, empty, write in front", begin_read_half, NULL, take_one_1, empty_2, write_in_front_3),
+	PLAY("finish, rebuild beside a write in front", begin_read_half_and_taken, NULL, finish_1, rebuild_2,
+	     write_in_front_3),
+	PLAY("lease, write in front", begin_read_half_to_lease, publish_one_0, lease_1, NULL,
+	     write_in_front_3),
+	PLAY("lease what is on disk, write in front", begin_read_half_to_lease, NULL, lease_run_1, NULL,
+	     write_in_front_3),
 	PLAY("publish, take, spill what came back", begin_came_back, publish_one_0, take_one_1, NULL,
 	     spill_returned_3),
 	PLAY("finish, expire", begin_taken, NULL, finish_1, NULL, expire_3),

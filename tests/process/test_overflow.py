@@ -301,3 +301,36 @@ def test_what_was_read_ahead_does_not_keep_a_large_message_waiting(open_broker: 
         assert message is not None
         assert message.body == body
         message.finish()
+
+
+@pytest.mark.parametrize("held", [0, 40])
+def test_what_goes_before_the_disk_makes_room_for_deferred_messages(
+    open_broker: Open, held: int
+) -> None:
+    """Nobody consumes, and what waits in memory can neither be read again from where it was on disk
+    nor go behind what is there. held: in flight all the time."""
+    broker = open_broker(mem_queue_size=256, inflight_slots=256)
+    producer, consumer = broker.producer("t"), broker.consumer("t", "c")
+    expected = numbered(500)
+
+    def on_disk() -> int:
+        return channel_stats(broker, "t", "c").backend_depth
+
+    producer.publish_many(expected[:held] or [b"x"], timeout=WATCHDOG)
+    batch = consumer.take_many(held or 1, timeout=WATCHDOG)
+    producer.publish_many(expected[held : held + 200], timeout=WATCHDOG)  # overflows, comes back
+    eventually(lambda: channel_stats(broker, "t", "c").restored and not on_disk())
+    producer.publish_many(expected[held + 200 : 400], timeout=WATCHDOG)  # overflows again
+    eventually(on_disk)
+    for _ in range(3):
+        producer.publish_many([b"later"] * 200, defer=600, timeout=WATCHDOG)
+    producer.publish_many(expected[400:], timeout=WATCHDOG)
+    batch.finish()
+    came = Delivered()
+    while len(came.ids) < 500 - held:
+        some = consumer.take_many(500, timeout=WATCHDOG)
+        assert some
+        came.add(some)
+        some.finish()
+    assert (came.bodies, set(came.attempts)) == (expected[held:], {1})
+    assert channel_stats(broker, "t", "c").deferred == 600
