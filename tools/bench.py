@@ -95,6 +95,8 @@ GOALS = (
     (SPARK_WRITE, "shmq publish=immediate", "only copies", None),
     (SPARK_PARQUET, "shmq", "parquet in memory", 1.0),
     (SPARK_PARQUET, "shmq publish=immediate", "parquet in memory", None),
+    (SPARK_PARQUET, "only copies", "parquet in memory", None),
+    (SPARK_PARQUET, "shmq", "only copies", None),
 )
 
 

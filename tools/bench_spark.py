@@ -330,16 +330,23 @@ class InSpark(Contestant):
 
 class Copies(InSpark):
     name = "only copies"
-    lines: ClassVar[tuple[str, ...]] = (SPARK_READ, SPARK_STREAM, SPARK_DISK, SPARK_WRITE)
+    lines: ClassVar[tuple[str, ...]] = (
+        SPARK_READ, SPARK_STREAM, SPARK_DISK, SPARK_WRITE, SPARK_PARQUET,
+    )  # fmt: skip
 
     def _run(self, plan: Plan) -> Outcome:
         session = self._session
+        writer = session.rows(plan).write.format("copying").mode("append")
+        write = writer.options(rows=plan.rows, size=plan.size).save
         if plan.line == SPARK_WRITE:
-            writer = session.rows(plan).write.format("copying").mode("append")
-            return timed(plan, writer.options(rows=plan.rows, size=plan.size).save)
+            return timed(plan, write)
         if plan.line == SPARK_STREAM:
             return session.stream(session.copying(session.spark.readStream, plan), plan)
-        return timed(plan, lambda: nowhere(session.copying(session.spark.read, plan))())
+
+        def read() -> None:
+            nowhere(session.copying(session.spark.read, plan))()
+
+        return timed(plan, write, read) if plan.line == SPARK_PARQUET else timed(plan, read)
 
 
 class Parquet(InSpark):

@@ -108,10 +108,10 @@ def lessee_name(settings: Settings) -> str:
 
 
 class ShmqReader(DataSourceReader):
-    """What a channel holds when the DataFrame is first used, up to maxMessagesPerTrigger. The
-    messages
-    stay leased, so that every use of the DataFrame sees the same rows, until `shmq.spark.finish` or
-    `give_back`, or else leaseTtl has gone by."""
+    """What a channel holds when the DataFrame is first used, up to maxMessagesPerTrigger and to
+    what one lease can have: what waits in memory, or what is on disk with what waits in front of
+    it; not what came after that. The messages stay leased, so that every use of the DataFrame sees
+    the same rows, until `shmq.spark.finish` or `give_back`, or else leaseTtl has gone by."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
