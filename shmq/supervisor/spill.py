@@ -15,7 +15,8 @@ a ring was lost. So thousands of idle queues cost nothing.
 * in: a queue with something on disk and little left in its requeue ring, ahead of need. What was
   read goes back, by the read position alone, when a publisher needs its room and nobody takes it.
 * what came back (timed out, due, requeued) and nobody takes: the youngest, when it leaves a
-  publisher of deferred messages no room.
+  publisher of deferred messages no room; and if that is not enough what comes before the disk,
+  back in front of what is there.
 * deferred messages: beyond half of what may be held, and back in time (`deferral`).
 * backlogs: of unpaused topics that have channels.
 
