@@ -253,10 +253,12 @@ class Broker:
         ahead: bool = False,
         returned: bool = False,
         front: bool = False,
+        out: bool = False,
     ) -> Spill | None:
         """None: nothing to spill. everything: flush (also BACK and INFLIGHT). ahead: those two, to
         right in front of what is on disk; None: nothing is, or they do not fit there. returned: the
-        youngest BACK that wait for others. front: the youngest BACK that do not, as with ahead."""
+        youngest BACK that wait for others. front: the youngest BACK that do not, as with ahead.
+        out: the youngest BACK that wait for others or were handed out before."""
 
     def chunk_begin(
         self, queue: int, chunk: int, from_due: int, n: int, max_bytes: int

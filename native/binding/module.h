@@ -334,7 +334,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(advance, "advance($self, queue, n)\n--\n\nMove the oldest READY to the requeue ring.")       \
 	X(spill_begin,                                                                                 \
 	  "spill_begin($self, queue, n, max_bytes, everything=False, ahead=False, "                \
-	  "returned=False, front=False)\n--\n\n"                                                                    \
+	  "returned=False, front=False, out=False)\n--\n\n"                                             \
 	  "Mark messages SPILLING.")                                                                   \
 	X(chunk_begin,                                                                                 \
 	  "chunk_begin($self, queue, chunk, from_due, n, max_bytes)\n--\n\n"                          \

@@ -363,7 +363,8 @@ PyObject *broker_advance(broker_object *self, PyObject *const *args, Py_ssize_t 
 PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                              PyObject *kwnames)
 {
-	bool everything = false, ahead = false, returned = false, front = false;
+	bool everything = false, ahead = false, returned = false, front = false,
+	     out = false;
 	uint64_t max_bytes;
 	shmq_spill spill = {0};
 	uint32_t n;
@@ -373,7 +374,8 @@ PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssiz
 	              {"max_bytes", ARGUMENT_U64, &max_bytes},
 	              {"everything", ARGUMENT_BOOL, &everything},
 	              {"ahead", ARGUMENT_BOOL, &ahead},
-	              {"returned", ARGUMENT_BOOL, &returned}, {"front", ARGUMENT_BOOL, &front}) < 0)
+	              {"returned", ARGUMENT_BOOL, &returned}, {"front", ARGUMENT_BOOL, &front},
+	              {"out", ARGUMENT_BOOL, &out}) < 0)
 		return NULL;
 	spill.slots = PyMem_Calloc(n + !n, sizeof(*spill.slots));
 	spill.lengths = PyMem_Calloc(n + !n, sizeof(*spill.lengths));
@@ -385,6 +387,7 @@ PyObject *broker_spill_begin(broker_object *self, PyObject *const *args, Py_ssiz
 		                             : everything ? SHMQ_SPILL_ALL
 		                             : returned   ? SHMQ_SPILL_RETURNED
 		                             : front      ? SHMQ_SPILL_FRONT
+		                             : out        ? SHMQ_SPILL_OUT
 		                                          : SHMQ_SPILL_READY,
 		                             n, max_bytes, until, &spill));
 	else

@@ -146,7 +146,13 @@ static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n
 	spill_ready(map, out, n, max_bytes);
 }
 
-/* The youngest of the requeue ring that have to wait for others; the rest of it closes up. */
+/* Waits for others, or (OUT) was handed out before: has no turn to keep. */
+static bool may_wait(const shmq_slot_desc *s, const shmq_spill *out)
+{
+	return s->after || (out->from == SHMQ_SPILL_OUT && s->attempts);
+}
+
+/* The youngest of those in the requeue ring; the rest of it closes up. */
 static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
@@ -163,7 +169,7 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 			return;
 		}
 		length = s->length + RECORD_HEAD;
-		if (!s->after)
+		if (!may_wait(s, out))
 			continue;
 		if (chosen && bytes + length > max_bytes)
 			break;
@@ -174,7 +180,8 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 	for (uint32_t at = to = first; at != tail; at++) {
 		uint32_t slot = map->requeue[at & mask];
 
-		if (map->slots[slot].after && spill_add(map, out, chosen, UINT64_MAX, slot, SHMQ_BACK))
+		if (may_wait(&map->slots[slot], out) &&
+		    spill_add(map, out, chosen, UINT64_MAX, slot, SHMQ_BACK))
 			held_remove(map, slot);
 		else
 			map->requeue[to++ & mask] = slot;
@@ -327,7 +334,7 @@ static int spill_some(shmq_broker *b, shmq_map *map, enum shmq_spill_from from, 
 		(void)ahead_begin(map, n, out);
 	else if (from == SHMQ_SPILL_ALL)
 		spill_all(b, map, out, n, max_bytes);
-	else if (from == SHMQ_SPILL_RETURNED)
+	else if (from == SHMQ_SPILL_RETURNED || from == SHMQ_SPILL_OUT)
 		spill_returned(map, out, n, max_bytes);
 	else
 		spill_ready(map, out, n, max_bytes);

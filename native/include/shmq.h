@@ -538,6 +538,7 @@ int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint
  * FRONT: the others at that ring's end, for the same; written as AHEAD is, or as much of them as fits
  * there, also if nothing is on disk. Nothing is taken from clients: what is in flight stays there, and
  * while a lease reaches on to the disk there is nothing to do. SHMQ_EMPTY if nothing can be moved.
+ * OUT: as RETURNED, also those that wait for nobody but were handed out before, if FRONT does not fit.
  */
 enum shmq_spill_from {
 	SHMQ_SPILL_READY = 0,
@@ -545,14 +546,15 @@ enum shmq_spill_from {
 	SHMQ_SPILL_AHEAD = 2,
 	SHMQ_SPILL_CHUNK = 3, /* shmq_chunk_begin */
 	SHMQ_SPILL_RETURNED = 4,
-	SHMQ_SPILL_FRONT = 5
+	SHMQ_SPILL_FRONT = 5,
+	SHMQ_SPILL_OUT = 6
 };
 typedef struct shmq_spill {
 	uint32_t queue, count;
 	uint64_t bytes;      /* of all records */
 	uint32_t *slots;     /* caller's arrays, n entries each */
 	uint32_t *lengths;   /* record lengths */
-	uint64_t *positions; /* READY, ALL, RETURNED: filled by the caller before end; CHUNK: by begin, due times */
+	uint64_t *positions; /* READY, ALL, RETURNED, OUT: filled by the caller before end; CHUNK: by begin, due times */
 	enum shmq_spill_from from;
 	uint64_t position;   /* AHEAD, FRONT: of the first record; CHUNK: its number */
 } shmq_spill;

@@ -274,13 +274,20 @@ class Spiller:
             if queue.ready >= ready:
                 return True
         count = needed + queue.view.read("inflight_slots") // 8
-        batch = self._broker.spill_begin(queue.index, count, queue.batch_bytes, returned=True)
-        if batch is not None:
-            return self._write_some(queue, batch) or moved
+        if self._write_returned(queue, count):
+            return True
         if self._write_ahead(queue, live=True):
             queue.no_room, queue.no_room_until = queue.view.read("free_tail"), now + _RETRY_AFTER
             moved = True
+        if lacking(queue):  # what was handed out before has no turn to keep
+            moved |= self._write_returned(queue, count, out=True)
         return moved
+
+    def _write_returned(self, queue: Queue, count: int, *, out: bool = False) -> bool:
+        batch = self._broker.spill_begin(
+            queue.index, count, queue.batch_bytes, returned=not out, out=out
+        )
+        return batch is not None and self._write_some(queue, batch)
 
     def _write_some(self, queue: Queue, batch: Spill) -> bool:
         """`write`, but a disk that is nearly full is filled to the end, with smaller batches."""

@@ -633,6 +633,24 @@ static void spill_what_came_back(scene *s)
 	spill_end(s, s->mine);
 }
 
+/* They are the first to be taken again. */
+static void come_and_give_back(scene *s)
+{
+	come_to_supervise(s);
+	s->my_consumer = consume(s, s->mine, 0);
+	take(s, 2);
+	EQUAL(shmq_consumer_close(s->my_consumer, soon()), 0);
+	EQUAL(shmq_spill_begin(s->mine, first_queue(s), SHMQ_SPILL_RETURNED, 2, 1 << 16, soon(), &s->spill),
+	      SHMQ_EMPTY);
+}
+
+static void spill_what_was_out(scene *s)
+{
+	spill_begin(s, s->mine, SHMQ_SPILL_OUT, 2);
+	EQUAL(s->spill.count, 2);
+	spill_end(s, s->mine);
+}
+
 static void flush(scene *s)
 {
 	spill_begin(s, s->mine, SHMQ_SPILL_ALL, 64);
@@ -1369,6 +1387,7 @@ const operation operations[] = {
 	{"spill", 1, eight_more, come_to_supervise, spill_six, NULL, 1, 0, 0},
 	{"spill again", 1, eight_more, come_and_spill, spill_six, NULL, 1, 0, 0},
 	{"spill what came back", 1, some_came_back, come_to_supervise, spill_what_came_back, NULL, 1, 1, 0},
+	{"spill what was out", 1, eight_more, come_and_give_back, spill_what_was_out, NULL, 1, 1, 0},
 	{"spill in vain", 1, eight_more, come_to_supervise, spill_in_vain, NULL, 1, 0, 0},
 	{"restore", 1, eight_more, come_and_spill, restore_first, NULL, 1, 0, 0},
 	{"jump over damage", 1, eight_more, come_and_spill, jump, NULL, 1, 0, 0},

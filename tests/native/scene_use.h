@@ -207,6 +207,11 @@ static void spill_in_front(void)
 	spill(SHMQ_SPILL_FRONT);
 }
 
+static void spill_what_was_out(void)
+{
+	spill(SHMQ_SPILL_OUT);
+}
+
 static void spill_to_a_chunk(void)
 {
 	spill(SHMQ_SPILL_CHUNK);
@@ -290,8 +295,9 @@ static void empty(void)
 /* What clients and a supervisor do. */
 static void (*const operations[])(void) = {
 	publish_some, loan, take, unpin, lease, spill_ready_ones, spill_returned_ones, spill_everything,
-	spill_ahead, spill_in_front, spill_to_a_chunk, restore, scan, another_consumer, pump_and_audit,
-	registry, request, publish_some, rebuild, adopt, empty, publish_some,
+	spill_ahead, spill_in_front, spill_what_was_out, spill_to_a_chunk, restore, scan,
+	another_consumer, pump_and_audit, registry, request, publish_some, rebuild, adopt, empty,
+	publish_some,
 };
 #define OPERATIONS (sizeof(operations) / sizeof(operations[0]))
 

@@ -697,6 +697,11 @@ static void spill_returned_3(void)
 	spill_begin(SHMQ_SPILL_RETURNED, 2);
 	spill_end();
 }
+static void spill_out_3(void)
+{
+	spill_begin(SHMQ_SPILL_OUT, 2);
+	spill_end();
+}
 static void flush_3(void)
 {
 	uint32_t count;
@@ -1004,6 +1009,23 @@ static void begin_came_back(void)
 	requeue_1();
 	schedule_as(OUTSIDE);
 }
+static void begin_one_died(void)
+{
+	begin_with_supervisor();
+	come_to_take(2, 0);
+	schedule_as(2);
+	take(2, 0, 2);
+	schedule_as(OUTSIDE);
+	k->out_of_order = true;
+	schedule_kill(2);
+}
+static void begin_given_back(void)
+{
+	begin_one_died();
+	schedule_as(3);
+	reap_3();
+	schedule_as(OUTSIDE);
+}
 static void begin_deferred(void)
 {
 	begin(1);
@@ -1115,16 +1137,6 @@ static void begin_leased_on_disk(void)
 	schedule_as(OUTSIDE);
 	EQUAL(k->lease.on_disk, 2);
 }
-static void begin_one_died(void)
-{
-	begin_with_supervisor();
-	come_to_take(2, 0);
-	schedule_as(2);
-	take(2, 0, 2);
-	schedule_as(OUTSIDE);
-	k->out_of_order = true;
-	schedule_kill(2);
-}
 static void begin_to_attach(void)
 {
 	begin(1);
@@ -1201,6 +1213,8 @@ static const struct play {
 	     write_in_front_3),
 	PLAY("publish, take, spill what came back", begin_came_back, publish_one_0, take_one_1, NULL,
 	     spill_returned_3),
+	PLAY("publish, take, spill what was out", begin_given_back, publish_one_0, take_one_1, NULL,
+	     spill_out_3),
 	PLAY("finish, expire", begin_taken, NULL, finish_1, NULL, expire_3),
 	PLAY("touch, expire", begin_taken, NULL, touch_1, NULL, expire_3),
 	PLAY("close, expire", begin_taken, NULL, close_1, NULL, expire_3),
