@@ -44,7 +44,7 @@ class Ledger:
         self._data_path = data_path
         self._loaded = reserve
         self._reserve = reserve
-        self._generation = -1
+        self._written = (-1, -1)  # what the names on disk are as new as
         self._names = Pace(0.0, _SHARE)
         self._clocks = Pace(_CLOCKS_EVERY, 1.0)
         self._trouble = ""
@@ -79,7 +79,7 @@ class Ledger:
 
     def close(self) -> None:
         """The last entry: nobody gives ids any more. Raises OSError."""
-        self._generation = -1
+        self._written = (-1, -1)
         self.flush()
         self._store_reserve(max(self._highest(), self._loaded) + _SECOND)
 
@@ -90,8 +90,9 @@ class Ledger:
 
     def _keep_names(self) -> bool:
         """Whether anything had changed."""
-        generation = self._roster.directory.read("generation")
-        if generation == self._generation:
+        # a name is in the directory before it is in the roster, and written from there
+        found = (self._roster.directory.read("generation"), self._roster.changes)
+        if found == self._written:
             return False
         before = metadata.modified(self._data_path)
         metadata.store(
@@ -99,7 +100,7 @@ class Ledger:
             [self._meta(topic) for topic in self._roster.topics],
             lambda written: self._broker.names_written(before, written),
         )
-        self._generation = generation
+        self._written = found
         return True
 
     def _store_reserve(self, clock: int) -> None:

@@ -230,6 +230,7 @@ class Roster:
         self._queues: dict[int, Queue] = {}
         self._lists: tuple[tuple[Topic, ...], tuple[Queue, ...]] | None = None
         self._lock = threading.Lock()  # of these three
+        self.changes = 0  # of names; each is counted here after the directory's generation was
         self.ephemeral: dict[int, Queue] = {}  # ephemeral channels; the creator's
 
     @property
@@ -265,6 +266,7 @@ class Roster:
         with self._lock:
             self._topics[name] = topic
             self._lists = None
+        self.changes += 1
         return topic
 
     def leave_topic(self, topic: Topic) -> None:
@@ -272,6 +274,7 @@ class Roster:
         with self._lock:
             del self._topics[topic.name]
             self._lists = None
+        self.changes += 1
 
     def enter_queue(
         self,
@@ -290,6 +293,7 @@ class Roster:
         with self._lock:
             self._queues[index] = queue
             self._lists = None
+        self.changes += 1
         self._note_ephemeral(queue)
         self._broker.attend(index)
         if None in topic.queues:
@@ -304,6 +308,7 @@ class Roster:
         with self._lock:
             del self._queues[queue.index]
             self._lists = None
+        self.changes += 1
         self.ephemeral.pop(queue.index, None)
 
     def becomes_channel(self, backlog: Queue, channel: str) -> None:
@@ -311,6 +316,7 @@ class Roster:
         del backlog.topic.queues[None]
         backlog.channel = channel
         backlog.topic.queues[channel] = backlog
+        self.changes += 1
         self._note_ephemeral(backlog)
 
     def _note_ephemeral(self, queue: Queue) -> None:
