@@ -126,7 +126,8 @@ class Queue:
     def limits(self) -> tuple[int, int, int, int]:
         """Its capacity, `inflight_slots`, `low_water` and `arena_max`: fixed when it was made."""
         read = self.view.read
-        return self.capacity, read("inflight_slots"), read("low_water"), read("arena_max")
+        low_water = max(read("low_water"), 1)  # overwritten with 0 nothing would be read from disk
+        return self.capacity, read("inflight_slots"), low_water, read("arena_max")
 
     @property
     def ready(self) -> int:

@@ -65,6 +65,12 @@ def test_a_write_that_failed_and_is_believed_is_found(interposer: Path) -> None:
     assert all("lost" in line for line in wrong), wrong
 
 
+def test_a_low_water_mark_that_says_nothing_lets_the_disk_be_read(interposer: Path) -> None:
+    *wrong, last = run(interposer, "scribble.py", "1", "low_water")
+    assert not wrong, "\n".join(wrong)
+    assert int(last.split()[0]) > 5, last
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0 if WHOLE else 300)
 def test_garbage_in_a_queues_header_costs_no_message(interposer: Path) -> None:
