@@ -51,6 +51,7 @@ RECORD_OVERHEAD = 4 + MESSAGE_HEADER
 _PREFIX = struct.Struct(">i")
 _RECORD = struct.Struct(">iqH16s")
 _COUNT_BLOCK = 8 << 20  # bytes read at once by recount
+_FEW_FILES = 1000  # are unlinked by number; of more those that the directory has
 
 _DATA_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<file>\d{6,})\.dat(?P<bad>\.bad(?:\.\d+)?)?")
 _META_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.meta\.dat")
@@ -903,7 +904,10 @@ class DiskQueue:
             lowest = file
             while lowest and self.file_path(lowest - 1).exists():
                 lowest -= 1
-        dropped = self._unlink_data(range(lowest, file))  # rising: a death leaves no gap
+        numbers: Iterable[int] = range(lowest, file)
+        if len(range(lowest, file)) > _FEW_FILES:  # a position that something has overwritten
+            numbers = [number for number in self.files() if lowest <= number < file]
+        dropped = self._unlink_data(numbers)  # rising: a death leaves no gap
         self._lowest = max(lowest, file)
         self._sync_wanted = self._sync_wanted or dropped > 0
         return dropped

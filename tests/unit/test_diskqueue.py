@@ -960,3 +960,12 @@ def test_a_damaged_last_file_has_a_position_behind_it(tmp_path: Path) -> None:
         assert damage.value.next_position == pack(last + 1, 0)
         assert queue.can_be(pack(last + 1, 0), pack(last + 1, 0))
         assert not queue.can_be(0, pack(last + 1, 1))
+
+
+def test_a_position_far_off_drops_what_is_there_and_not_every_number(tmp_path: Path) -> None:
+    disk = DiskQueue(tmp_path, "t")
+    for file in (3, 900_000):
+        disk.file_path(file).write_bytes(b"x")
+    disk.drop_before(pack(1, 0))
+    assert disk.drop_before(pack(800_000, 0)) == 1
+    assert disk.files() == [900_000]
