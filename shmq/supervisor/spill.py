@@ -509,13 +509,13 @@ class Spiller:
         read, write = queue.positions
         if not live and (read == write or not (queue.waiting or queue.view.read("inflight_len"))):
             return False
-        # so that after a power loss nobody begins to read amid what is overwritten here
-        queue.disk.sync(queue.view.read("disk_depth"), read, write)
-        most = queue.view.read("held")
+        depth, most = queue.view.read("disk_depth"), queue.view.read("held")
         batch = self._broker.spill_begin(queue.index, most, 0, ahead=not live, front=live)
         if batch is None:
             return False
         try:
+            # so that after a power loss nobody begins to read amid what is overwritten here
+            queue.disk.sync(depth, read, write)
             queue.disk.write_ahead(batch.encode(), batch.position, read)
             queue.disk.note(batch.count)
             self._active.add(queue)

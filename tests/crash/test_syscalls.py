@@ -28,7 +28,7 @@ from processes import ROOT, Child, answers, eventually
 from recount import recount_all
 
 import shmq
-from shmq import layout, segments
+from shmq import layout
 from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.storage import deferred
 
@@ -336,8 +336,6 @@ def replace(stage: Stage) -> Scenario:
     beside = take_all(broker, "t", "d")
     assert (beside.twice, sorted(beside.bodies)) == ([], numbered(720))
     eventually(lambda: no_strangers(stage.instance))
-    for path in segments.list_set_aside(stage.instance):
-        Path(path).unlink()
 
 
 SCENARIOS = [
