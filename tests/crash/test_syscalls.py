@@ -103,9 +103,9 @@ def has_ended(server: Child) -> bool:
     return server.process.poll() is not None
 
 
-def fill(broker: shmq.Broker, count: int, **how: Any) -> None:
+def fill(broker: shmq.Broker, count: int, start: int = 0, **how: Any) -> None:
     producer = broker.producer("t")
-    for first in range(0, count, 50):
+    for first in range(start, start + count, 50):
         producer.publish_many(numbered(50, first), **how)
 
 
@@ -273,6 +273,40 @@ def defer(stage: Stage) -> Scenario:
     eventually(lambda: not deferred.existing(stage.data_path))
 
 
+def make_room(stage: Stage) -> Scenario:
+    """What waits in memory goes back in front of the disk, for deferred messages to have room."""
+    server = stage.doomed()
+    broker = stage.attach()
+    broker.create_channel("t", "c")
+    with broker.consumer("t", "c", max_in_flight=500) as consumer:
+        fill(broker, 50)
+        held = consumer.take_many(40, timeout=processes.WATCHDOG)
+        fill(broker, 200, start=50)
+        eventually(lambda: broker.stats().channel("t", "c").restored)
+        eventually(lambda: not broker.stats().channel("t", "c").backend_depth)
+        fill(broker, 150, start=250)
+        eventually(lambda: broker.stats().channel("t", "c").backend_depth)
+        stage.arm(server)
+        later = [b"later"] * 200
+        publishing = stage.keep(
+            Background(lambda: broker.producer("t").publish_many(later, defer=600.0))
+        )
+        eventually(lambda: not publishing.running or has_ended(server))
+        yield server
+        stage.serve()
+        publishing.result()
+        stage.came.add(held)
+        held.finish()
+    eventually(lambda: broker.stats().channel("t", "c").deferred == 200)
+    with broker.consumer("t", "c", max_in_flight=500) as consumer:
+        while len(stage.came.ids) < 400:
+            batch = consumer.take_many(100, timeout=processes.WATCHDOG)
+            assert batch, "all come"
+            stage.came.add(batch)
+            batch.finish()
+    check_whole(stage.came, numbered(400))
+
+
 def live_channel(instance: str, channel: str) -> int | None:
     """Serial number of its queue."""
     with layout.open_readonly(instance) as source:
@@ -340,7 +374,7 @@ def replace(stage: Stage) -> Scenario:
 
 SCENARIOS = [
     start, create_and_delete, overflow, read_back, flush, start_with_files, adopt, defer,
-    delete_with_files, replace,
+    delete_with_files, make_room, replace,
 ]  # fmt: skip
 
 
