@@ -176,6 +176,9 @@ class Broker:
     def set_data_path(self, path: str) -> None:
         """Where the files are, absolute, for who reads what a lease holds on disk."""
 
+    def disk_trouble(self, errno: int) -> None:
+        """The data path refuses to be written, with this errno; 0: it does not (any more)."""
+
     def supervise(
         self,
         *,

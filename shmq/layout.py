@@ -16,6 +16,7 @@ import enum
 import errno
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
@@ -337,6 +338,25 @@ class DirectoryView(_View):
         """Per queue: lower bound of its earliest deferred due time, CLOCK_REALTIME ns."""
         count = self.read("queues_committed")
         return self._array(np.dtype("<i8"), "due_at", count, constant("QUEUES"))
+
+    @property
+    def data_path(self) -> str:
+        """Where the supervisor keeps its files, absolute; "" if it was not told."""
+        return os.fsdecode(bytes(self.header["data_path"]).partition(b"\0")[0])
+
+    @property
+    def disk_trouble(self) -> tuple[int, int]:
+        """What the data path refuses: errno, and since when (seconds since 1970); (0, 0): nothing.
+        Means nothing while the supervisor is dead."""
+        word = self.read("disk_trouble")
+        return word & 0xFFFF, word >> 16
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its processes are in another PID namespace, so that their pids mean nothing here
+        and nobody here can attach."""
+        theirs = self.read("pid_namespace")
+        return theirs not in (0, pid_namespace() or theirs)
 
     @property
     def free_clients(self) -> int:
@@ -808,6 +828,8 @@ def half_made(instance: str) -> bool:
 
 # ---- processes ----
 
+_SILENT_NS = 5 * 10**9  # a supervisor's heartbeat comes four times a second
+
 
 def process_start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None if it is not there or a zombie."""
@@ -819,8 +841,21 @@ def process_start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def pid_namespace() -> int:
+    """This process's PID namespace, by its inode; 0: it cannot be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def supervisor_alive(directory: DirectoryView) -> bool:
-    """Does the supervisor's process live, by pid and start time? (An attachment knows exactly.)"""
+    """Does the supervisor's process live, by pid and start time? (An attachment knows exactly.) In
+    another PID namespace: did it show that it runs, lately? Nothing may be taken from it by that.
+    """
+    if directory.is_foreign:
+        silent = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - directory.read("heartbeat")
+        return silent < _SILENT_NS and not directory.closed
     pid = directory.read("supervisor_pid")
     return pid > 0 and process_start_time(pid) == directory.read("supervisor_start_time")
 

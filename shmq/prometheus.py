@@ -12,6 +12,7 @@ are counters, its quantiles those of the last minutes.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ _BROKER: list[tuple[Metric, Callable[[BrokerStats], Number]]] = [
      lambda taken: taken.start_time / 1e9),
     (Metric("epoch", "gauge", "How many supervisors this shared memory has seen."),
      lambda taken: taken.epoch),
+    (Metric("shm_free_bytes", "gauge", "Bytes that are free in /dev/shm."),
+     lambda taken: taken.shm_free),
+    (Metric("shm_bytes", "gauge", "Size of /dev/shm; 0 if it has no limit of its own."),
+     lambda taken: taken.shm_total),
     (Metric("clients_reaped_total", "counter",
             "Dead clients whose messages were taken back."),
      lambda taken: taken.reaped),
@@ -105,6 +110,11 @@ _QUEUE: list[tuple[Metric, Callable[[ChannelStats], Number]]] = [
 ]  # fmt: skip
 
 _BUILD = Metric("build_info", "gauge", "1, with the release and its layout in shared memory.")
+_DISK = Metric("disk_trouble", "gauge",
+               "Whether the data path refuses to be written; reason: errno's name.")  # fmt: skip
+_DISK_FREE = Metric("data_path_free_bytes", "gauge",
+                    "Bytes that are free where the data path is; NaN if that cannot be seen.",
+                    )  # fmt: skip
 _CLIENTS = Metric("clients", "gauge", "Attached processes, the supervisor included.")
 
 _LATENCY = Metric("end_to_end_seconds", "summary",
@@ -115,6 +125,8 @@ _QUANTILES = (0.5, 0.95, 0.99)
 METRICS: list[Metric] = [
     _BUILD,
     *(metric for metric, _ in _BROKER),
+    _DISK,
+    _DISK_FREE,
     _CLIENTS,
     *(metric for metric, _ in _TOPIC),
     *(metric for metric, _ in _QUEUE),
@@ -142,6 +154,12 @@ def _lines(taken: BrokerStats, topic: str | None, channel: str | None) -> Iterat
     for metric, of_broker in _BROKER:
         yield from _head(metric)
         yield _sample(metric, of_broker(taken), broker=broker)
+    reason = errno.errorcode.get(taken.disk_errno, str(taken.disk_errno or ""))
+    yield from _head(_DISK)
+    yield _sample(_DISK, int(taken.disk_errno != 0), broker=broker, reason=reason)
+    yield from _head(_DISK_FREE)
+    free = taken.data_path_free
+    yield _sample(_DISK_FREE, math.nan if free is None else free, broker=broker)
     yield from _head(_CLIENTS)
     kinds = [item.kind for item in taken.clients]
     for role in dict.fromkeys([*(kind.name.lower() for kind in Kind), *kinds]):

@@ -11,7 +11,9 @@ may differ by what moved meanwhile.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,9 +23,14 @@ from numpy.typing import NDArray
 
 from shmq import layout
 from shmq.layout import Array, ClientState, DirectoryView, Kind, LeaseEntry, QueueView, Source
+from shmq.segments import SHM_DIRECTORY
 
 #: The nsqd whose `/stats` this is; nsqadmin compares it with other nodes' and finds it up to date.
 NSQD_VERSION = "1.3.0"
+
+#: Free bytes of /dev/shm below which it is full: a channel takes 84 KiB at once and doubles what it
+#: has as it fills.
+_LEAST_SHM = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -265,11 +272,58 @@ class BrokerStats:
     topics: list[TopicStats] = field(default_factory=list)
     """By name."""
     clients: list[ClientStats] = field(default_factory=list)
+    foreign: bool = False
+    """Whether the supervisor is in another PID namespace; `supervisor_alive` then goes by its
+    heartbeat."""
+    data_path: str = ""
+    """Where the supervisor keeps its files; "" if that is not known."""
+    disk_errno: int = 0
+    """What the data path refuses to be written with; 0: it does not, or no supervisor lives."""
+    disk_trouble_since: int | None = None
+    """Unix seconds."""
+    shm_total: int = 0
+    """Bytes of /dev/shm, and those that are free; a total of 0: it has no limit of its own."""
+    shm_free: int = 0
 
     @property
     def health(self) -> str:
-        """nsqd's health: `OK`, or `NOK - <reason>`."""
-        return "OK" if self.supervisor_alive else "NOK - the supervisor is not running"
+        """`OK`, or `NOK - <reason>` as nsqd has it: no supervisor, its data path cannot be written
+        or /dev/shm is full."""
+        trouble = self.trouble
+        return f"NOK - {trouble[0]}" if trouble else "OK"
+
+    @property
+    def trouble(self) -> list[str]:
+        """Everything that keeps the broker from its work, the worst first; empty: nothing."""
+        found = []
+        if not self.supervisor_alive:
+            found.append("the supervisor is not running")
+        if self.disk_errno:
+            found.append(f"{self._disk_said}: {os.strerror(self.disk_errno)}")
+        if self.shm_is_full:
+            found.append(f"/dev/shm is full: {self.shm_free} of {self.shm_total} bytes are free")
+        return found
+
+    @property
+    def _disk_said(self) -> str:
+        if self.disk_errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"the data path {self.data_path} is full"
+        return f"the data path {self.data_path} cannot be written"
+
+    @property
+    def shm_is_full(self) -> bool:
+        """Whether /dev/shm has no room for another channel that is used."""
+        return self.shm_total > 0 and self.shm_free < _LEAST_SHM
+
+    @functools.cached_property
+    def data_path_free(self) -> int | None:
+        """Bytes that are free where the files are, looked up when first asked for; None if that
+        directory cannot be seen from here."""
+        try:
+            room = os.statvfs(self.data_path) if self.data_path else None
+        except OSError:
+            return None
+        return None if room is None else room.f_bavail * room.f_frsize
 
     def topic(self, name: str) -> TopicStats:
         """The topic of this name. KeyError."""
@@ -305,6 +359,14 @@ class BrokerStats:
                 "client_count": len(self.clients),
                 "reaped_count": self.reaped,
                 "rebuilt_count": self.rebuilt,
+                "foreign": self.foreign,
+                "trouble": self.trouble,
+                "data_path": self.data_path or None,
+                "data_path_free_bytes": self.data_path_free,
+                "disk_errno": self.disk_errno,
+                "disk_trouble_since": self.disk_trouble_since,
+                "shm_bytes": self.shm_total,
+                "shm_free_bytes": self.shm_free,
             },
         }
 
@@ -359,10 +421,13 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
             )
         )
     age = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(header["heartbeat"])
+    alive = layout.supervisor_alive(directory) if alive is None else alive
+    disk_errno, since = directory.disk_trouble if alive else (0, 0)
+    room = os.statvfs(SHM_DIRECTORY)
     return BrokerStats(
         instance=source.instance,
         supervisor_pid=int(header["supervisor_pid"]),
-        supervisor_alive=layout.supervisor_alive(directory) if alive is None else alive,
+        supervisor_alive=alive,
         heartbeat_age=max(age, 0) / 1e9,
         start_time=int(header["supervisor_since"]),
         epoch=int(header["epoch"]),
@@ -371,6 +436,12 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
         rebuilt=int(header["rebuilt"]),
         topics=sorted(topics, key=lambda item: item.name),
         clients=list(clients.values()),
+        foreign=directory.is_foreign,
+        data_path=directory.data_path,
+        disk_errno=disk_errno,
+        disk_trouble_since=since if disk_errno else None,
+        shm_total=room.f_blocks * room.f_frsize,
+        shm_free=room.f_bavail * room.f_frsize,
     )
 
 

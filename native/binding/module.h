@@ -306,6 +306,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 /* supervise.c: X(C function, Python name, signature and docstring) */
 #define SUPERVISOR_METHODS(X)                                                                      \
 	X(set_data_path, "set_data_path($self, path)\n--\n\nWhere the files are, absolute.")          \
+	X(disk_trouble, "disk_trouble($self, errno)\n--\n\nWhat the data path refuses with; 0: nothing.") \
 	X(supervise, "supervise($self, **limits)\n--\n\nThis client is the supervisor now.")           \
 	X(supervisor_wait,                                                                             \
 	  "supervisor_wait($self, deadline)\n--\n\nSleep on the supervisor's doorbell.")               \

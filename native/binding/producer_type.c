@@ -1,6 +1,9 @@
 /* _native.Producer: publishes to one topic. The hot path of half the product is publish(). */
 #include "module.h"
 
+#include <errno.h>
+#include <string.h>
+
 #define STACK_BODIES 256
 #define BACKLOGS_MAX 100 /* times one publish asks for a backlog queue */
 
@@ -52,16 +55,39 @@ static bool producer_reopen(producer_object *self)
 	return true;
 }
 
+/* Why nothing makes room, if it is not the consumers; NULL: it is. */
+static const char *producer_hint(shmq_broker *broker, char *to, size_t size)
+{
+	char path[SHMQ_PATH_MOST];
+	int error;
+
+	if (!shmq_supervisor_alive(broker))
+		return "the supervisor is dead, so nothing spills to disk: start it again "
+			   "(`shmq serve`), or add consumers";
+	error = shmq_disk_trouble(broker, path);
+	if (!error)
+		return NULL;
+	if (error == ENOSPC || error == EDQUOT)
+		PyOS_snprintf(to, size, "the data path %s is full: %s: make room there", path,
+		              strerror(error));
+	else
+		PyOS_snprintf(to, size,
+		              "the supervisor cannot write to the data path %s: %s: mend that, it tries "
+		              "again every second",
+		              path, strerror(error));
+	return to;
+}
+
 static bool producer_room(producer_object *self, attempt *a, int status)
 {
+	char text[SHMQ_PATH_MOST + 256];
 	const char *hint = NULL;
 
 	if (!attempt_waits(a)) {
 		shmq_broker *broker = self->broker->handle; /* NULL: detached just now */
 
-		if (status == SHMQ_FULL && broker && !shmq_supervisor_alive(broker))
-			hint = "the supervisor is dead, so nothing spills to disk: start it again "
-				   "(`shmq serve`), or add consumers";
+		if (status == SHMQ_FULL && broker)
+			hint = producer_hint(broker, text, sizeof(text));
 		raise_status(self->state, status, hint, "publish to '%U'", self->topic);
 		return false;
 	}

@@ -34,6 +34,18 @@ PyObject *broker_set_data_path(broker_object *self, PyObject *const *args, Py_ss
 	Py_RETURN_NONE;
 }
 
+PyObject *broker_disk_trouble(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *kwnames)
+{
+	uint32_t error;
+
+	if (ARGUMENTS("disk_trouble", 1, {"errno", ARGUMENT_U32, &error}) < 0 ||
+	    !broker_usable(self, "say how the disk is"))
+		return NULL;
+	shmq_disk_trouble_set(self->handle, (int)error);
+	Py_RETURN_NONE;
+}
+
 PyObject *broker_supervise(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {

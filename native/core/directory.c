@@ -474,6 +474,29 @@ int shmq_data_path_set(shmq_broker *b, const char *path)
 	return 0;
 }
 
+void shmq_disk_trouble_set(shmq_broker *b, int error)
+{
+	uint64_t before = ld(&b->d->disk_trouble);
+
+	/* One word, so that nobody reads one trouble's errno with another's beginning. */
+	if (!error)
+		st(&b->d->disk_trouble, 0);
+	else if ((int)(before & 0xffff) != error)
+		st(&b->d->disk_trouble, (uint64_t)(realtime_ns() / 1000000000) << 16 | (uint16_t)error);
+}
+
+int shmq_disk_trouble(shmq_broker *b, char path[SHMQ_PATH_MOST])
+{
+	int error = (int)(ld_acquire(&b->d->disk_trouble) & 0xffff);
+
+	path[0] = 0;
+	if (!error || !shmq_supervisor_alive(b))
+		return 0;
+	memcpy(path, b->d->data_path, SHMQ_PATH_MOST - 1);
+	path[SHMQ_PATH_MOST - 1] = 0;
+	return error;
+}
+
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
 {
 	shmq_directory_desc *d = b->d;

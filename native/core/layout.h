@@ -34,7 +34,7 @@
 #include <stdint.h>
 
 #define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
-#define SHMQ_LAYOUT_VERSION 2
+#define SHMQ_LAYOUT_VERSION 3
 
 #define SHMQ_CLIENTS 1024
 #define SHMQ_WAITERS 1024
@@ -296,7 +296,10 @@ typedef struct shmq_directory_desc {
 	_Atomic uint64_t names_written;
 	_Atomic uint64_t names_replaced;
 	char data_path[SHMQ_DATA_PATH];     /* absolute; empty: not told, or too long */
-	uint64_t reserved[71];
+	/* errno of what the data path refuses, seconds since 1970 << 16; 0: nothing. The supervisor
+	   alone stores it, so it means nothing while that is dead: the next one begins with 0. */
+	_Atomic uint64_t disk_trouble;
+	uint64_t reserved[70];
 	_Atomic uint64_t attention[SHMQ_QUEUES / 64]; /* queues that the spiller is to look at */
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");

@@ -60,7 +60,7 @@ static const shmq_field fields[] = {
 	U8(directory, rebuilt) U8(directory, pid_namespace) U8(directory, writers_at)
 	I8(directory, scan_deadline) I8(directory, scan_due)
 	U8(directory, names_written) U8(directory, names_replaced)
-	F(directory, data_path, "S1024")
+	F(directory, data_path, "S1024") U8(directory, disk_trouble)
 	A(directory, attention, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)

@@ -456,6 +456,12 @@ int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline);
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
 /* Where its files are, absolute, for who reads what a lease holds on disk. */
 int shmq_data_path_set(shmq_broker *b, const char *path);
+/* The data path refuses to be written, with this errno; 0: it does not (any more). */
+void shmq_disk_trouble_set(shmq_broker *b, int error);
+/* That errno, 0 if there is none or no supervisor that would know; `path`: which directory it is, ""
+ * if it is not known. */
+#define SHMQ_PATH_MOST 1024
+int shmq_disk_trouble(shmq_broker *b, char path[SHMQ_PATH_MOST]);
 /* Sleep on the supervisor's doorbell; `why`: bits 1 request, 2 work for the spiller, 4 a client left,
  * 8 topics, channels or pauses changed, 16 something times out or is due before the scanner knows.
  * Stores the heartbeat. */

@@ -87,8 +87,8 @@ def stat(
 ) -> int:
     """Show what an instance is doing.
 
-    Reads its shared memory, so it costs the broker nothing and works while its supervisor is dead
-    (then the exit status is 4). Counters are totals, with -i rates since the look before.
+    Reads its shared memory, so it costs the broker nothing and works while its supervisor is dead.
+    The exit status is 4 then, and while its data path cannot be written or /dev/shm is full. Counters are totals, with -i rates since the look before.
     """
     if as_prometheus and (as_json or interval or count):
         raise click.UsageError("--prometheus is one look: leave out --json, -i and -n")
@@ -102,7 +102,7 @@ def stat(
         with patience("reading the shared memory"), layout.open_readonly(instance) as source:
             now, elapsed = time.monotonic(), time.monotonic() - taken_at
             taken, taken_at = stats.collect(source), now
-        status = OK if taken.supervisor_alive else DEGRADED
+        status = DEGRADED if taken.trouble else OK
         lines = sorted(_lines(taken, topic, channel, before, elapsed), key=_SORT[sort])
         if as_prometheus:
             click.echo(prometheus.exposition(taken, topic, channel), nl=False)
@@ -151,6 +151,8 @@ def _print_json(
 
 def _print_table(taken: BrokerStats, lines: list[_Line], with_rates: bool) -> None:
     click.echo(_headline(taken))
+    for line in _troubles(taken):
+        click.echo(click.style(line, fg="red"))
     titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
     unit = "/s" if with_rates else ""
     titles += [
@@ -195,6 +197,15 @@ def _percentiles(queue: ChannelStats) -> list[str]:
     """From publish to finish."""
     found = [queue.latency.percentile(share) for share in (0.5, 0.99)]
     return ["-" if seconds is None else age(seconds) for seconds in found]
+
+
+def _troubles(taken: BrokerStats) -> list[str]:
+    """What is wrong beside the supervisor, of which the headline tells."""
+    found = taken.trouble[0 if taken.supervisor_alive else 1 :]
+    since = taken.disk_trouble_since
+    if since is not None and found:
+        found[0] += f" (for {age(max(time.time() - since, 0))})"
+    return found
 
 
 def _headline(taken: BrokerStats) -> str:

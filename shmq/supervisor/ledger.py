@@ -19,6 +19,7 @@ from shmq.storage import metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 from shmq.supervisor.arbiter import Bell, Pace
 from shmq.supervisor.roster import Roster, Topic
+from shmq.supervisor.trouble import DiskTrouble
 
 _EPOCH_NS = constant("EPOCH_NS")
 _UNIT_NS = constant("ID_UNIT_NS")
@@ -37,9 +38,18 @@ _log = logging.getLogger(__name__)
 class Ledger:
     """One loop; `flush` for the start and the end."""
 
-    def __init__(self, broker: Broker, roster: Roster, data_path: Path, reserve: int) -> None:
-        """reserve: what shmq.dat said at the start; ids begin above it."""
+    def __init__(
+        self,
+        broker: Broker,
+        roster: Roster,
+        data_path: Path,
+        reserve: int,
+        trouble: DiskTrouble | None = None,
+    ) -> None:
+        """reserve: what shmq.dat said at the start; ids begin above it. trouble: where everybody is
+        told what the disk refuses."""
         self._broker = broker
+        self._disk = trouble or DiskTrouble(broker)
         self._roster = roster
         self._data_path = data_path
         self._loaded = reserve
@@ -60,7 +70,9 @@ class Ledger:
                 if self._names.is_due(now) and self._keep_names():
                     self._names.did(now)
                 self._trouble = ""
+                self._disk.over("ledger")
             except OSError as exc:
+                self._disk.met("ledger", exc)
                 if str(exc) != self._trouble:
                     _log.error("cannot write metadata: %s; trying again every second", exc)
                 self._trouble = str(exc)

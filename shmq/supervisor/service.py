@@ -34,6 +34,7 @@ from shmq.options import Options
 from shmq.supervisor.arbiter import Arbiter, Bell, Pace
 from shmq.supervisor.roster import Queue, Roster, hot_array
 from shmq.supervisor.systemd import Notifier
+from shmq.supervisor.trouble import probe as _probe
 
 _TICK = 1.0  # seconds between two looks at the directory's name
 _STATUS_EVERY = 3.0  # seconds, at least
@@ -44,7 +45,6 @@ _EXTEND_EVERY = 1.0
 _EXTEND_BY = 30.0
 _STALLED = 60.0  # seconds without any progress of the stop after which no more time is asked for
 
-_PROBE = "shmq.dat.0.tmp"  # as a leftover it is swept by the next start
 _TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -263,21 +263,3 @@ class Service:
 
 def _thread_in(mutex: Any) -> int:
     return int.from_bytes(bytes(mutex)[:4], "little") & _TID_MASK
-
-
-def _probe(data_path: Path) -> None:
-    """Write a byte into a file that has no name, so that nothing is left of it. Raises OSError."""
-    try:
-        fd = os.open(data_path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        named = None
-    except OSError as exc:
-        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
-            raise
-        named = data_path / _PROBE  # NFS and others have no O_TMPFILE
-        fd = os.open(named, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, b"\n")
-    finally:
-        os.close(fd)
-        if named is not None:
-            os.unlink(named)

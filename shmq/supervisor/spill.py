@@ -32,6 +32,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ from shmq.supervisor import damage
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.deferral import LEAD, Deferral, lacking
 from shmq.supervisor.roster import Look, Queue, Roster
+from shmq.supervisor.trouble import DiskTrouble, probe
 
 _BATCH_BYTES = 4 << 20  # of records written or read at once
 _LEAST_BYTES = 16 << 10  # ... when the disk is nearly full
@@ -73,10 +75,14 @@ _log = logging.getLogger(__name__)
 class Spiller:
     """One loop. `health` is nsqd's: `OK`, or `NOK - ` and the disk's last error."""
 
-    def __init__(self, broker: Broker, roster: Roster, options: Options) -> None:
+    def __init__(
+        self, broker: Broker, roster: Roster, options: Options, trouble: DiskTrouble
+    ) -> None:
+        """trouble: where everybody is told what the disk refuses."""
         self._broker = broker
         self._roster = roster
         self._options = options
+        self._trouble = trouble
         self._deferral = Deferral(broker, roster)
         self._active: set[Queue] = set()  # with disk operations that are not synced yet
         self._open: dict[Queue, None] = {}  # whose files may be open, last used last
@@ -100,11 +106,14 @@ class Spiller:
         """How long to sleep, if nobody rings: not at all if anything was moved."""
         self._gather(now)
         if not self._watched and not self._active:
+            self._look_whether_over()
             return _TICK
         look = Look.at([queue for queue in self._watched if not queue.gone])
         needs, busy, pause = self._serve(look, now)
         self._tidy(look, now)
         self._forget(look, needs)
+        if not needs and not self._active:
+            self._look_whether_over()
         if busy:
             self._pause = _TICK_WATCHING
             return 0.0
@@ -454,11 +463,21 @@ class Spiller:
             where = f" ({exc.filename})" if exc.filename else ""
             _log.error("disk trouble: %s%s; trying again every second", exc.strerror or exc, where)
         self.health = health
+        self._trouble.met("spiller", exc)
 
     def _well(self) -> None:
         if self.health != "OK":
             _log.info("the disk works again")
             self.health = "OK"
+            self._trouble.over("spiller")
+
+    def _look_whether_over(self) -> None:
+        """Nothing is there for the disk any more (consumers took it), so nothing would tell that it
+        works again."""
+        if self.health != "OK":
+            with contextlib.suppress(OSError):
+                probe(Path(self._options.data_path or "."), _LEAST_BYTES)
+                self._well()
 
     # -- the end
 

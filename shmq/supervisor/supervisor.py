@@ -36,6 +36,7 @@ from shmq.supervisor.scan import Scanner
 from shmq.supervisor.service import Service
 from shmq.supervisor.spill import Spiller
 from shmq.supervisor.systemd import Notifier
+from shmq.supervisor.trouble import DiskTrouble
 
 _REQUEST, _SPILLER, _LEFT, _CHANGED, _DEADLINE = 1, 2, 4, 8, 16  # bits of supervisor_wait
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
@@ -174,9 +175,11 @@ class Supervisor:
         self._broker = broker = Broker(directory.fd, opener, 1, options.instance)
         before = int(DirectoryView(broker.view()).limits["max_msg_size"])
         self._roster = Roster(broker, options, max(before, options.max_msg_size))
-        self._ledger = Ledger(broker, self._roster, self._data_path, reserve)
+        trouble = DiskTrouble(broker)
+        self._ledger = Ledger(broker, self._roster, self._data_path, reserve, trouble)
         self._creator = Creator(broker, self._roster, options, self._ledger.floor)
-        self._spiller = Spiller(broker, self._roster, options)
+        self._spiller = Spiller(broker, self._roster, options, trouble)
+        trouble.clear()  # of the last supervisor; from here on readers believe it
         broker.supervise(**options.limits())
         broker.set_data_path(str(self._data_path.absolute()))
         if directory.fresh:

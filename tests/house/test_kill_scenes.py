@@ -26,6 +26,7 @@ STORES_NOTHING = {
 #: Other names, or other ends, of functions that are killed.
 KILLED_ELSEWHERE = {
     "shmq_audit": "looks, and what it may do then is shmq_rebuild",
+    "shmq_disk_trouble": "reads one word, and asks as shmq_supervisor_alive does",
     "shmq_killpoint_arm": "the tests' own",
     "shmq_reap_wait": "looks as shmq_reap_scan does",
     "shmq_request_wait": "waits as shmq_consumer_wait does, and asks as shmq_supervisor_alive",

@@ -259,13 +259,14 @@ def pause(s: Scene) -> None:
 
 @scene(
     "Broker.supervise", "Broker.supervisor_wait", "Broker.stopping", "Broker.names_written",
-    "Broker.set_data_path",
+    "Broker.set_data_path", "Broker.disk_trouble",
 )  # fmt: skip
 def supervise(s: Scene) -> None:
     s.supervisor.stopping()
     s.supervisor.names_written(0, 1)
     s.supervisor.supervise(**s.world.limits)
     s.supervisor.set_data_path("/nowhere")
+    s.supervisor.disk_trouble(28)
     s.supervisor.supervisor_wait(0)
     s.supervisor.supervisor_wait(0)
 

@@ -739,6 +739,7 @@ static void take_up_files(scene *s)
 	watch_begin();
 	EQUAL(shmq_disk_adopt(s->mine, first_queue(s), end, end, 0, 0, soon()), 0);
 	shmq_names_written(s->mine, 1, 2);
+	shmq_disk_trouble_set(s->mine, 28);
 	watch_end();
 }
 

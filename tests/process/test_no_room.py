@@ -5,12 +5,15 @@ The file systems are tiny ones, mounted in a mount namespace of the child's own.
 
 from __future__ import annotations
 
+import errno
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from processes import WATCHDOG, Child, say
+from prometheus_client.parser import text_string_to_metric_families
 
 import shmq
 
@@ -69,6 +72,148 @@ def test_with_a_full_disk_publishers_get_full_or_wait_and_go_on_when_there_is_ro
     assert int(full.split()[1]) > 2000
     assert "same True" in " ".join(lines), lines
     assert lines[-1] == "left"
+
+
+def tell_of_a_full_disk(instance, data_path):
+    import subprocess
+
+    from shmq import layout
+
+    def shmq_says(*words):
+        argv = [sys.executable, "-m", "shmq", *words, f"--instance={instance}"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        return done.returncode, done.stdout.decode().rstrip()
+
+    with shmq.Broker(data_path=data_path, instance=instance, mem_queue_size=256) as broker:
+        broker.create_channel("t", "c")
+        say(broker.stats().health)
+        say(*shmq_says("stat", "--json"))
+        producer = broker.producer("t")
+        ballast = open(os.path.join(data_path, "ballast"), "wb")  # noqa: F821
+        ballast.write(bytes(1_800_000))
+        ballast.flush()
+        try:
+            while True:
+                producer.publish(bytes(2000), timeout=1.5)
+        except shmq.Full as exc:
+            say(exc)
+        say(broker.stats().health)
+        say(*shmq_says("stat", "--json"))
+        status, table = shmq_says("stat")
+        say(status, table.splitlines()[1])
+        say(json.dumps(shmq_says("stat", "--prometheus")[1]))
+        say(json.dumps(layout.open_readonly(instance).directory.disk_trouble))
+        os.truncate(os.path.join(data_path, "ballast"), 0)  # noqa: F821
+        while broker.stats().health != "OK":
+            time.sleep(0.05)  # noqa: F821
+        say(*shmq_says("stat", "--json"))
+        ballast.close()
+        broker.empty_channel("t", "c")
+
+
+def test_a_full_disk_is_told_by_whatever_tells_of_the_broker(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(tell_of_a_full_disk, instance, str(data_path), before=mounted(data_path, "2m"))
+    well, fine, full, health, stat, line, page, word, after = runner.succeed(watchdog=100)
+    refused = f"the data path {data_path} is full: No space left on device"
+    assert well == "OK"
+    assert fine.startswith('0 {"v":1,')
+    assert refused in full
+    assert "add consumers" not in full
+    assert health == f"NOK - {refused}"
+    status, _, text = stat.partition(" ")
+    document = json.loads(text)
+    assert (status, document["health"]) == ("4", health)
+    assert document["shmq"]["disk_errno"] == errno.ENOSPC
+    assert document["shmq"]["data_path_free_bytes"] < 1 << 20
+    assert line.startswith(f"4 {refused} (for ")
+    found = {
+        (family.name, sample.labels.get("reason")): sample.value
+        for family in text_string_to_metric_families(json.loads(page))
+        for sample in family.samples
+    }
+    assert found["shmq_disk_trouble", "ENOSPC"] == 1
+    assert 0 <= found["shmq_data_path_free_bytes", None] < 1 << 20
+    assert 0 < found["shmq_shm_free_bytes", None] <= found["shmq_shm_bytes", None]
+    assert json.loads(word) == [errno.ENOSPC, document["shmq"]["disk_trouble_since"]]
+    status, _, text = after.partition(" ")
+    assert (status, json.loads(text)["shmq"]["disk_errno"]) == ("0", 0)
+
+
+def leave_trouble(instance, data_path):
+    from pathlib import Path
+
+    from processes import serve
+
+    from shmq import layout
+
+    def word():
+        return layout.open_readonly(instance).directory.disk_trouble[0]
+
+    server = serve(instance, Path(data_path), mem_queue_size=256)
+    broker = shmq.attach(instance)
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    ballast = open(os.path.join(data_path, "ballast"), "wb")  # noqa: F821
+    ballast.write(bytes(1_900_000))
+    ballast.flush()
+    try:
+        while True:
+            producer.publish(bytes(2000), timeout=1.5)
+    except shmq.Full:
+        pass
+    server.kill()
+    say("left", word(), broker.stats().health)
+    try:
+        producer.publish(bytes(2000), timeout=0.1)
+    except shmq.Full as exc:
+        say(exc)
+    ballast.truncate(0)
+    server = serve(instance, Path(data_path), mem_queue_size=256)
+    say("next", word(), broker.stats().health)
+    broker.empty_channel("t", "c")
+    broker.close()
+    server.kill(signal.SIGTERM)  # noqa: F821
+    server.close()
+
+
+def test_a_dead_supervisors_trouble_with_the_disk_is_no_news(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    env = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    before = mounted(data_path, "2m")
+    runner = child(leave_trouble, instance, str(data_path), before=before, env=env)
+    left, full, following = runner.succeed(watchdog=100)
+    assert left == f"left {errno.ENOSPC} NOK - the supervisor is not running"
+    assert "the supervisor is dead" in full
+    assert following == "next 0 OK"
+
+
+def fill_shared_memory_alone(instance, data_path):
+    import subprocess
+
+    with shmq.Broker(data_path=data_path, instance=instance) as broker:
+        broker.create_channel("t", "c")
+        say(broker.stats().health)
+        with open("/dev/shm/ballast", "wb", buffering=0) as ballast:
+            try:
+                while True:
+                    ballast.write(bytes(4096))
+            except OSError:
+                say(broker.stats().health)
+        stat = [sys.executable, "-m", "shmq", "stat", f"--instance={instance}"]
+        say(subprocess.run(stat, stdout=subprocess.DEVNULL, check=False).returncode)
+        os.unlink("/dev/shm/ballast")  # noqa: F821
+        say(broker.stats().health)
+
+
+def test_a_full_dev_shm_is_told_too(child: Spawn, instance: str, data_path: Path) -> None:
+    before = mounted("/dev/shm", "8m")
+    runner = child(fill_shared_memory_alone, instance, str(data_path), before=before)
+    well, full, status, after = runner.succeed(watchdog=60)
+    assert (well, status, after) == ("OK", "4", "OK")
+    assert full == "NOK - /dev/shm is full: 0 of 8388608 bytes are free"
 
 
 def stop_on_a_full_disk(instance, data_path):
