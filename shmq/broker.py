@@ -374,7 +374,7 @@ class Broker:
         source = self._source()
         view = source.queue(QueueEntry(queue, serial, 0, None, False))
         directory = source.directory
-        path, most = layout.text(directory.header["data_path"]), directory.limits["max_msg_size"]
+        path, most = directory.data_path, directory.limits["max_msg_size"]
         return Files(view, path, int(most))
 
     def _request(self, kind: str, topic: str, channel: str | None = None) -> None:

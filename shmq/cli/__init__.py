@@ -21,8 +21,8 @@ EXIT_CODES = {
     ERROR: "error, one sentence on stderr",
     USAGE: "usage",
     NOT_RUNNING: "the instance is not running",
-    DEGRADED: "degraded: its supervisor is dead, its disk or /dev/shm is full or broken, or `doctor` "
-    "or `inspect` found something",
+    DEGRADED: "degraded: its supervisor is dead, its disk or /dev/shm is full or broken, or "
+    "`doctor` or `inspect` found something",
     INTERRUPTED: "Ctrl-C",
 }
 

@@ -88,7 +88,8 @@ def stat(
     """Show what an instance is doing.
 
     Reads its shared memory, so it costs the broker nothing and works while its supervisor is dead.
-    The exit status is 4 then, and while its data path cannot be written or /dev/shm is full. Counters are totals, with -i rates since the look before.
+    The exit status is 4 then, and while its data path cannot be written or /dev/shm is full.
+    Counters are totals, with -i rates since the look before.
     """
     if as_prometheus and (as_json or interval or count):
         raise click.UsageError("--prometheus is one look: leave out --json, -i and -n")

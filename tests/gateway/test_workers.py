@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from itertools import count
@@ -157,6 +159,33 @@ def samples(server: Server) -> dict[str, float]:
         for sample in family.samples
         if sample.labels.get("topic") == "t" and sample.name.endswith("_total")
     }
+
+
+def test_a_data_path_in_trouble_is_on_the_page_for_prometheus(start: Start) -> None:
+    server = start()
+
+    def gauges() -> dict[str, tuple[float, dict[str, str]]]:
+        page = server.http("GET", "/metrics").body.decode()
+        return {
+            sample.name: (sample.value, sample.labels)
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if "disk" in sample.name or "data_path" in sample.name or "shm_" in sample.name
+        }
+
+    found = gauges()
+    assert found["shmq_disk_trouble"][0] == 0
+    assert found["shmq_disk_trouble"][1]["reason"] == ""
+    assert found["shmq_data_path_free_bytes"][0] > 0
+    assert 0 < found["shmq_shm_free_bytes"][0] <= found["shmq_shm_bytes"][0]
+    shutil.rmtree(server.data_path)
+    server.http("POST", "/topic/create?topic=t")  # whose name cannot be written
+    eventually(lambda: gauges()["shmq_disk_trouble"][0] == 1)
+    found = gauges()
+    assert found["shmq_disk_trouble"][1]["reason"] == "ENOENT"
+    assert math.isnan(found["shmq_data_path_free_bytes"][0])
+    server.data_path.mkdir()
+    eventually(lambda: gauges()["shmq_disk_trouble"][0] == 0)
 
 
 def test_counters_for_prometheus_outlive_gateways_and_supervisor(start: Start) -> None:
