@@ -47,7 +47,8 @@ class Broker:
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
     data_path: an existing directory for what does not fit in memory and for what is left at the
-    end; None: one of our own, removed by `close` if no message is left in it. instance: the name by
+    end; None: one of our own, removed by `close` if no message is left in it, or the one that an
+    instance of this name has its files in which was killed. instance: the name by
     which other processes `attach`; None: SHMQ_INSTANCE, else a unique one. Every option of
     `shmq serve` is a keyword, durations in seconds: `Broker(mem_queue_size=1000, msg_timeout=5)`.
 
@@ -69,13 +70,17 @@ class Broker:
         options.setdefault("log_level", "warn")
         for address in ("tcp_address", "http_address", "https_address"):
             options.setdefault(address, "")  # of the gateway: only for who wants it
-        temporary = data_path is None
-        path = _temporary_path(instance) if data_path is None else Path(data_path).absolute()
+        # what a supervisor of this name left behind has its files somewhere already
+        left = layout.data_path_left(instance) if data_path is None else ""
+        temporary = data_path is None and (not left or is_temporary_path(left, instance))
+        if data_path is None:
+            data_path = left or _temporary_path(instance)
+        path = Path(data_path).absolute()
         try:
             chosen = Options.from_keywords(instance=instance, data_path=str(path), **options)
             self._join(instance, _Server(chosen, temporary))
         except BaseException:
-            if temporary:
+            if temporary and not left:
                 shutil.rmtree(path, ignore_errors=True)
             raise
 
@@ -708,6 +713,14 @@ def _temporary_path(instance: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"shmq-{instance}-"))
 
 
+def is_temporary_path(path: str | os.PathLike[str], instance: str) -> bool:
+    """Whether an embedded broker of this name made this directory for itself."""
+    name, parent = Path(path).name, Path(path).parent.name
+    return name.startswith(f"shmq-{instance}-") or (
+        name.startswith(f"{instance}-") and parent == "shmq"
+    )
+
+
 def _remove_if_empty(path: Path) -> None:
     """Remove a data path in which no message is left; else say where it is."""
     depth = 0
@@ -715,6 +728,8 @@ def _remove_if_empty(path: Path) -> None:
         if file.name.endswith(".diskqueue.meta.dat"):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 depth += int(file.read_text().splitlines()[0])
+        elif file.name.endswith(".tmp"):
+            pass  # never put in place: its writer was killed, who has it in memory still
         elif file.name not in _NO_MESSAGES and ".diskqueue." not in file.name:
             depth += 1  # something we do not know
     if depth:

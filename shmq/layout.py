@@ -812,6 +812,15 @@ def _map(fd: int, what: str) -> mmap.mmap:
         os.close(fd)
 
 
+def data_path_left(instance: str) -> str:
+    """Where an instance whose supervisor is dead has its files; "" if there is none, or that is not
+    known or not ours to read."""
+    with contextlib.suppress(ShmqError, OSError), open_readonly(instance) as source:
+        if not supervisor_alive(source.directory):
+            return source.directory.data_path
+    return ""
+
+
 def half_made(instance: str) -> bool:
     """Whether the directory segment is there but its making has not come to its end (yet)."""
     try:

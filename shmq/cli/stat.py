@@ -152,8 +152,8 @@ def _print_json(
 
 def _print_table(taken: BrokerStats, lines: list[_Line], with_rates: bool) -> None:
     click.echo(_headline(taken))
-    for line in _troubles(taken):
-        click.echo(click.style(line, fg="red"))
+    for text in _troubles(taken):
+        click.echo(click.style(text, fg="red"))
     titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
     unit = "/s" if with_rates else ""
     titles += [

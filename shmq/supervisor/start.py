@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +133,68 @@ def _running(instance: str, fd: int) -> str:
     )
 
 
+# -- which data path
+
+
+def _recorded(fd: int) -> tuple[str, set[int]]:
+    """The data path in the directory segment behind `fd`, and when this instance's supervisor wrote
+    nsqd.dat there; ("", {}) if another release made it, which is for others to say."""
+    kind = layout.dtype("directory")
+    header = np.frombuffer(_head(fd, kind.itemsize), kind)[0]
+    segment = header["segment"]
+    made_by = (int(segment["magic"]), int(segment["layout_version"]), int(segment["fingerprint"]))
+    if made_by != (layout.MAGIC, layout.LAYOUT_VERSION, layout.FINGERPRINT):
+        return "", set()
+    path = os.fsdecode(bytes(header["data_path"]).partition(b"\0")[0])
+    return path, {int(header["names_written"]), int(header["names_replaced"])} - {0}
+
+
+def check_data_path(directory: Directory, options: Options) -> None:
+    """Refuse to go on with an instance in another directory than its files are in: its queues would
+    be split over the two.
+
+    The same directory may have another name. Files that were moved are known by nsqd.dat, whose
+    time of modification, in ns, the directory segment has.
+    Raises ShmqError.
+    """
+    recorded, written = _recorded(directory.fd)
+    given = os.path.abspath(options.data_path or ".")
+    if directory.fresh or not recorded or _is_same(recorded, given):
+        return
+    has_old, has_new = (_modified(path) in written for path in (recorded, given))
+    if has_new and not has_old:
+        _log.warning("the files of instance %s were moved from %s to %s; going on there",
+                     options.instance, recorded, given)  # fmt: skip
+        return
+    instead = f"{given}, the current directory," if not options.data_path else given
+    if os.path.isdir(recorded):
+        raise ShmqError(
+            f"instance {options.instance!r} has its files in {recorded}, so {instead} cannot be "
+            f"its data path: give --data-path={shlex.quote(recorded)}, or move all files from "
+            f"there to {given} first"
+        )
+    raise ShmqError(
+        f"instance {options.instance!r} has its files in {recorded}, which is not there any more, "
+        f"and {instead} does not have them: mount or restore it, or give the directory that they "
+        "were moved to (--data-path); to go on without what was on disk: mkdir "
+        f"{shlex.quote(recorded)}, then --data-path={shlex.quote(recorded)}"
+    )
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one of them is not there
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _modified(data_path: str) -> int:
+    try:
+        return metadata.modified(data_path)
+    except OSError:
+        return 0
+
+
 # -- a new instance
 
 
@@ -206,10 +269,13 @@ def adopt(
     creator.chunks, files = deferred.existing(data_path), _data_files(data_path)
     had_another = _had_another(directory, data_path)
     if had_another:
-        _log.warning(
-            "another broker has used %s since: going on with the files it left; messages may be "
-            "delivered twice", data_path,
-        )  # fmt: skip
+        if metadata.modified(data_path):
+            what = "another broker has used %s since: going on with the files it left; messages "
+            what += "may be delivered twice"
+        else:
+            what = "%s has no nsqd.dat any more (was it emptied, or is its file system not "
+            what += "mounted?): going on with what is in memory and the files that are there"
+        _log.warning(what, data_path)
         creator.files = files
     topics = {}
     for entry in directory.live_topics():

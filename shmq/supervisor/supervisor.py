@@ -8,6 +8,7 @@ instance; or keep it for the next supervisor).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from shmq import _native, segments
+from shmq import _native, layout, segments
 from shmq._native import Broker, ShmqError
 from shmq.layout import DirectoryView
 from shmq.options import Options
@@ -94,11 +95,16 @@ class Supervisor:
 
     def drain(self) -> int:
         """Adopt what a supervisor of this release left, write it to disk, remove the instance; as
-        `run`, but nobody is served. Nothing to do if there is no instance.
+        `run`, but nobody is served. Nothing to do if there is no instance. Without a data path: to
+        the one that it has its files in.
 
         Raises ShmqError or OSError, with a sentence: a supervisor lives, or another release made
         it.
         """
+        if not self._options.data_path:
+            found = layout.data_path_left(self._options.instance)
+            self._options = dataclasses.replace(self._options, data_path=found)
+            self._data_path = Path(found or ".")
         options = self._options
         with self._signals(), DirLock(self._data_path):
             if not segments.list_objects(options.instance):
@@ -167,6 +173,7 @@ class Supervisor:
     def _begin(self, directory: start.Directory) -> None:
         """Attach, take up or make everything, then let clients in."""
         options = self._options
+        start.check_data_path(directory, options)
         reserve = metadata.load_reserve(self._data_path)
 
         def opener(serial: int) -> int:
