@@ -237,7 +237,9 @@ class Broker:
         """None: there is no backlog, or the topic is paused or has a channel already."""
 
     def renamed(self, queue: int, base: str) -> None: ...
-    def remove_queue(self, queue: int, serial: int, closed: bool = False) -> None:
+    def remove_queue(
+        self, queue: int, serial: int, closed: bool = False, idle: bool = False
+    ) -> bool:
         """closed: its segment was closed by a removal that died, so it cannot be mapped."""
 
     def remove_topic(self, topic: int, generation: int) -> None: ...

@@ -16,9 +16,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Self
+from typing import IO, Any, Final, Literal, Self, TypeVar
 
 from shmq import _native, layout, segments, stats
 from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
@@ -29,6 +29,8 @@ from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
 from shmq.names import check_instance, check_name
 from shmq.options import Options, to_ns
 from shmq.stats import BrokerStats, ChannelStats
+
+T = TypeVar("T")
 
 _log = logging.getLogger("shmq.broker")
 
@@ -124,7 +126,11 @@ class Broker:
     @property
     def ended(self) -> bool:
         """Whether `close` was called or the instance was stopped for good: attach again."""
-        return self.closed or self._source().directory.closed
+        try:
+            self._source()
+        except Gone:
+            return True
+        return False
 
     @property
     def limits(self) -> dict[str, int]:
@@ -168,8 +174,12 @@ class Broker:
         check_name(topic, "topic")
         find = functools.partial(self._topic, topic)
         backlog = functools.partial(self._request, "CREATE_BACKLOG", topic)
-        native, index, generation = find()
-        return Producer(native, index, generation, topic, backlog, find)
+        return self._opened(
+            find,
+            lambda native, index, generation: Producer(
+                native, index, generation, topic, backlog, find
+            ),
+        )
 
     def consumer(
         self,
@@ -192,8 +202,12 @@ class Broker:
             )
         timeout = self._message_timeout(msg_timeout)
         find = functools.partial(self._queue, topic, channel)
-        native, queue, serial = find()
-        return Consumer(native, queue, serial, topic, channel, max_in_flight, timeout, Batch, find)
+        return self._opened(
+            find,
+            lambda native, queue, serial: Consumer(
+                native, queue, serial, topic, channel, max_in_flight, timeout, Batch, find
+            ),
+        )
 
     # ---- leases ----
 
@@ -220,12 +234,15 @@ class Broker:
             if seconds is not None and not 0.001 <= seconds <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
             times.append(0 if seconds is None else to_ns(seconds))
-        native, queue, serial = self._queue(topic, channel)
         ttl_ns, grace_ns = times
-        files = functools.partial(self._files, queue, serial)
-        return Lessee(
-            native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
-        )
+
+        def opened(native: _native.Broker, queue: int, serial: int) -> Lessee:
+            files = functools.partial(self._files, queue, serial)
+            return Lessee(
+                native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
+            )
+
+        return self._opened(functools.partial(self._queue, topic, channel), opened)
 
     def read_lease(
         self,
@@ -386,28 +403,50 @@ class Broker:
         number = layout.constant(kind)
         self._handle().request(number, topic, channel, to_ns(_REQUEST_SECONDS))
 
+    def _opened(
+        self,
+        find: Callable[[], tuple[_native.Broker, int, int]],
+        make: Callable[[_native.Broker, int, int], T],
+    ) -> T:
+        """`make(*find())`. What was deleted between the two is found anew, and so made anew, for as
+        long as a request may take: an ephemeral channel goes whenever its last consumer does."""
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        before = None
+        while True:
+            found = find()  # Gone: the broker was closed or stopped
+            try:
+                return make(*found)
+            except Gone:
+                # The same once more was not deleted in between: it cannot be used.
+                if found == before or time.monotonic() > deadline:
+                    raise
+                before = found
+
     def _topic(self, topic: str) -> tuple[_native.Broker, int, int]:
         """(attachment, index, generation) of the topic, made if it is missing."""
-        native = self._handle()
-        found = native.find_topic(topic)
-        if found is None:
-            self._request("CREATE_TOPIC", topic)
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while True:
+            native = self._handle()
             found = native.find_topic(topic)
-        if found is None:
-            raise Gone(f"topic {topic!r} was deleted just after it was made; try again")
-        return native, *found
+            if found is not None:
+                return native, *found
+            if time.monotonic() > deadline:
+                raise Gone(f"topic {topic!r} was deleted each time it was made; try again")
+            self._request("CREATE_TOPIC", topic)
 
     def _queue(self, topic: str, channel: str) -> tuple[_native.Broker, int, int]:
         """(attachment, queue, serial) of the channel, made if it is missing."""
-        native, index, _ = self._topic(topic)
-        found = native.find_queue(index, channel)
-        if found is None:
-            self._request("CREATE_CHANNEL", topic, channel)
-            native, index, _ = self._topic(topic)
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while True:
+            native, index, generation = self._topic(topic)
             found = native.find_queue(index, channel)
-        if found is None:
-            raise Gone(f"{topic}/{channel} was deleted just after it was made; try again")
-        return native, *found
+            # the same topic still, so it was its channel and not that of one in its place
+            if found is not None and native.find_topic(topic) == (index, generation):
+                return native, *found
+            if time.monotonic() > deadline:
+                raise Gone(f"{topic}/{channel} was deleted each time it was made; try again")
+            if found is None:
+                self._request("CREATE_CHANNEL", topic, channel)
 
     def _existing_topic(self, topic: str) -> tuple[_native.Broker, int, int]:
         native = self._handle()

@@ -328,7 +328,8 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(enter_queue, "enter_queue($self, queue, serial, topic, channel)\n--\n\nMake it visible.")    \
 	X(take_over, "take_over($self, topic, channel)\n--\n\nThe backlog becomes the channel.")       \
 	X(renamed, "renamed($self, queue, base)\n--\n\nThe files of a take-over were renamed.")        \
-	X(remove_queue, "remove_queue($self, queue, serial, closed=False)\n--\n\nOut of the directory.")     \
+	X(remove_queue, "remove_queue($self, queue, serial, closed=False, idle=False)\n--\n\n"              \
+	                "Out of the directory; idle: unless it has a consumer. Whether it was.")           \
 	X(remove_topic, "remove_topic($self, topic, generation)\n--\n\nOut of the directory.")         \
 	X(expire, "expire($self, queue, limit=256, now=None, realtime=None)\n--\n\n"                   \
 	          "One bite of nsqd's scan.")                                                          \

@@ -308,16 +308,21 @@ PyObject *broker_renamed(broker_object *self, PyObject *const *args, Py_ssize_t 
 PyObject *broker_remove_queue(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {
-	bool closed = false;
+	bool closed = false, idle = false, removed = true;
 	uint64_t serial;
 	uint32_t queue;
 	int status;
 
 	if (ARGUMENTS("remove_queue", 2, {"queue", ARGUMENT_U32, &queue},
-	              {"serial", ARGUMENT_U64, &serial}, {"closed", ARGUMENT_BOOL, &closed}) < 0)
+	              {"serial", ARGUMENT_U64, &serial}, {"closed", ARGUMENT_BOOL, &closed},
+	              {"idle", ARGUMENT_BOOL, &idle}) < 0)
 		return NULL;
-	BROKER_CALL(self, status, shmq_queue_remove(self->handle, queue, serial, closed, until));
-	return done_on(self, status, "remove queue", queue);
+	BROKER_CALL(self, status,
+	            idle ? shmq_queue_remove_idle(self->handle, queue, serial, until, &removed)
+	                 : shmq_queue_remove(self->handle, queue, serial, closed, until));
+	if (status != SHMQ_OK)
+		return done_on(self, status, "remove queue", queue);
+	return PyBool_FromLong(removed);
 }
 
 PyObject *broker_remove_topic(broker_object *self, PyObject *const *args, Py_ssize_t nargs,

@@ -56,17 +56,27 @@ void registry_unlock(shmq_broker *b)
 	lock_drop(&b->d->registry);
 }
 
+/* A reader without a lock: are the fields that it read all of the entry's life number `before`? An
+ * entry that was removed and taken for another name has another generation. */
+static bool unchanged(const _Atomic uint32_t *generation, uint32_t before)
+{
+	fence_acquire();
+	return ld(generation) == before;
+}
+
 int shmq_topic_find(shmq_broker *b, const char *name, uint32_t *topic, uint32_t *generation)
 {
 	uint32_t n = topics_of(b);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_topic_desc *t = &b->topics[i];
+		uint32_t before = ld_acquire(&t->generation);
 
 		if (ld_acquire(&t->state) == SHMQ_ENTRY_LIVE && !strncmp(t->name, name, SHMQ_NAME)) {
 			*topic = i;
-			*generation = ld(&t->generation);
-			return 0;
+			*generation = before;
+			if (unchanged(&t->generation, before))
+				return 0;
 		}
 	}
 	return SHMQ_GONE;
@@ -86,6 +96,7 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_entry_desc *e = &b->entries[i];
+		uint32_t before = ld_acquire(&e->generation);
 		bool is_channel;
 
 		if (!entry_is(b, i, topic))
@@ -94,7 +105,8 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 		if (channel ? is_channel && !strncmp(e->name, channel, SHMQ_NAME) : !is_channel) {
 			*queue = i;
 			*serial = e->serial;
-			return 0;
+			if (unchanged(&e->generation, before))
+				return 0;
 		}
 	}
 	return SHMQ_GONE;
@@ -321,14 +333,27 @@ static void close_queue(shmq_broker *b, shmq_map *map)
 	wait_wake(b, &map->q->space, WAKE_ALL);
 }
 
-int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
-                      int64_t until)
+/* Has the queue a consumer? One enters its session under D, and so finds it closed or stays in it. */
+static bool has_session(shmq_map *map)
+{
+	uint32_t n = sessions_of(map);
+
+	for (uint32_t i = 0; i < n; i++)
+		if (ld(&map->sessions[i].client))
+			return true;
+	return false;
+}
+
+static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed, bool idle,
+                        int64_t until, bool *removed)
 {
 	shmq_entry_desc *e = &b->entries[queue];
 	shmq_map *map = NULL;
+	bool deliver = false;
 	uint32_t topic;
 	int r;
 
+	*removed = false;
 	if (queue >= queues_of(b) || ld(&e->state) == SHMQ_ENTRY_FREE ||
 	    e->serial != serial)
 		return SHMQ_GONE;
@@ -343,21 +368,50 @@ int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_
 	r = registry_and_topic(b, topic, until);
 	if (r)
 		goto out;
+	if (idle) {
+		int locked = queue_lock_under(b, map, 0); /* never waits for D with P held */
+
+		deliver = !locked;
+		if (locked == SHMQ_AGAIN || (deliver && has_session(map))) {
+			if (deliver)
+				queue_unlock(map);
+			topic_unlock(&b->topics[topic]);
+			registry_unlock(b);
+			goto out;
+		}
+	}
 	st_release(&e->state, SHMQ_ENTRY_DELETING);
 	atomic_fetch_add(&b->topics[topic].version, 1);
 	SHMQ_KILLPOINT("remove_queue.deleting");
 	if (map)
 		close_queue(b, map);
 	SHMQ_KILLPOINT("remove_queue.closed");
+	if (deliver)
+		queue_unlock(map);
 	atomic_fetch_add(&e->generation, 1);
 	st(&b->next_deadline[queue], INT64_MAX);
 	st(&b->next_due[queue], INT64_MAX);
 	st_release(&e->state, SHMQ_ENTRY_FREE);
 	registry_and_topic_unlock(b, topic);
 	shmq_broker_unmap(b, queue, serial);
+	*removed = true;
 out:
 	map_release(map);
 	return r;
+}
+
+int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
+                      int64_t until)
+{
+	bool removed;
+
+	return queue_remove(b, queue, serial, was_closed, false, until, &removed);
+}
+
+int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                           bool *removed)
+{
+	return queue_remove(b, queue, serial, false, true, until, removed);
 }
 
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until)

@@ -512,6 +512,10 @@ int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t
  * death: the entry is DELETING; call it again. */
 int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
                       int64_t until);
+/* The same, unless it has a consumer: looked at under D, so that whoever opens one meanwhile finds
+ * the queue gone or keeps it. *removed false: it has one, or D is held just now. */
+int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                           bool *removed);
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until);
 
 /* One bite of nsqd's scan: at most `limit` expired and due messages to the requeue ring. Corrects

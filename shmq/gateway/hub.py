@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _SLICE_NS: Final = 10**9
 _EPHEMERAL_RETRY: Final = 0.1  # nsqd's: the channel's deletion may be on its way
+_REQUEST_SECONDS: Final = 10.0  # for which it is tried: as long as a topic or channel may take
 _THREADS: Final = 16
 
 
@@ -79,7 +80,8 @@ class Hub:
         return found if found is not None else self.open_producer(topic.encode())
 
     def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Consumer:
-        for last in (False, True):
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while True:
             try:
                 self.create_topic(topic.decode())
                 consumer = self.broker.consumer(
@@ -88,7 +90,7 @@ class Hub:
                 consumer.limit(0)
                 break
             except Gone:
-                if last:
+                if time.monotonic() > deadline or self.broker.ended:
                     raise ProtocolError(
                         "E_SUB_FAILED", "SUB failed to deleted topic/channel"
                     ) from None

@@ -215,13 +215,15 @@ class Creator:
 
     # -- delete
 
-    def delete_channel(self, topic_name: str, channel: str) -> None:
-        """Delete a channel, its contents and its files. Gone if there is none."""
+    def delete_channel(self, topic_name: str, channel: str, idle: bool = False) -> None:
+        """Delete a channel, its contents and its files; idle: unless it has a consumer. Gone if
+        there is none."""
         topic = self._roster.topic(topic_name)
         queue = topic.queues.get(channel) if topic is not None else None
         if topic is None or queue is None:
             raise Gone(f"channel {channel!r} of topic {topic_name!r} does not exist")
-        self.remove(queue)
+        if not self.remove(queue, idle):
+            return
         _log.info("TOPIC(%s): deleted channel(%s)", topic_name, channel)
         if is_ephemeral(topic.name) and not topic.channels:
             self.delete_topic(topic.name)
@@ -237,11 +239,15 @@ class Creator:
         self._roster.leave_topic(topic)
         _log.info("TOPIC(%s): deleted", name)
 
-    def remove(self, queue: Queue) -> None:
-        """Take a queue out of the directory, then unlink its segment and delete its files."""
+    def remove(self, queue: Queue, idle: bool = False) -> bool:
+        """Take a queue out of the directory, then unlink its segment and delete its files; idle:
+        unless it has a consumer. Whether it was removed."""
         with queue.lock:
-            with contextlib.suppress(Gone):
-                self._broker.remove_queue(queue.index, queue.serial)
+            try:
+                if not self._broker.remove_queue(queue.index, queue.serial, idle=idle):
+                    return False
+            except Gone:
+                pass
             self._roster.leave_queue(queue)
             segments.unlink_queue(self.instance, queue.serial)
             try:
@@ -250,6 +256,7 @@ class Creator:
                 queue.sidecar.remove_all()
             except OSError as exc:
                 _log.error("%s: cannot delete its files: %s", queue, exc)
+        return True
 
     # -- replace
 
@@ -302,8 +309,8 @@ class Creator:
             queue.had_consumer = queue.had_consumer or bool(np.any(sessions["since"]))
             if queue.channel is not None and queue.had_consumer and not np.any(sessions["client"]):
                 _log.info("%s: its last consumer has left", queue)
-                try:
-                    self.delete_channel(queue.topic.name, queue.channel)
+                try:  # unless one has come since: the core looks again, under the queue's lock
+                    self.delete_channel(queue.topic.name, queue.channel, idle=True)
                 except (ShmqError, OSError) as exc:
                     _log.error("%s: cannot delete it: %s", queue, exc)
 

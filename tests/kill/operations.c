@@ -1068,6 +1068,18 @@ static void remove_channel(scene *s)
 	EQUAL(remove_queue(s, s->mine, 1), 0);
 }
 
+static void remove_idle_channel(scene *s)
+{
+	bool removed;
+
+	forget_queue(s, 1);
+	EQUAL(CALL(s, s->mine,
+	           shmq_queue_remove_idle(s->mine, s->ledger->queue[1].index, s->ledger->queue[1].serial,
+	                                  soon(), &removed)),
+	      0);
+	CHECK(removed);
+}
+
 static void remove_channel_again(scene *s)
 {
 	int r = remove_queue(s, s->home, 1);
@@ -1414,6 +1426,7 @@ const operation operations[] = {
 	{"create a channel", 2, NULL, come_to_supervise, create_channel, create_channel_again, 1, 0, 0},
 	{"take over", 0, NULL, come_to_supervise, take_over, take_over_again, 1, 0, 0},
 	{"delete a channel", 2, NULL, come_to_supervise, remove_channel, remove_channel_again, 1, 0, 0},
+	{"delete an idle channel", 2, NULL, come_to_supervise, remove_idle_channel, remove_channel_again, 1, 0, 0},
 	{"delete a topic", 1, NULL, come_to_supervise, remove_topic, remove_topic_again, 1, 0, 0},
 	{"pump", 0, a_backlog_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},
 	{"ask the supervisor", 1, NULL, come, post_request, no_request_is_left, 0, 0, 0},

@@ -130,6 +130,41 @@ static void a_queue_is_entered_found_and_removed(void)
 	world_stop(w);
 }
 
+static void an_idle_queue_is_removed_and_one_with_a_consumer_is_not(void)
+{
+	world *w = world_start(small_limits(300, 300));
+	uint32_t generation, topic = world_topic(w, "t", &generation), queue, found, got;
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	uint64_t serial, again;
+	shmq_consumer *c, *d;
+	shmq_message m;
+	bool removed;
+
+	queue = world_queue(w, topic, "c#ephemeral", &serial);
+	c = world_consumer(w, b, queue, serial, 10);
+	EQUAL(MAPPED(w, w->supervisor,
+	             shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed)),
+	      0);
+	CHECK(!removed);
+	EQUAL(shmq_queue_find(b, topic, "c#ephemeral", &found, &again), 0);
+	EQUAL(shmq_take(c, &m, 1, soon(), &got), SHMQ_EMPTY);
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	/* while somebody is in it, it is not waited for, with P held */
+	EQUAL(lock_take(&c->map->q->deliver, 0), 0);
+	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), 0);
+	CHECK(!removed);
+	lock_drop(&c->map->q->deliver);
+	shmq_consumer_free(c);
+	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), 0);
+	CHECK(removed);
+	EQUAL(shmq_queue_find(b, topic, "c#ephemeral", &found, &again), SHMQ_GONE);
+	EQUAL(shmq_consumer_open(b, queue, serial, 1, 0, soon(), &d), SHMQ_GONE);
+	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), SHMQ_GONE);
+	EQUAL(shmq_broker_detach(b, soon()), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
+
 static void a_backlog_is_taken_over_once(void)
 {
 	world *w = world_start(small_limits(300, 300));
@@ -415,6 +450,7 @@ int main(void)
 	names_are_nsqds();
 	a_topic_is_created_once_and_found_by_its_whole_name();
 	a_queue_is_entered_found_and_removed();
+	an_idle_queue_is_removed_and_one_with_a_consumer_is_not();
 	a_backlog_is_taken_over_once();
 #ifndef __SANITIZE_THREAD__ /* which lets a thread hold 64 locks; here one has 1024 clients */
 	a_full_client_table_is_a_clear_error();

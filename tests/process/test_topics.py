@@ -196,6 +196,36 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(
     broker.producer("t").publish(b"x")  # to the topic's backlog
 
 
+def open_and_close(instance, kind, count):
+    with shmq.attach(instance) as broker:
+        say("ready")
+        sys.stdin.readline()  # noqa: F821
+        for _ in range(count):
+            if kind == "consumer":
+                broker.consumer("t#ephemeral", "c#ephemeral").close()
+            elif kind == "lessee":
+                broker.lessee("t#ephemeral", "c#ephemeral", "l").close()
+            else:
+                broker.producer("t#ephemeral").close()
+    say("done")
+
+
+def test_opening_never_finds_an_ephemeral_channel_gone(broker: shmq.Broker, child: Spawn) -> None:
+    """Each call makes what it lacks, also while the last consumer's leaving deletes it; one that
+    was opened has a channel that stays."""
+    kinds = [("consumer", 20_000)] * 3 + [("lessee", 5000), ("producer", 5000)]
+    openers = [child(open_and_close, broker.instance, *kind) for kind in kinds]
+    for opener in openers:
+        opener.said("ready")
+    for opener in openers:
+        opener.tell()
+    for _ in range(5000):
+        with broker.consumer("t#ephemeral", "c#ephemeral") as consumer:
+            assert consumer.take(timeout=0) is None  # Gone, if it was deleted under it
+    for opener in openers:
+        opener.succeed()
+
+
 def test_a_full_ephemeral_channel_drops_and_makes_nobody_wait(open_broker: Open) -> None:
     broker = open_broker(mem_queue_size=256)
     consumer = broker.consumer("t", "c#ephemeral")
