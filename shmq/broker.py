@@ -9,7 +9,6 @@ import logging
 import operator
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self, TypeVar
 
-from shmq import _native, layout, segments, stats
+from shmq import _native, homes, layout, segments, stats
 from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
 from shmq.client.disk import Files
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
@@ -48,9 +47,10 @@ _MOST_IN_FLIGHT: Final = (1 << 32) - 1
 class Broker:
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
-    data_path: an existing directory for what does not fit in memory and for what is left at the
-    end; None: one of our own, removed by `close` if no message is left in it, or the one that an
-    instance of this name has its files in which was killed. instance: the name by
+    data_path: a directory for what does not fit in memory and for what is left at the end, made
+    (0700) if only its last component is missing; None: ~/.local/state/shmq/INSTANCE, the same every
+    time for the same name, removed by `close` if no message is left in it (or, if a supervisor of
+    this name was killed, the directory that has its files). instance: the name by
     which other processes `attach`; None: SHMQ_INSTANCE, else a unique one. Every option of
     `shmq serve` is a keyword, durations in seconds: `Broker(mem_queue_size=1000, msg_timeout=5)`.
 
@@ -72,19 +72,13 @@ class Broker:
         options.setdefault("log_level", "warn")
         for address in ("tcp_address", "http_address", "https_address"):
             options.setdefault(address, "")  # of the gateway: only for who wants it
-        # what a supervisor of this name left behind has its files somewhere already
-        left = layout.data_path_left(instance) if data_path is None else ""
-        temporary = data_path is None and (not left or is_temporary_path(left, instance))
         if data_path is None:
-            data_path = left or _temporary_path(instance)
-        path = Path(data_path).absolute()
-        try:
+            # a killed supervisor of this name has its files somewhere already
+            left = layout.data_path_left(instance)
+            data_path = left if left and not homes.is_own(left, instance) else None
+        with _home(instance, data_path) as path:
             chosen = Options.from_keywords(instance=instance, data_path=str(path), **options)
-            self._join(instance, _Server(chosen, temporary))
-        except BaseException:
-            if temporary and not left:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
+            self._join(instance, _Server(chosen, temporary=data_path is None))
 
     @classmethod
     def _attached(cls, instance: str, kind: Kind = Kind.CLIENT) -> Self:
@@ -664,7 +658,7 @@ class _Server:
 
     def _clean_up(self) -> None:
         if self._temporary:
-            _remove_if_empty(Path(self.options.data_path))
+            homes.remove(Path(self.options.data_path))
         self._said.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -737,45 +731,17 @@ class _Server:
         return "".join(["", *(f"\n    {line}" for line in last)])
 
 
+@contextlib.contextmanager
+def _home(instance: str, data_path: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Where an embedded broker keeps its files; what was made for it goes if its start fails."""
+    if data_path is None:
+        with homes.opened(instance) as path:
+            yield path
+    else:
+        path = Path(data_path).absolute()
+        with homes.made(path):
+            yield path
+
+
 def _unique_instance() -> str:
     return f"embedded-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _temporary_path(instance: str) -> Path:
-    """A new directory that a reboot does not empty, where there is such a place."""
-    state = os.environ.get("XDG_STATE_HOME")
-    base = Path(state) if state else Path.home() / ".local" / "state"
-    try:
-        (base / "shmq").mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{instance}-", dir=base / "shmq"))
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix=f"shmq-{instance}-"))
-
-
-def is_temporary_path(path: str | os.PathLike[str], instance: str) -> bool:
-    """Whether an embedded broker of this name made this directory for itself."""
-    name, parent = Path(path).name, Path(path).parent.name
-    return name.startswith(f"shmq-{instance}-") or (
-        name.startswith(f"{instance}-") and parent == "shmq"
-    )
-
-
-def _remove_if_empty(path: Path) -> None:
-    """Remove a data path in which no message is left; else say where it is."""
-    depth = 0
-    for file in path.glob("*"):
-        if file.name.endswith(".diskqueue.meta.dat"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                depth += int(file.read_text().splitlines()[0])
-        elif file.name.endswith(".tmp"):
-            pass  # never put in place: its writer was killed, who has it in memory still
-        elif file.name not in _NO_MESSAGES and ".diskqueue." not in file.name:
-            depth += 1  # something we do not know
-    if depth:
-        _log.warning("messages were left: %s; use it as data_path to get them", path)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-#: Files of a data path that hold no messages.
-_NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat"})

@@ -92,6 +92,7 @@ RANKS = {
     "prometheus": 6,
     "storage": 6,
     "client": 7,
+    "homes": 7,
     "broker": 8,
     "supervisor": 9,
     "gateway": 9,

@@ -1,0 +1,170 @@
+"""Directories of embedded brokers that were given no data path.
+
+`$XDG_STATE_HOME/shmq/INSTANCE` (`~/.local/state/shmq/INSTANCE`): a named instance has the same one
+every time, so it finds what it left. One in which no message is left is removed when its broker is
+closed, or, if that never happened, by the next embedded start of the same user.
+
+Two locks make that safe. Every supervisor holds an flock on its data path (`storage.dirlock`). The
+parent directory is locked shared from the moment a directory is made until a supervisor holds it,
+and exclusively by who removes one, who thus never meets a directory that is about to be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from shmq import segments
+from shmq.names import valid_instance
+from shmq.storage import diskqueue
+from shmq.storage.dirlock import DirLock
+
+_log = logging.getLogger("shmq.broker")
+
+#: Files of a data path that hold no messages.
+_NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat"})
+
+
+def parent() -> Path | None:
+    """Where the directories are, a place that a reboot does not empty; None: there is none, because
+    this user has no home."""
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(state) if state else Path.home() / ".local" / "state") / "shmq"
+    except RuntimeError:  # neither HOME nor an entry in the password database
+        return None
+
+
+def is_own(path: str | os.PathLike[str], instance: str) -> bool:
+    """Whether an embedded broker of this name made this directory for itself."""
+    name, above = Path(path).name, Path(path).parent
+    if above == parent() or above.name == "shmq":
+        return name == instance or name.startswith(f"{instance}-")
+    return name.startswith(f"shmq-{instance}-")
+
+
+@contextlib.contextmanager
+def opened(instance: str) -> Iterator[Path]:
+    """The directory of an instance, made if it is missing. No other process removes it inside the
+    block, in which a supervisor is to take it. If the block raises it is removed, unless messages
+    are in it.
+
+    Where a home cannot be written it is a new one among the temporary files.
+    """
+    above = parent()
+    with contextlib.ExitStack() as held:
+        try:
+            if above is None:
+                raise FileNotFoundError
+            above.mkdir(parents=True, exist_ok=True)
+            sweep(above)
+            held.enter_context(_locked(above, fcntl.LOCK_SH))
+            path = above / instance
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            path = Path(tempfile.mkdtemp(prefix=f"shmq-{instance}-"))
+        try:
+            yield path
+        except BaseException:
+            held.close()
+            remove(path)
+            raise
+
+
+@contextlib.contextmanager
+def made(path: Path) -> Iterator[None]:
+    """A data path that the caller named: made if only its last component is missing, and removed
+    again if the block raises and it is empty. If it cannot be made the supervisor says why."""
+    new = False
+    with contextlib.suppress(OSError):
+        path.mkdir(mode=0o700)
+        new = True
+    try:
+        yield
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a directory if no message is left in it, nobody uses it and nobody is about to; say so
+    if messages are left."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+        try:
+            if path.parent == parent():
+                held.enter_context(_locked(path.parent, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            left = _remove_if_empty(path) is False
+        except BlockingIOError:  # somebody starts just now; a later start removes it
+            left = _holds_messages(path)
+        if left:
+            _log.warning("messages were left in %s: use it as data_path to get them", path)
+
+
+def sweep(above: Path) -> list[str]:
+    """Remove directories of instances that are gone and left no message; their names."""
+    removed: list[str] = []
+    with contextlib.suppress(OSError), _locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for path in above.iterdir():
+            if _instance_of(path) and _remove_if_empty(path):
+                removed.append(path.name)
+    return removed
+
+
+def _instance_of(path: Path) -> str | None:
+    """Whose directory it is, if that instance has nothing in shared memory."""
+    name = re.sub(r"\A(embedded-\d+-[0-9a-f]{8})-\w{8}\Z", r"\1", path.name)  # as older ones were
+    usable = valid_instance(name) and not path.is_symlink() and path.is_dir()
+    return name if usable and not segments.list_objects(name) else None
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    """OSError if somebody else holds it otherwise."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _remove_if_empty(path: Path) -> bool | None:
+    """Whether it was removed; False: messages are left in it. None: it is in use, or cannot be."""
+    try:
+        with DirLock(path):
+            diskqueue.remove_temporary(path)
+            if _holds_messages(path):
+                return False
+            shutil.rmtree(path)
+    except OSError:
+        return None
+    return True
+
+
+def _holds_messages(path: Path) -> bool:
+    """Whether there is anything in it of which we do not know that it holds no message."""
+    queues = diskqueue.existing(path)
+    known = set(_NO_MESSAGES)
+    for base, files in queues.items():
+        meta = path / f"{base}.diskqueue.meta.dat"
+        found = diskqueue.parse_meta(meta.read_bytes()) if files.meta else None
+        known.add(meta.name)
+        if found is None or found.depth or found.read_position != found.write_position:
+            return True
+        last, offset = diskqueue.unpack(found.write_position)
+        for number in files.numbers:
+            data = path / f"{base}.diskqueue.{number:06d}.dat"
+            known.add(data.name)
+            if number > last or (number == last and data.stat().st_size > offset):
+                return True
+    return any(file.name not in known for file in path.iterdir())
