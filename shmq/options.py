@@ -545,6 +545,15 @@ class Options:
         group="log",
     )
 
+    audit_log: str = _option(
+        "stderr",
+        Kind.TEXT,
+        "where to write who created, deleted, emptied, paused, configured, or failed to log in: "
+        "stderr (with the log, at every level), or a file (empty: nowhere)",
+        group="log",
+        nsqd=False,
+    )
+
     gateway_workers: int = _option(
         default_gateway_workers,
         Kind.COUNT,

@@ -125,7 +125,10 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
         sockets = systemd.listen_fds()
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
-    set_up_logging(options)
+    try:
+        set_up_logging(options)
+    except OSError as exc:
+        raise click.UsageError(f"--audit-log={options.audit_log}: {_sentence(exc)}") from exc
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
         faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
     _take_signals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import cProfile
 import gc
 import json
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from shmq import _native, prometheus
+from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, ShmqError
 from shmq.gateway.report import Report
 from shmq.names import valid_name
@@ -116,6 +117,10 @@ class Http:
     # ---- every request ----
 
     async def _handle(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
+        with audit.acting(audit.by_peer(request.transport)):
+            return await self._timed(request, secure)
+
+    async def _timed(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
         began = time.perf_counter()
         raw = request.raw_path
         if "://" in raw[:8]:  # as proxies say it
@@ -190,7 +195,8 @@ class Http:
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._hub.pool, call, *args)
+        run = contextvars.copy_context().run  # so that a thread knows for whom it acts
+        return await loop.run_in_executor(self._hub.pool, run, call, *args)
 
     # ---- /ping, /info, /stats, /metrics ----
 
@@ -326,7 +332,8 @@ class Http:
 
     async def _empty_topic(self, request: web.BaseRequest, params: Params) -> Answer:
         topic = _topic(params, "INVALID_TOPIC")
-        await self._existing(lambda: self._hub.broker.empty_topic(topic), "TOPIC_NOT_FOUND")
+        call = _audited("empty_topic", self._hub.broker.empty_topic, topic)
+        await self._existing(call, "TOPIC_NOT_FOUND")
         return None
 
     def _topic_verb(self, verb: str) -> Handler:
@@ -336,8 +343,8 @@ class Http:
                 raise HttpError(400, "MISSING_ARG_TOPIC")
             if not valid_name(topic):
                 raise HttpError(404, "TOPIC_NOT_FOUND")
-            call = getattr(self._hub.broker, verb)
-            await self._existing(lambda: call(topic), "TOPIC_NOT_FOUND")
+            call = _audited(verb, getattr(self._hub.broker, verb), topic)
+            await self._existing(call, "TOPIC_NOT_FOUND")
             self._hub.producers.pop(topic.encode(), None)
             return None
 
@@ -345,14 +352,14 @@ class Http:
 
     async def _create_channel(self, request: web.BaseRequest, params: Params) -> Answer:
         topic, channel = self._channel_of(params)
-        await self._call(self._hub.broker.create_channel, topic, channel)
+        await self._call(self._hub.create_channel, topic, channel)
         return None
 
     def _channel_verb(self, verb: str) -> Handler:
         async def handler(request: web.BaseRequest, params: Params) -> Answer:
             topic, channel = self._channel_of(params)
-            call = getattr(self._hub.broker, verb)
-            await self._existing(lambda: call(topic, channel), "CHANNEL_NOT_FOUND")
+            call = _audited(verb, getattr(self._hub.broker, verb), topic, channel)
+            await self._existing(call, "CHANNEL_NOT_FOUND")
             return None
 
         return handler
@@ -427,6 +434,7 @@ class Http:
         else:
             raise HttpError(400, "INVALID_OPTION")
         await self._worker.control.ask_all({"ask": "change", "options": change})
+        audit.note("config", option=key, value=body.decode("utf-8", "replace"))
         return self._config(key)
 
     def changed(self) -> None:
@@ -506,6 +514,14 @@ class Http:
 
 
 # ---- helpers ----
+
+
+def _audited(action: str, call: Callable[..., Any], *names: str) -> Callable[[], Any]:
+    def run() -> Any:
+        with audit.noted(action, *names):
+            return call(*names)
+
+    return run
 
 
 def _response(status: int, body: str, kind: str | None, nsq: bool) -> web.Response:

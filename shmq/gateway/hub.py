@@ -7,6 +7,7 @@ Everything but the thread runs in the event loop's thread; what may take long is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shmq import _native, layout
+from shmq.audit import note, noted
 from shmq.broker import Broker
 from shmq.client import Consumer, Producer
 from shmq.errors import Gone, ShmqError
@@ -62,11 +64,25 @@ class Hub:
 
     def create_topic(self, topic: str) -> None:
         """Make the topic if it is missing, with the channels that nsqlookupds know."""
-        source = self.broker._source()
-        if source.directory.find_topic(topic) is None:
-            for channel in self.new_topic(topic):
-                self.broker.create_channel(topic, channel)
-            self.broker.create_topic(topic)
+        if self.broker._handle().find_topic(topic) is None:
+            with noted("create_topic", topic):
+                for channel in self.new_topic(topic):
+                    self.broker.create_channel(topic, channel)
+                self.broker.create_topic(topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Make the channel if it is missing, of a topic that there is."""
+        with self._new_channel(topic, channel):
+            self.broker.create_channel(topic, channel)
+
+    def _new_channel(self, topic: str, channel: str) -> contextlib.AbstractContextManager[None]:
+        """Note the creation of a channel inside, if it is missing now. Of two that make it at the
+        same moment both are noted."""
+        native = self.broker._handle()
+        found = native.find_topic(topic)
+        if found is not None and native.find_queue(found[0], channel) is not None:
+            return contextlib.nullcontext()
+        return noted("create_channel", topic, channel)
 
     def open_producer(self, topic: bytes) -> Producer:
         name = topic.decode()
@@ -84,9 +100,10 @@ class Hub:
         while True:
             try:
                 self.create_topic(topic.decode())
-                consumer = self.broker.consumer(
-                    topic.decode(), channel.decode(), 1, min(msg_timeout, self._most_timeout)
-                )
+                with self._new_channel(topic.decode(), channel.decode()):
+                    consumer = self.broker.consumer(
+                        topic.decode(), channel.decode(), 1, min(msg_timeout, self._most_timeout)
+                    )
                 consumer.limit(0)
                 break
             except Gone:
@@ -124,13 +141,16 @@ class Hub:
         return self.broker._source().queue(entry)
 
     def query_auth(self, session: Session, secret: bytes) -> Grant | None:
-        return auth.query(
+        grant = auth.query(
             self.options,
             remote_ip=session.ip,
             tls=session.tls is not None,
             common_name=session.tls.common_name if session.tls is not None else "",
             secret=secret.decode("utf-8", "replace"),
         )
+        if grant is None:
+            note("auth", result="refused")
+        return grant
 
     def no_room(self) -> str:
         if self.health != "OK":

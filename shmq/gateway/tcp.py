@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import logging
 import time
 from typing import Any, Final
 
+from shmq import audit
 from shmq.gateway.hub import Hub
 from shmq.gateway.layers import Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.session import Session
@@ -59,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
             ip = peer[0]
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._hub, address, ip, self._loop.time(), time.time())
+        self._by = audit.by_peer(transport)
         self._hub.connections.add(self)
         _log.info("TCP: new client(%s)", address)
 
@@ -275,7 +278,9 @@ class Connection(asyncio.BufferedProtocol):
         if job.call is None:
             self._loop.call_later(job.seconds, self._done, job, None, None)
             return
-        future = self._loop.run_in_executor(self._hub.pool, job.call)
+        with audit.acting(self._by):
+            call = contextvars.copy_context().run
+            future = self._loop.run_in_executor(self._hub.pool, call, job.call)
         future.add_done_callback(lambda done: self._finished(job, done))
 
     def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:

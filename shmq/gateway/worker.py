@@ -46,7 +46,11 @@ def main() -> int:
         return 0
     told = json.loads(line)
     options = Options.from_keywords(**told["options"])
-    set_up_logging(options)
+    try:
+        set_up_logging(options)
+    except OSError as exc:  # the supervisor could open it
+        _log.critical("the audit log: %s", exc)
+        return 1
     try:
         import uvloop
     except ImportError:

@@ -14,12 +14,12 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from shmq import _native, segments
+from shmq import _native, audit, segments
 from shmq._native import (
     CONSTANTS,
     STATUS,
@@ -31,6 +31,7 @@ from shmq._native import (
     NotRunning,
     ShmqError,
 )
+from shmq.layout import Kind
 from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
 from shmq.storage import deferred
@@ -42,6 +43,14 @@ from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
 
 _TICK = 1.0  # seconds without a ring
 _SHARE = 0.002  # of a core's time for looking whether ephemeral channels are left, at most
+
+#: What a request is called in the audit log, of those that somebody asks for.
+_ACTIONS = {
+    CONSTANTS["CREATE_TOPIC"]: "create_topic",
+    CONSTANTS["CREATE_CHANNEL"]: "create_channel",
+    CONSTANTS["DELETE_TOPIC"]: "delete_topic",
+    CONSTANTS["DELETE_CHANNEL"]: "delete_channel",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +81,7 @@ class Creator:
             CONSTANTS["DELETE_TOPIC"]: lambda topic, _: self.delete_topic(topic),
             CONSTANTS["DELETE_CHANNEL"]: self.delete_channel,
         }
+        self._noting = False  # whether a client on shared memory has asked for what is done now
 
     def run(self, bell: Bell) -> None:
         """The loop."""
@@ -97,7 +107,12 @@ class Creator:
         try:
             if kind not in self._requests:
                 return STATUS["INVALID"][0]
-            self._requests[kind](topic, channel)
+            with self._on_behalf(client):
+                try:
+                    self._requests[kind](topic, channel)
+                except Exception as exc:
+                    self._note_refusal(kind, topic, channel, exc)
+                    raise
             return 0
         except Exception as exc:
             status = status_of(exc)
@@ -107,6 +122,29 @@ class Creator:
             else:
                 _log.exception("%s crashed", what)
             return status
+
+    # -- the audit log
+
+    @contextlib.contextmanager
+    def _on_behalf(self, client: int) -> Iterator[None]:
+        """Note what is done inside as this client's. A gateway process notes itself, for it knows
+        whom it serves."""
+        entry = self._roster.directory.clients[client]
+        self._noting = int(entry["kind"]) != Kind.GATEWAY
+        try:
+            with audit.acting(audit.by_process(int(entry["pid"]))):
+                yield
+        finally:
+            self._noting = False
+
+    def _note(self, action: str, topic: str, channel: str = "") -> None:
+        if self._noting:
+            audit.note(action, topic, channel)
+
+    def _note_refusal(self, kind: int, topic: str, channel: str, exc: Exception) -> None:
+        action = _ACTIONS.get(kind)
+        if self._noting and action is not None:
+            audit.note(action, topic, channel, audit.result_of(exc))
 
     # -- create
 
@@ -119,6 +157,7 @@ class Creator:
             index, generation = self._broker.create_topic(name, self._clock_floor())
             topic = self._roster.enter_topic(index, generation, name)
             _log.info("TOPIC(%s): created", name)
+            self._note("create_topic", name)
         return topic
 
     def create_channel(self, topic_name: str, channel: str) -> Queue:
@@ -134,6 +173,7 @@ class Creator:
         else:
             queue = self.make(topic, channel)
         _log.info("TOPIC(%s): new channel(%s)", topic_name, channel)
+        self._note("create_channel", topic_name, channel)
         return queue
 
     def create_backlog(self, topic_name: str) -> Queue | None:
@@ -225,6 +265,7 @@ class Creator:
         if not self.remove(queue, idle):
             return
         _log.info("TOPIC(%s): deleted channel(%s)", topic_name, channel)
+        self._note("delete_channel", topic_name, channel)
         if is_ephemeral(topic.name) and not topic.channels:
             self.delete_topic(topic.name)
 
@@ -238,6 +279,7 @@ class Creator:
         self._broker.remove_topic(topic.index, topic.generation)
         self._roster.leave_topic(topic)
         _log.info("TOPIC(%s): deleted", name)
+        self._note("delete_topic", name)
 
     def remove(self, queue: Queue, idle: bool = False) -> bool:
         """Take a queue out of the directory, then unlink its segment and delete its files; idle:

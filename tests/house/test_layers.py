@@ -86,6 +86,7 @@ RANKS = {
     "names": 2,
     "segments": 3,
     "options": 4,
+    "audit": 4,
     "logs": 5,
     "layout": 4,
     "stats": 5,

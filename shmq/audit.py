@@ -1,0 +1,146 @@
+"""The audit log: one line for each creation, deletion, emptying, pause and configuration, and for
+each login that failed.
+
+    audit: action=create_topic topic=orders channel=- by=192.0.2.7:50432 result=done
+
+The five fields are always there, in this order; `-` stands for what an action does not have, and
+further fields may follow. Whatever is not a plain character of a name or an address is written as
+`%XX` of its UTF-8, so a value holds no space, no `=` and no line end, and `grep topic=orders` finds
+every line of a topic.
+
+`by` is `ip:port` of a client on TCP or HTTP, and `pid:N/uid:N` of one on a Unix socket or on shared
+memory (its effective uid when it asked).
+
+What the log does not see: a client on shared memory empties, pauses and configures nothing through
+the supervisor. It does so itself, in memory that it may write anyway. So only its creations and
+deletions are here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import logging.handlers
+import os
+import socket
+import stat
+import struct
+import urllib.parse
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Final
+
+from shmq.errors import Gone
+
+#: Characters that are written as they are, beside letters, digits and `_.-~`.
+_PLAIN: Final = "#:/@[]*,"
+_MOST_CHARACTERS: Final = 1000  # of one value
+_NOBODY: Final = "-"
+
+#: As the option `audit_log` has it: with the log.
+WITH_THE_LOG: Final = "stderr"
+
+_log = logging.getLogger("shmq.audit")
+_log.setLevel(logging.INFO)  # of its own: --log-level does not silence it
+_by: ContextVar[str] = ContextVar("by", default=_NOBODY)
+
+
+def note(
+    action: str, topic: str = "", channel: str = "", result: str = "done", by: str = "",
+    **more: object,
+) -> None:  # fmt: skip
+    """Write a line. result: `done`, or a word for why not. by: if not as `acting` says. more:
+    further fields."""
+    by = by or _by.get()
+    fields = {"topic": topic, "channel": channel, "by": by, "result": result, **more}
+    words = " ".join(f"{name}={_escaped(str(value))}" for name, value in fields.items())
+    _log.info("audit: action=%s %s", _escaped(action), words)
+
+
+@contextlib.contextmanager
+def noted(action: str, topic: str = "", channel: str = "") -> Iterator[None]:
+    """Write a line when what is inside is done, or has failed."""
+    try:
+        yield
+    except Exception as exc:
+        note(action, topic, channel, result_of(exc))
+        raise
+    note(action, topic, channel)
+
+
+def result_of(exc: Exception) -> str:
+    """The word for what went wrong."""
+    return "not_found" if isinstance(exc, Gone) else "refused"
+
+
+@contextlib.contextmanager
+def acting(by: str) -> Iterator[None]:
+    """Everything noted inside, in this thread or task, was done by this one."""
+    token = _by.set(by)
+    try:
+        yield
+    finally:
+        _by.reset(token)
+
+
+def by_process(pid: int) -> str:
+    """A process of this host."""
+    try:
+        uid = str(os.stat(f"/proc/{pid}").st_uid)
+    except OSError:  # it has ended since
+        uid = "unknown"
+    return f"pid:{pid}/uid:{uid}"
+
+
+def by_peer(transport: Any) -> str:
+    """Who is at the other end of an asyncio transport, while it is connected."""
+    peer = transport.get_extra_info("peername")
+    if isinstance(peer, tuple) and peer:
+        host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
+        return f"{host}:{peer[1]}"
+    sock = transport.get_extra_info("socket")
+    try:
+        size = struct.calcsize("3i")
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, uid, _ = struct.unpack("3i", credentials)
+    except (AttributeError, OSError):
+        return "@"
+    return f"pid:{pid}/uid:{uid}"
+
+
+def set_up(destination: str, formatter: logging.Formatter | None) -> None:
+    """Where it goes from now on. destination: `stderr` (with the log), a path, or empty for
+    nowhere. OSError if the file cannot be opened."""
+    for handler in list(_log.handlers):
+        _log.removeHandler(handler)
+        handler.close()
+    _log.disabled = not destination
+    _log.propagate = destination == WITH_THE_LOG
+    if destination and destination != WITH_THE_LOG:
+        file = _File(destination, encoding="utf-8")
+        file.setFormatter(formatter)
+        _log.addHandler(file)
+
+
+class _File(logging.handlers.WatchedFileHandler):
+    """Appends; what logrotate moved away is made anew."""
+
+    def _open(self) -> Any:
+        # one that is planted there as a link, a pipe or a device gets nothing
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(self.baseFilename, flags | os.O_CLOEXEC | os.O_NOCTTY, 0o600)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "the audit log must be a plain file", self.baseFilename)
+        return os.fdopen(fd, "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """The disk is full, or the file cannot be made anew: the line goes to the log instead."""
+        logging.getLogger().handle(record)
+
+
+def _escaped(text: str) -> str:
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS]}..."
+    return urllib.parse.quote(text, safe=_PLAIN, errors="backslashreplace") or _NOBODY
