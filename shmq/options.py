@@ -38,6 +38,9 @@ ARENA_SHARE = 0.75
 MAX_SLOTS = 1 << 23
 MAX_ARENA = 1 << 38
 
+#: Topics that the directory has room for (layout.h: SHMQ_TOPICS).
+MAX_TOPICS = 16384
+
 _TRANSIT = 256
 _MAX_INT32 = (1 << 31) - 1
 _MAX_DURATION = float(1 << 33)  # ns still fit int64
@@ -429,6 +432,16 @@ class Options:
         high=_MAX_INT32,
     )
 
+    max_topics: int = _option(
+        MAX_TOPICS,
+        Kind.COUNT,
+        "topics there may be; who asks for one more is refused",
+        group="memory",
+        low=1,
+        high=MAX_TOPICS,
+        nsqd=False,
+    )
+
     msg_timeout: float = _option(
         60.0,
         Kind.DURATION,
@@ -580,6 +593,52 @@ class Options:
         Kind.TEXT,
         "<addr>:<port> for HTTPS clients; used only with a certificate (empty: none)",
         group="gateway",
+    )
+    http_writes: bool = _option(
+        True,
+        Kind.SWITCH,
+        "answer HTTP requests that publish, create, delete, empty or pause",
+        group="gateway",
+        nsqd=False,
+    )
+    http_config: str = _option(
+        "true",
+        Kind.WORD,
+        "what PUT /config may change: all that nsqd has, only log_level, or nothing",
+        group="gateway",
+        choices=("true", "log_level", "false"),
+        nsqd=False,
+    )
+    http_debug: str = _option(
+        "loopback",
+        Kind.WORD,
+        "who may ask for /debug: processes of this host, everybody, or nobody",
+        group="gateway",
+        choices=("loopback", "true", "false"),
+        nsqd=False,
+    )
+    http_token_file: str = _option(
+        "",
+        Kind.TEXT,
+        "file with a bearer token a line, one of which HTTP requests need that write, configure or "
+        "debug (empty: SHMQ_HTTP_TOKEN's, if it is set)",
+        group="gateway",
+        nsqd=False,
+    )
+    http_open_reads: bool = _option(
+        True,
+        Kind.SWITCH,
+        "whether HTTP requests that only read need no token (/ping never does)",
+        group="gateway",
+        nsqd=False,
+    )
+    http_allowed_hosts: tuple[str, ...] = _option(
+        (),
+        Kind.TEXTS,
+        "a further name that browsers and proxies may use for this server on HTTP; *: any (may be "
+        "given several times)",
+        group="gateway",
+        nsqd=False,
     )
     broadcast_address: str = _option(
         socket.gethostname,

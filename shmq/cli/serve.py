@@ -23,7 +23,7 @@ import click
 from shmq import __version__, segments
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
-from shmq.gateway import listen, tls
+from shmq.gateway import access, listen, tls
 from shmq.logs import set_up_logging
 from shmq.options import OPTIONS, Kind, Option, OptionError, Options
 from shmq.stats import NSQD_VERSION
@@ -171,6 +171,7 @@ class Gateway:
         """Open the sockets, close them at the end. OSError, OptionError."""
         passed = [(item.fd, item.name) for item in self._passed]
         tls.server_context(self._options)  # so that a mistake is told now
+        access.check(self._options)
         self._listeners = listeners = self._open(passed)
         try:
             if listeners:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import cProfile
-import gc
 import json
 import logging
 import posixpath
 import re
 import socket
-import sys
-import tempfile
-import threading
 import time
-import traceback
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +18,11 @@ from aiohttp import web
 
 from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, ShmqError
+from shmq.gateway import requests
+from shmq.gateway.access import Access, Action, Listener, Refusal, tokens_of
+from shmq.gateway.debug import Busy, Debug
 from shmq.gateway.report import Report
+from shmq.gateway.seldom import Seldom
 from shmq.names import valid_name
 from shmq.options import OPTIONS, Kind, to_ns
 from shmq.stats import NSQD_VERSION
@@ -37,7 +35,8 @@ _TEXT: Final = "text/plain; charset=utf-8"
 _ROOM_EVERY: Final = 0.002
 #: For a request's head to come whole, and again for its body; as long as the TCP protocol waits.
 _REQUEST_SECONDS: Final = 60.0
-_PROFILE_SECONDS: Final = 30
+#: Go's server has no Content-Length on a longer answer.
+_CHUNKED_ABOVE: Final = 2048
 #: Flags without effect, which nsqd does not keep.
 _NO_OPTIONS: Final = ("verbose", "worker_id")
 _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
@@ -47,6 +46,8 @@ _LOGGING: Final = {
 }  # fmt: skip
 _REQUIRED: Final = {"false": 0, "tcp-https": 1, "true": 2}
 _TLS_NUMBERS: Final = {"tls1.0": 769, "tls1.1": 770, "tls1.2": 771, "tls1.3": 772}
+
+_TABLE_FULL: Final = _native.STATUS["TABLE_FULL"][2]
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class Http:
         self._worker = worker
         self._hub = worker.hub
         self._options = worker.options
+        self._tokens = tokens_of(worker.options)
+        self._access = Access(worker.options, self._tokens)
+        self._debug = Debug()
+        self._refused = Seldom(_log, "refused requests")
+        self._failed = Seldom(_log, "failed requests")
         topic, channel = "/topic/", "/channel/"
         self._routes: dict[str, dict[str, Handler]] = {
             "/ping": {"GET": self._ping},
@@ -103,31 +109,34 @@ class Http:
             "/debug/setblockrate": {"PUT": self._setblockrate},
         }
 
-    def server(self, secure: bool) -> web.Server:
-        """What a listening socket is served with; secure: it is TLS."""
-
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            return await self._handle(request, secure)
-
+    def server(self, listener: Listener) -> web.Server:
+        """What a listening socket is served with."""
         # a compressed body is published as it is, as nsqd does
-        return web.Server(
-            handle, access_log=None, auto_decompress=False, keepalive_timeout=_REQUEST_SECONDS
-        )
+        return requests.Server(
+            self._handle, listener, self._untaken, auto_decompress=False,
+            keepalive_timeout=_REQUEST_SECONDS,
+        )  # fmt: skip
 
     # ---- every request ----
 
-    async def _handle(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
-        with audit.acting(audit.by_peer(request.transport)):
-            return await self._timed(request, secure)
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        client = request.protocol
+        assert isinstance(client, requests.Connection)
+        with audit.acting(client.by):
+            return await self._timed(request, client)
 
-    async def _timed(self, request: web.BaseRequest, secure: bool) -> web.StreamResponse:
+    async def _timed(
+        self, request: web.BaseRequest, client: requests.Connection
+    ) -> web.StreamResponse:
         began = time.perf_counter()
         raw = request.raw_path
         if "://" in raw[:8]:  # as proxies say it
             raw = "/" + raw.partition("://")[2].partition("/")[2]
         path, _, query = raw.partition("?")
         path = urllib.parse.unquote(path)
-        response = await self._answer(request, path, query, secure)
+        response = await self._answer(request, path, query, client)
+        if len(getattr(response, "body", None) or b"") > _CHUNKED_ABOVE:
+            _in_chunks(request, response)
         if path not in ("/pub", "/mpub"):
             took = (time.perf_counter() - began) * 1000
             _log.info("%d %s %s (%s) %.3fms", response.status, request.method, raw,
@@ -135,16 +144,24 @@ class Http:
         return response
 
     async def _answer(
-        self, request: web.BaseRequest, path: str, query: str, secure: bool
+        self, request: web.BaseRequest, path: str, query: str, client: requests.Connection
     ) -> web.StreamResponse:
         options = self._options
         everywhere = options.tls_required == "true" or (
             options.tls_required == "false" and options.tls_client_auth_policy
         )
-        if everywhere and not secure:
+        if everywhere and not client.listener.secure:
             port = self._worker.ports.get("https", 0)
             body = f'{{"message": "TLS_REQUIRED", "https_port": {port}}}'
-            return _response(403, body, _JSON, nsq=False)
+            return _response(403, body, _JSON, nsq=True)
+        if request.version[0] != 1:
+            reason = "HTTP Version Not Supported: unsupported protocol version"
+            return requests.RawResponse(505, reason)
+        refusal = self._refusal(request, path, client)
+        if refusal is not None:
+            return refusal
+        if path == "*" and request.method == "OPTIONS":
+            return web.Response()
         methods = self._methods(path)
         if methods is None:
             return self._elsewhere(request.method, path, query)
@@ -152,9 +169,7 @@ class Http:
             return web.Response(status=200, headers={"Allow": _allow(methods)})
         handler = methods.get(request.method)
         if handler is None:
-            response = _failure(405, "METHOD_NOT_ALLOWED")
-            response.headers["Allow"] = _allow(methods)
-            return response
+            return _not_allowed(methods)
         plain = path == "/ping" or path.startswith("/debug/")
         try:
             answer = await handler(request, _params(query))
@@ -165,8 +180,13 @@ class Http:
             return response
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception:
-            _log.exception("%s %s crashed", request.method, path)
+        except Busy:
+            return _debug("a profile is being taken already\n", 500)
+        except ShmqError as exc:
+            self._failed(logging.ERROR, "%s %s: %s", request.method, path, exc)
+            return _failure(503, _word_of(exc, path))
+        except Exception as exc:
+            self._failed(logging.ERROR, "%s %s crashed", request.method, path, exc_info=exc)
             return _failure(500, "INTERNAL_ERROR")
         if isinstance(answer, web.StreamResponse):
             return answer
@@ -176,6 +196,31 @@ class Http:
             return _response(200, _dump(answer), _JSON, nsq=not plain)
         return _response(200, answer, _TEXT, nsq=not plain)
 
+    def _refusal(
+        self, request: web.BaseRequest, path: str, client: requests.Connection
+    ) -> web.StreamResponse | None:
+        """The answer to who may not ask for this."""
+        action, key = _action_of(request.method, path)
+        refusal = self._access.refusal(action, key, request.headers, client.peer, client.listener)
+        if refusal is None:
+            return None
+        if refusal.why:
+            self._refused(logging.WARNING, "%s %s of %s refused: %s",
+                          request.method, path, client.by, refusal.why)  # fmt: skip
+        if refusal.status == 401:
+            audit.note("login", result="refused", method=request.method, path=path)
+        return _refused(refusal)
+
+    def _untaken(self, method: str, target: str) -> web.StreamResponse:
+        """Of a method or a target that aiohttp's parser does not take. The connection ends, for
+        where the next request begins nobody knows."""
+        methods = self._methods(target.partition("?")[0])
+        if target == "*":
+            methods = dict.fromkeys(("GET", "POST", "PUT"), self._ping)
+        response = _failure(404, "NOT_FOUND") if methods is None else _not_allowed(methods)
+        response.force_close()
+        return response
+
     def _methods(self, path: str) -> dict[str, Handler] | None:
         found = self._routes.get(path)
         if found is None and re.fullmatch(r"/config/[^/]+", path):
@@ -183,11 +228,11 @@ class Http:
         return found
 
     def _elsewhere(self, method: str, path: str, query: str) -> web.StreamResponse:
-        """An unknown path; one that only slashes, dots or letter case keep from being known is
-        told."""
+        """An unknown path; one that only slashes, dots or letter case keep from being known with
+        this method is told."""
         folded = posixpath.normpath(re.sub("/+", "/", path))
         for candidate in (folded, f"{folded}/", folded.lower(), f"{folded.lower()}/"):
-            if candidate != path and self._methods(candidate) is not None:
+            if candidate != path and method in (self._methods(candidate) or ()):
                 where = candidate + (f"?{query}" if query else "")
                 status = 301 if method == "GET" else 307
                 return web.Response(status=status, headers={"Location": where})
@@ -464,43 +509,17 @@ class Http:
         return _debug("there is no such profile in Python\n")
 
     async def _profile(self, request: web.BaseRequest, params: Params) -> Answer:
-        try:
-            seconds = float(params.get("seconds", _PROFILE_SECONDS))
-        except ValueError:
-            seconds = _PROFILE_SECONDS
-        profile = cProfile.Profile()
-        try:
-            profile.enable()
-        except ValueError:
-            return _debug("a profile is being taken already\n", 500)
-        try:
-            await asyncio.sleep(min(max(seconds, 0.01), 300.0))
-        finally:
-            profile.disable()
-        with tempfile.NamedTemporaryFile() as file:
-            await self._call(profile.dump_stats, file.name)
-            data = await self._call(file.read)
+        data = await self._debug.profile(params.get("seconds", ""))
         return web.Response(body=data, headers={"Content-Type": "application/octet-stream"})
 
     async def _heap(self, request: web.BaseRequest, params: Params) -> Answer:
-        counts: dict[str, int] = {}
-        for thing in gc.get_objects():
-            name = type(thing).__qualname__
-            counts[name] = counts.get(name, 0) + 1
-        lines = sorted(counts.items(), key=lambda item: -item[1])
-        return _debug("".join(f"{count:10d} {name}\n" for name, count in lines))
+        return _debug(await self._debug.heap())
 
     async def _goroutine(self, request: web.BaseRequest, params: Params) -> Answer:
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        parts = [
-            f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}\n"
-            for ident, frame in sys._current_frames().items()
-        ]
-        parts += [f"task {task.get_name()}: {task.get_coro()}\n" for task in asyncio.all_tasks()]
-        return _debug("".join(parts))
+        return _debug(self._debug.goroutine())
 
     async def _freememory(self, request: web.BaseRequest, params: Params) -> Answer:
-        gc.collect()
+        self._debug.collect()
         return _failure(500, "INTERNAL_ERROR")  # nsqd's answer, after it has done it
 
     async def _setblockrate(self, request: web.BaseRequest, params: Params) -> Answer:
@@ -528,7 +547,8 @@ def _response(status: int, body: str, kind: str | None, nsq: bool) -> web.Respon
     headers = {"X-Nsq-Content-Type": "nsq; version=1.0"} if nsq else {}
     if kind is not None:
         headers["Content-Type"] = kind
-    response = web.Response(status=status, headers=headers, body=body.encode())
+    # what a client calls itself may be half a character
+    response = web.Response(status=status, headers=headers, body=body.encode("utf-8", "replace"))
     if kind is None:
         response.headers.pop("Content-Type", None)
     return response
@@ -540,6 +560,44 @@ def _debug(text: str, status: int = 200) -> web.Response:
 
 def _failure(status: int, text: str) -> web.Response:
     return _response(status, _dump({"message": text}), _JSON, nsq=True)
+
+
+def _not_allowed(methods: dict[str, Handler]) -> web.Response:
+    response = _failure(405, "METHOD_NOT_ALLOWED")
+    response.headers["Allow"] = _allow(methods)
+    return response
+
+
+def _refused(refusal: Refusal) -> web.Response:
+    response = _failure(refusal.status, refusal.text)
+    if refusal.challenge:
+        response.headers["WWW-Authenticate"] = refusal.challenge
+    return response
+
+
+def _word_of(exc: ShmqError, path: str) -> str:
+    """For what nsqd has no limit or no other process; else its own word for a failed publish."""
+    if _TABLE_FULL in str(exc):
+        return "TOO_MANY_CHANNELS" if path == "/channel/create" else "TOO_MANY_TOPICS"
+    return "EXITING"
+
+
+def _action_of(method: str, path: str) -> tuple[Action, str]:
+    """What a request is for, and the option it names."""
+    if path == "/ping":
+        return Action.PING, ""
+    if path.startswith("/debug/"):
+        return Action.DEBUG, ""
+    if method in ("GET", "HEAD", "OPTIONS"):
+        return Action.READ, ""
+    if path.startswith("/config/"):
+        return Action.CONFIG, path.removeprefix("/config/")
+    return Action.WRITE, ""
+
+
+def _in_chunks(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    if request.version >= (1, 1) and "Content-Length" not in response.headers:
+        response.enable_chunked_encoding()
 
 
 def _dump(document: Any) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.gateway import tls
+from shmq.gateway.access import Listener
 from shmq.gateway.control import Control
 from shmq.gateway.http import Http
 from shmq.gateway.hub import Hub
@@ -130,7 +131,7 @@ class Worker:
         ]
         for kind, secure in (("http", None), ("https", context)):
             for sock in self._sockets(kind):
-                serving = self.http.server(secure is not None)
+                serving = self.http.server(Listener.of(sock, secure is not None))
                 servers.append(
                     await loop.create_server(serving, sock=sock, ssl=secure, backlog=_BACKLOG)
                 )

@@ -81,6 +81,8 @@ class Creator:
             CONSTANTS["DELETE_TOPIC"]: lambda topic, _: self.delete_topic(topic),
             CONSTANTS["DELETE_CHANNEL"]: self.delete_channel,
         }
+        self._max_topics = options.max_topics
+        self._serving = False  # whether a client has asked; what was there before is taken up
         self._noting = False  # whether a client on shared memory has asked for what is done now
 
     def run(self, bell: Bell) -> None:
@@ -130,12 +132,13 @@ class Creator:
         """Note what is done inside as this client's. A gateway process notes itself, for it knows
         whom it serves."""
         entry = self._roster.directory.clients[client]
+        self._serving = True
         self._noting = int(entry["kind"]) != Kind.GATEWAY
         try:
             with audit.acting(audit.by_process(int(entry["pid"]))):
                 yield
         finally:
-            self._noting = False
+            self._serving = self._noting = False
 
     def _note(self, action: str, topic: str, channel: str = "") -> None:
         if self._noting:
@@ -154,6 +157,8 @@ class Creator:
         if topic is None:
             if not valid_name(name):
                 raise BadName(f"topic {name!r} is not a valid name")
+            if len(self._roster.topics) >= self._max_topics and self._serving:
+                raise ShmqError(f"{STATUS['TABLE_FULL'][2]}: {self._max_topics} topics")
             index, generation = self._broker.create_topic(name, self._clock_floor())
             topic = self._roster.enter_topic(index, generation, name)
             _log.info("TOPIC(%s): created", name)

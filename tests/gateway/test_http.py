@@ -169,7 +169,7 @@ def test_chunked_bodies(server: Server, topic: str) -> None:
     path = f"/pub?{urllib.parse.urlencode({'topic': topic})}"
     with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
         sock.sendall(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
             "Connection: close\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n".encode()
         )
         data = b""
@@ -182,7 +182,7 @@ def test_chunked_bodies(server: Server, topic: str) -> None:
 def test_who_expects_to_be_told_to_go_on_is(server: Server, topic: str) -> None:
     """As curl does before a large body."""
     with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
-        line = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        line = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         sock.sendall(line.encode() + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
         with sock.makefile("rb") as file:
             assert file.readline() == b"HTTP/1.1 100 Continue\r\n"

@@ -1,0 +1,228 @@
+"""Who may ask the HTTP interface for what: switches, a token, and what keeps a browser from being
+used against it.
+
+nsqd asks nobody anything. Here a request is refused
+
+* whose `Host` is another site's name, on a listener that only this host reaches: a page whose name
+  was made to point to 127.0.0.1 (DNS rebinding) may not read or write. An address, `localhost`,
+  the host's own name, the broadcast address and `--http-allowed-hosts` are good. A listener that
+  others reach has names that nobody here knows, so there it is looked at only if
+  `--http-allowed-hosts` is given. A Unix socket is no browser's.
+* that another site's page sends (CSRF): it writes, or asks for /debug, and has an `Origin` that is
+  neither this server's nor of `--http-allowed-hosts`. nsqadmin, curl and NSQ's tools send none.
+* that an option has switched off: `--http-writes`, `--http-config`, `--http-debug`.
+* that has no token, if there is one (`--http-token-file`, SHMQ_HTTP_TOKEN): whatever writes,
+  configures or debugs; with `--http-open-reads=false` all but /ping.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shmq.options import OptionError, Options
+
+_log = logging.getLogger(__name__)
+
+_TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
+_SHORTEST_TOKEN: Final = 16
+_LONGEST_FILE: Final = 64 << 10
+#: What a proxy says of whom it asks for: the peer is not who it seems.
+_OF_A_PROXY: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
+_ANY: Final = "*"
+
+
+class Action(enum.Enum):
+    """What a request is for."""
+
+    PING = "ping"
+    READ = "read"
+    WRITE = "write"
+    CONFIG = "config"
+    DEBUG = "debug"
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The socket that a request came in at."""
+
+    secure: bool
+    """It is TLS."""
+    local: bool
+    """It is bound to loopback."""
+    unix: bool
+
+    @classmethod
+    def of(cls, sock: socket.socket, secure: bool) -> Listener:
+        """A listening socket."""
+        name = sock.getsockname()
+        inet = isinstance(name, tuple)
+        return cls(secure, inet and _is_loopback(name[0]), not inet)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The answer instead."""
+
+    status: int
+    text: str
+    challenge: str = ""
+    """For WWW-Authenticate."""
+    why: str = ""
+    """For the log; empty if it needs no line."""
+
+
+class Access:
+    """The rules that the options make."""
+
+    def __init__(self, options: Options, tokens: tuple[bytes, ...]) -> None:
+        self._tokens = [hashlib.sha256(token).digest() for token in tokens]
+        self._writes = options.http_writes
+        self._debug = options.http_debug
+        self._config = options.http_config
+        self._open_reads = options.http_open_reads
+        self._allowed = {_host_of(host) for host in options.http_allowed_hosts} - {_ANY}
+        self._any = _ANY in options.http_allowed_hosts
+        name = socket.gethostname()
+        mine = {"localhost", name, name.partition(".")[0], options.broadcast_address}
+        self._known = {_host_of(host) for host in mine} | self._allowed
+
+    def refusal(
+        self, action: Action, key: str, headers: Mapping[str, str], peer: str, listener: Listener
+    ) -> Refusal | None:
+        """Why not; None: go on. key: the option that is configured. peer: address of the other end,
+        empty at a Unix socket."""
+        if action is Action.PING:
+            return None
+        host, origin = headers.get("Host", ""), headers.get("Origin")
+        strict = listener.local or bool(self._allowed) or action is Action.DEBUG
+        if host and strict and not listener.unix and not self._is_good_host(host):
+            return Refusal(403, "HOST_NOT_ALLOWED", why=f"Host {host!r} (--http-allowed-hosts)")
+        if action is Action.READ:
+            return None if self._open_reads else self._without_token(headers)
+        if not self._is_good_origin(origin, host, headers):
+            why = f"Origin {origin!r} (--http-allowed-hosts)"
+            return Refusal(403, "ORIGIN_NOT_ALLOWED", why=why)
+        if not self._is_on(action, key, headers, peer, listener):
+            return Refusal(403, f"{action.value.upper()}_DISABLED")
+        return self._without_token(headers)
+
+    def _is_on(
+        self, action: Action, key: str, headers: Mapping[str, str], peer: str, listener: Listener
+    ) -> bool:
+        if action is Action.WRITE:
+            return self._writes
+        if action is Action.CONFIG:
+            return self._config == "true" or (self._config == "log_level" and key == "log_level")
+        if self._debug == "loopback":
+            near = listener.unix or _is_loopback(peer)
+            return near and not any(name in headers for name in _OF_A_PROXY)
+        return self._debug == "true"
+
+    def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
+        if not self._tokens:
+            return None
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq"')
+        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
+        # digests have one length, so the time says nothing of a token
+        if any(hmac.compare_digest(digest, token) for token in self._tokens):
+            return None
+        return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq", error="invalid_token"')
+
+    def _is_good_host(self, host: str) -> bool:
+        """No browser was led here by a name of somebody else's."""
+        name = _host_of(host)
+        return self._any or name in self._known or name.endswith(".localhost") or _is_address(name)
+
+    def _is_good_origin(self, origin: str | None, host: str, headers: Mapping[str, str]) -> bool:
+        if origin is None:  # an <img> or a link of another site's page has none
+            return headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
+        try:
+            parts = urllib.parse.urlsplit(origin.lower())
+        except ValueError:
+            return False
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            return False
+        if _host_of(parts.netloc) in self._allowed:
+            return True
+        return parts.netloc == host.lower() and self._is_good_host(host)
+
+
+def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:
+    """The tokens, any of which is good: a line each of the file, else the environment's one.
+    OptionError, OSError."""
+    path = options.http_token_file
+    if path:
+        where, text = f"--http-token-file={path}", _text_of(path)
+    elif _TOKEN_VARIABLE in environ:
+        where, text = _TOKEN_VARIABLE, environ[_TOKEN_VARIABLE]
+    else:
+        return ()
+    tokens = [line.strip() for line in text.splitlines() if line.strip()]
+    if not tokens:  # whoever gave one does not want everybody to be let in
+        raise OptionError(f"{where}: there is no token in it")
+    for token in tokens:
+        if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
+            raise OptionError(
+                f"{where}: a token must be at least {_SHORTEST_TOKEN} printable ASCII characters; "
+                "`openssl rand -hex 32` makes one"
+            )
+        if " " in token:
+            raise OptionError(f"{where}: a token must not hold a space")
+    return tuple(token.encode() for token in tokens)
+
+
+def check(options: Options) -> None:
+    """Whether the tokens can be read, before anybody is served. OptionError, OSError."""
+    tokens_of(options)
+    path = options.http_token_file
+    if path and os.stat(path).st_mode & stat.S_IROTH:
+        _log.warning("--http-token-file=%s: every user of this host may read it", path)
+
+
+def _text_of(path: str) -> str:
+    with Path(path).open(encoding="utf-8") as file:
+        try:
+            return file.read(_LONGEST_FILE)
+        except UnicodeDecodeError:
+            raise OptionError(f"--http-token-file={path}: it is not text") from None
+
+
+def _host_of(text: str) -> str:
+    """The host of `host:port`, as it is compared."""
+    text = text.strip().lower()
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    if text.count(":") == 1:
+        text = text.partition(":")[0]
+    return text.rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: Any) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,140 @@
+"""aiohttp's server, as quiet as Go's: what is no request gets Go's answer and at most one line of
+log, and no answer says what it was made with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import HttpVersion11, http_exceptions, web
+from aiohttp.abc import AbstractStreamWriter
+
+from shmq import audit
+from shmq.gateway.access import Listener
+from shmq.gateway.seldom import Seldom
+
+#: A request line whose method aiohttp's parser does not know, or whose target is no path.
+_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\.[01]\r?\n")
+#: The method of what aiohttp makes in the place of what it cannot parse.
+_NO_REQUEST: Final = "UNKNOWN"
+_MOST_CHARACTERS: Final = 200
+
+_log = logging.getLogger(__name__)
+
+
+class RawResponse(web.Response):
+    """An answer of these bytes, and the end of the connection."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(status=status, reason=reason)
+        said = f"{status} {reason}"
+        self._raw = (
+            f"HTTP/1.1 {said}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+            f"Connection: close\r\n\r\n{said}"
+        ).encode()
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Write it."""
+        if request.transport is not None:
+            request.transport.write(self._raw)
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """It was written."""
+
+
+class Connection(web.RequestHandler):
+    """One client's."""
+
+    def __init__(self, server: Server, **how: Any) -> None:
+        super().__init__(server, **how)
+        self._ours = server
+        self._last = b""
+        self.by = "-"
+        """As the audit log names the client."""
+        self.peer = ""
+        """Its address; empty at a Unix socket."""
+
+    @property
+    def listener(self) -> Listener:
+        """Where it came in."""
+        return self._ours.listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if isinstance(peer, tuple) and peer else ""
+        self.by = audit.by_peer(transport)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._last = data
+        super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What aiohttp answers instead of a handler."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        if status == 500:
+            self._ours.crashes(logging.ERROR, "a request of %s crashed", self.by, exc_info=exc)
+            return RawResponse(500, "Internal Server Error")
+        match = _REQUEST_LINE.match(self._last.lstrip(b"\r\n"))
+        of_line = http_exceptions.BadHttpMethod, http_exceptions.InvalidURLError
+        if match is not None and isinstance(exc, of_line):
+            method, target = (word.decode("latin-1") for word in match.groups())
+            return self._ours.elsewhere(method, target)
+        said = " ".join(str(message or "").split())[:_MOST_CHARACTERS]
+        self._ours.bad(logging.INFO, "a bad request of %s: %s", self.by, said)
+        if said.startswith("Missing 'Host' header"):
+            return RawResponse(400, "Bad Request: missing required Host header")
+        return RawResponse(status, "Bad Request")
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp's own logging, of what `handle_error` does not get."""
+        self._ours.crashes(logging.ERROR, "a request of %s was given up", self.by, **kw)
+
+
+class Request(web.BaseRequest):
+    """Whose answer does not say by what it was made, as Go's."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        await super()._prepare_hook(response)
+        response.headers.pop("Server", None)
+
+
+class Server(web.Server):
+    """What a listening socket is served with."""
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        listener: Listener,
+        elsewhere: Callable[[str, str], web.StreamResponse],
+        **how: Any,
+    ) -> None:
+        """elsewhere: answers a method and a target that aiohttp does not take."""
+        loop = asyncio.get_running_loop()
+
+        def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Any:
+            if message.method == _NO_REQUEST:  # what is answered with is not of its version
+                message = message._replace(version=HttpVersion11)
+            return Request(message, payload, protocol, writer, task, loop)
+
+        super().__init__(handler, request_factory=make_request)
+        self._how = {"loop": loop, "access_log": None, **how}
+        self.listener = listener
+        self.elsewhere = elsewhere
+        self.bad = Seldom(_log, "bad requests")
+        self.crashes = Seldom(_log, "requests that crashed")
+
+    def __call__(self) -> Connection:
+        return Connection(self, **self._how)

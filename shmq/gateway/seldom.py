@@ -1,0 +1,35 @@
+"""Log lines that whoever sends garbage can cause: a few of each kind, then how many there were."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+_LINES: Final = 10
+_SECONDS: Final = 10.0
+
+
+class Seldom:
+    """At most 10 lines in 10 s; the first line after a silence says how many were left out."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        """what: of which there were more, as `bad requests`."""
+        self._log = log
+        self._what = what
+        self._began = -_SECONDS
+        self._written = self._left_out = 0
+
+    def __call__(self, level: int, text: str, *args: Any, exc_info: Any = None) -> None:
+        """Write the line, or count it."""
+        now = time.monotonic()
+        if now - self._began >= _SECONDS:
+            if self._left_out:
+                self._log.log(level, "%d more %s since", self._left_out, self._what)
+            self._began = now
+            self._written = self._left_out = 0
+        if self._written < _LINES:
+            self._written += 1
+            self._log.log(level, text, *args, exc_info=exc_info)
+        else:
+            self._left_out += 1
