@@ -1,4 +1,8 @@
-"""The log of a process of the broker: to stderr, as nsqd writes it or as JSON."""
+"""The log of a process of the broker: to stderr, as nsqd writes it or as JSON.
+
+Both formatters escape what is not printable, so a client's text can neither begin a line of its own
+nor move a terminal's cursor. Who logs need not think of it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,19 @@ _LEVELS = {
 }
 
 
+def one_line(text: str) -> str:
+    """The text with every character that is not printable written as Python's escape: controls,
+    line ends of Unicode, characters that turn the direction of writing, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 class _NsqdFormatter(logging.Formatter):
-    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`."""
+    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`. The lines of a traceback follow
+    indented: an exception's text may have line ends too, and none may look like an entry."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__("%(message)s")
@@ -31,7 +46,11 @@ class _NsqdFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
         micros = int(record.created % 1 * 1e6)
-        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {super().format(record)}"
+        lines = [one_line(record.getMessage())]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).split("\n")
+        text = "\n    ".join(map(one_line, lines))
+        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {text}"
 
 
 class _JsonFormatter(logging.Formatter):
@@ -53,7 +72,11 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False)
+        text = json.dumps(document, ensure_ascii=False)
+        if text.isprintable():
+            return text
+        # JSON itself escapes only what is below a blank
+        return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def _level(record: logging.LogRecord) -> str:
