@@ -13,6 +13,9 @@ from collections import deque
 from typing import Any, Final, Protocol
 
 _PIECE: Final = 65536  # bytes of plain data at a time
+#: Compressed bytes that are taken in before all that they stand for was looked at. Deflate makes at
+#: most 1032 of each, so what a client has sent when it leaves is some 16 MiB of commands.
+PACKED: Final = 16384
 _SNAPPY_START: Final = b"\xff\x06\x00\x00sNaPpY"
 #: A chunk has at most 64 KiB of plain data; snappy may make that a sixth longer.
 _SNAPPY_CHUNK: Final = 4 + 65536 + 65536 // 6 + 32
@@ -24,6 +27,10 @@ class LayerError(Exception):
 
 class Layer(Protocol):
     """One direction each: `push` and `pull` from the client, `send` to it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client has ended its stream; what comes behind the end is not looked at."""
 
     def push(self, data: bytes) -> None:
         """Bytes from below."""
@@ -144,10 +151,17 @@ class Deflate:
         self._decompressor = zlib.decompressobj(-15)
         self._in = b""
 
+    @property
+    def ended(self) -> bool:
+        return self._decompressor.eof
+
     def push(self, data: bytes) -> None:
         self._in += data
 
     def pull(self) -> bytes:
+        if self._decompressor.eof:  # zlib would keep all that follows, and copy it each time
+            self._in = b""
+            return b""
         try:
             plain = self._decompressor.decompress(self._in, _PIECE)
         except zlib.error as exc:
@@ -168,6 +182,7 @@ class Snappy:
         self._snappy: Any = cramjam.snappy
         self._in = bytearray()
         self._started = False
+        self.ended = False
 
     def push(self, data: bytes) -> None:
         self._in += data
@@ -209,10 +224,19 @@ class Stack:
         self.layers: list[Layer] = []
         self._raw: deque[bytes] = deque()
 
+    @property
+    def packed(self) -> bool:
+        """Whether something is compressed."""
+        return any(not isinstance(layer, Tls) for layer in self.layers)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a layer's stream has ended: nothing more will come of what is pushed."""
+        return any(layer.ended for layer in self.layers)
+
     def push(self, data: bytes) -> None:
         """From the socket."""
-        if data:
-            self._raw.append(data)
+        self._raw.extend(data[at : at + PACKED] for at in range(0, len(data), PACKED))
 
     def pull(self) -> bytes:
         """Plain bytes from the top; empty: push more first. LayerError."""

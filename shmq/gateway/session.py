@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from shmq.stats import NSQD_VERSION
 #: nsqd's numbers of a client's state, as /stats shows them.
 CONNECTED, SUBSCRIBED, CLOSING = 0, 3, 4
 
-#: nsqd's client timeout, which has no option: half of it is the default heartbeat interval.
+#: nsqd's client timeout, which has no option: half of it is the default heartbeat interval. Where
+#: nsqd waits for ever (the magic, the rest of a command while heartbeats are off) it is the limit.
 _CLIENT_TIMEOUT: Final = 60.0
 _DEFAULT_BUFFER: Final = 16384
 _DEFAULT_DEFLATE: Final = 6
@@ -38,8 +40,16 @@ _TAKE_MOST: Final = 1024
 _TAKE_BYTES: Final = 256 << 10
 #: A window that is full opens by timeouts too; nsqd notices those every 100 ms.
 _FULL_WINDOW_EVERY: Final = 0.1
+#: How often a client that wants nothing is looked after: its channel may have been deleted.
+_CLOSED_WINDOW_EVERY: Final = 1.0
+#: Messages wait at most so long for others that could go with them, and a lone one does not: what
+#: comes more than this after the last flush is flushed as soon as the channel has no more.
+_GATHER: Final = 0.01
 #: Seconds between two tries to publish to a queue that is full.
 _ROOM_EVERY: Final = 0.002
+#: Commands of one `receive`, other than runs of PUB or FIN: some milliseconds' worth. Then the
+#: others of the process have their turn, however many NOPs a few compressed bytes stand for.
+_COMMANDS_MOST: Final = 1024
 
 _MAY_PUBLISH: Final = b"MP"
 
@@ -123,6 +133,8 @@ class Session:
         self.job: Job | None = None
         self.need = 0
         """Bytes that must be together before the session can go on; 0: a line."""
+        self.behind = False
+        """Commands are left that could be executed at once: call `receive` again soon."""
         self.upgrades: list[str] = []
         """Layers to be put under the session, in this order, each followed by `upgraded`."""
         # what the client said
@@ -158,23 +170,30 @@ class Session:
         self._at = self._sent_at = self._step = 0
         # time
         self._buffered = 0
-        self._ticks_from = now
+        self._flushed_at = -_NEVER  # messages, to the client
         self._flush_every = self.buffer_timeout
         self._heartbeat_every = self.heartbeat
-        self._flush_at = self._heartbeat_at = self._read_until = self._pump_at = _NEVER
+        self._flush_at = self._heartbeat_at = self._pump_at = _NEVER
+        self._read_until = now + _CLIENT_TIMEOUT  # for the magic and the first command
         self._must_tls = options.tls_required != "false" or options.tls_client_auth_policy != ""
 
     @property
     def goes_on(self) -> bool:
-        """Whether it can read the next command: no job, no upgrade, not at its end."""
-        return self.job is None and not self.closing and not self.upgrades
+        """Whether it waits for the next command: no job, no upgrade, not at its end."""
+        return self.job is None and not self.closing and not self.upgrades and not self.behind
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a client may take to read what it gets."""
+        return self.heartbeat or _CLIENT_TIMEOUT
 
     # ---- in ----
 
     def receive(self, data: bytearray, start: int, end: int) -> int:
         """Execute the commands in data[start:end]; where the rest begins, to be passed again with
         what comes behind it. Set `now` before."""
-        waits = False
+        waits = self.behind = False  # waits: a command has ended, so it waits for the next
+        left = _COMMANDS_MOST
         try:
             while self.job is None and not self.closing and not self.upgrades:
                 body = self._body
@@ -202,17 +221,35 @@ class Session:
                     if end - start >= MAX_LINE:
                         self.abort()
                     break
+                if not left:
+                    self.behind = True
+                    break
+                left -= 1
                 line = bytes(data[start : stop - 1 if data[stop - 1] == 0x0D else stop])
                 if stop == start:
                     line = b""
                 start = stop + 1
-                waits = True
                 self._execute(line.split(b" "))
+                if self._body is None:  # a body shares the deadline of its line
+                    waits = True
         except ProtocolError as error:
             self._fail(error)
-        if waits and self._body is None and self.heartbeat and self.job is None:
-            self._read_until = self.now + 2 * self.heartbeat
+        except OSError as error:  # no descriptor or no memory to map what a command needs
+            self._fail(self._no_means(error))
+        if self.job is None:
+            self._read_by(waits, start < end)
         return start
+
+    def _read_by(self, waits: bool, begun: bool) -> None:
+        """Set the deadline of the next command. waits: one has just ended. begun: bytes of the next
+        are there, but not all."""
+        if self.heartbeat:
+            if waits:
+                self._read_until = self.now + 2 * self.heartbeat
+        elif self._body is None and not begun:
+            self._read_until = _NEVER  # without heartbeats a client may be silent for ever
+        elif waits or self._read_until == _NEVER:
+            self._read_until = self.now + _CLIENT_TIMEOUT
 
     def end(self) -> None:
         """The client will send no more. What it began is answered, then the session ends."""
@@ -242,7 +279,6 @@ class Session:
             self._say(protocol.BAD_PROTOCOL)
             self.closing = True
             return start + 4
-        self._ticks_from = self.now
         self._heartbeat_at = self.now + self.heartbeat
         return start + 4
 
@@ -257,6 +293,11 @@ class Session:
         self._body = None
         self.closing = True
 
+    def ask(self) -> None:
+        """Send a frame that every client takes at any time."""
+        if not self.closing and not self.upgrades:
+            self._say(protocol.HEARTBEAT)
+
     def abort(self) -> None:
         """End without a word."""
         self.aborted = self.closing = True
@@ -266,6 +307,8 @@ class Session:
         """The driver has taken the output."""
         self.output.clear()
         self.flush = False
+        if self._buffered:
+            self._flushed_at = self.now
         self._buffered = 0
         self._flush_at = _NEVER
 
@@ -279,14 +322,14 @@ class Session:
     def tick(self) -> None:
         """It is `now`: heartbeat, flush, deadline."""
         now = self.now
-        if now >= self._read_until and self.job is None and not self.upgrades:
-            if self._body is not None:
+        if now >= self._read_until and self.job is None and not self.upgrades and not self.behind:
+            if self._body not in (None, self._read_magic):
                 self._fail(self._unread())
             else:
                 self.abort()
             return
         if now >= self._read_until:
-            self._read_until = now + 2 * self.heartbeat
+            self._read_until = now + (2 * self.heartbeat or _CLIENT_TIMEOUT)
         if now >= self._heartbeat_at:
             every = self._heartbeat_every
             self._heartbeat_at += every * (1 + (now - self._heartbeat_at) // every)
@@ -312,8 +355,7 @@ class Session:
             job.after(result, error)
         except ProtocolError as exc:
             self._fail(exc)
-        if self._body is None and self.heartbeat:
-            self._read_until = self.now + 2 * self.heartbeat
+        self._read_by(self._body is None, False)
 
     # ---- bodies ----
 
@@ -331,6 +373,10 @@ class Session:
         what = "message body" if code == "E_BAD_MESSAGE" else "body"
         size = " size" if self.need <= 4 else ""
         return ProtocolError(code, f"{name} failed to read {what}{size}")
+
+    def _no_means(self, error: OSError) -> ProtocolError:
+        """What it says when this process lacks something."""
+        return ProtocolError("E_INVALID", f"cannot go on: {_sentence(error)}")
 
     def _expect(self, command: bytes, body: Callable[[bytearray, int, int], int]) -> None:
         self._command = command
@@ -431,15 +477,14 @@ class Session:
             self._fixed = (self.msg_timeout, self.sample_rate)
             self._heartbeat_every = self.heartbeat or _NEVER
             self._heartbeat_at = self.now + self._heartbeat_every
-            self._ticks_from = self.now
             self._flush_every = self.buffer_timeout
-        self._read_until = self.now + 2 * self.heartbeat if self.heartbeat else _NEVER
 
     def _negotiate(self, wishes: dict[str, Any]) -> None:
         options = self._host.options
-        tls = self._host.has_tls and bool(wishes.get("tls_v1")) and self.tls is None
+        tls = self._host.has_tls and bool(wishes.get("tls_v1"))
         deflate = options.deflate and bool(wishes.get("deflate"))
         snappy = options.snappy and bool(wishes.get("snappy"))
+        self._check_once(wishes)
         level = wishes.get("deflate_level", 0)
         level = level if level > 0 else _DEFAULT_DEFLATE
         self.deflate_level = min(level, options.max_deflate_level)
@@ -467,6 +512,21 @@ class Session:
         self._say(protocol.frame(protocol.RESPONSE, _json(answer)))
         wanted = {"tls": tls, "snappy": snappy, "deflate": deflate}
         self.upgrades = [layer for layer, wish in wanted.items() if wish]
+
+    def _check_once(self, wishes: dict[str, Any]) -> None:
+        """Each layer is put in once. A second compression over the first would let a few bytes of a
+        client become gigabytes of commands; nsqd begins the streams anew, which no client does."""
+        options = self._host.options
+        layers = {
+            "tls_v1": (self._host.has_tls, self.tls is not None),
+            "snappy": (options.snappy, self.snappy or self.deflate),
+            "deflate": (options.deflate, self.snappy or self.deflate),
+        }
+        for wish, (has, done) in layers.items():
+            if has and done and wishes.get(wish):
+                raise ProtocolError(
+                    "E_INVALID", f"cannot IDENTIFY with {wish} in current state (already upgraded)"
+                )
 
     def upgraded(self, layer: str, tls: Any = None) -> None:
         """The first of `upgrades` is in place."""
@@ -568,7 +628,7 @@ class Session:
             at, count, answers = producer.publish_run(
                 data, start, end, line, options.max_msg_size, options.max_body_size
             )
-        except ShmqError:
+        except (ShmqError, OSError):
             return start
         if count:
             self.pub_counts[topic] = self.pub_counts.get(topic, 0) + count
@@ -634,8 +694,8 @@ class Session:
         except Gone:  # deleted; a publish makes it anew
             self._host.producers.pop(topic, None)
             return self._publish(data, start, count)
-        except ShmqError as error:
-            self._refuse(str(error))
+        except (ShmqError, OSError) as error:
+            self._refuse(_sentence(error))
         return True
 
     def _refuse(self, reason: str) -> None:
@@ -646,7 +706,7 @@ class Session:
         if isinstance(error, Gone):
             self._refuse("exiting")
         if error is not None:
-            self._refuse(str(error))
+            self._refuse(_sentence(error))
 
     def _published(self, count: int) -> None:
         counts = self.pub_counts
@@ -797,14 +857,14 @@ class Session:
         if error is None:
             try:
                 self._window = _native.Window(consumer)
-            except Gone as exc:  # closed since it was opened: the process is ending
+            except (Gone, OSError) as exc:  # closed since it was opened: the process is ending
                 error = exc
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, Gone):
             raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
         if error is not None:
-            raise ProtocolError("E_SUB_FAILED", f"SUB failed {error}")
+            raise ProtocolError("E_SUB_FAILED", f"SUB failed {_sentence(error)}")
         self.consumer = consumer
         self.state = SUBSCRIBED
         self._say(protocol.OK)
@@ -940,16 +1000,19 @@ class Session:
         """Take what the client may have now into the output; True: there may be more."""
         window = self._window
         self._pump_at = _NEVER
-        if window is None or self.closing or not self.ready:
-            if self._buffered:
-                self.flush = True
+        if window is None or self.closing:
             return False
+        if not self.ready and self._buffered:
+            self.flush = True
         rate = self._fixed[1] if self._fixed else 0
         try:
             taken = window.take(_TAKE_MOST, _TAKE_BYTES, rate)
             full = self.consumer.in_flight >= self.ready
         except Gone:  # the channel was deleted
             self.abort()
+            return False
+        except OSError as error:
+            self._fail(self._no_means(error))
             return False
         if taken is not None:
             frames, count = taken
@@ -959,11 +1022,15 @@ class Session:
                 self._buffered += len(frames)
         if self._buffered and (full or self._buffered >= self.buffer_size):
             self.flush = True
-        elif self._buffered and self._flush_at == _NEVER and self._flush_every:
-            ticks = math.floor((self.now - self._ticks_from) / self._flush_every) + 1
-            self._flush_at = self._ticks_from + ticks * self._flush_every
+        elif self._buffered and self._flush_every:
+            at = self._flushed_at + min(self._flush_every, _GATHER)
+            if taken is None and at <= self.now:
+                self.flush = True
+            else:
+                self._flush_at = min(self._flush_at, max(at, self.now))
         if full:
-            self._pump_at = self.now + _FULL_WINDOW_EVERY
+            every = _FULL_WINDOW_EVERY if self.ready else _CLOSED_WINDOW_EVERY
+            self._pump_at = self.now + every
         return taken is not None and not full
 
     @property
@@ -986,6 +1053,13 @@ def _valid(name: bytes) -> bool:
     return valid_name(name.decode("latin-1"))
 
 
+def _sentence(error: BaseException) -> str:
+    """For a client: a system's error without the name of what it was about."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error)
+
+
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
@@ -996,6 +1070,17 @@ def _json(document: dict[str, Any]) -> bytes:
 
 def _identify_error(what: str) -> ProtocolError:
     return ProtocolError("E_BAD_BODY", f"IDENTIFY {what} is invalid")
+
+
+#: Characters of a name that are kept: it is shown, in /stats and in the log, and nothing else.
+_SHOWN: Final = 512
+_LONE_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """A name that somebody else gave, so that it can be shown: what is no character is replaced,
+    as by Go's JSON decoder, and its length has a limit."""
+    return _LONE_SURROGATES.sub("\ufffd", text[:_SHOWN])
 
 
 def _no_constant(name: str) -> None:
@@ -1025,7 +1110,7 @@ def _identify_document(body: bytes) -> dict[str, Any]:
             raise error
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise error
-        found[name] = value
+        found[name] = shown(value) if isinstance(value, str) else value
     if not -(2**31) <= found.get("sample_rate", 0) < 2**31:
         raise error
     return found

@@ -7,12 +7,13 @@ import contextlib
 import contextvars
 import itertools
 import logging
+import select
 import time
 from typing import Any, Final
 
 from shmq import audit
 from shmq.gateway.hub import Hub
-from shmq.gateway.layers import Deflate, LayerError, Snappy, Stack, Tls
+from shmq.gateway.layers import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.session import Session
 
 #: A connection's input buffer: small while it is idle, larger while it fills what it has.
@@ -21,6 +22,8 @@ _BUSY_BUFFER: Final = 256 << 10
 _HANDSHAKE_SECONDS: Final = 5.0
 #: How long a closing connection waits for its last bytes to be taken.
 _LAST_WORDS_SECONDS: Final = 5.0
+#: Bytes of one read below a layer.
+_SCRATCH: Final = 64 << 10
 #: Takes for one connection before the others of the process have their turn.
 _ROUNDS: Final = 4
 #: Pieces of what a layer makes of its input, likewise.
@@ -47,9 +50,10 @@ class Connection(asyncio.BufferedProtocol):
         self._timer_at = 0.0
         self._full_since = 0.0  # when the socket would not take more; 0: it does
         self._eof = self._lost = self._stopped = self._again = self._watched = False
-        self._working = self._pulled = self._paused = self._behind = False
+        self._working = self._pulled = self._paused = self._behind = self._asked = False
         self._job: Any = None
         self._handshake_until = 0.0
+        self._peer: select.poll | None = None  # once what it sent last takes more than a turn
 
     # ---- asyncio calls ----
 
@@ -64,6 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._by = audit.by_peer(transport)
         self._hub.connections.add(self)
         _log.info("TCP: new client(%s)", address)
+        self._arm()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._stack is not None:
@@ -148,7 +153,23 @@ class Connection(asyncio.BufferedProtocol):
 
     def _turn(self) -> None:
         self._again = False
+        if self._behind and self._stack is not None and self._stack.packed and not self._lost:
+            self._look_after_peer()
         self._work()
+
+    def _look_after_peer(self) -> None:
+        """Nothing is read while the session is behind, so whether the client is still there is
+        asked here. A client that only sends no more waits for answers; it can be told from one that
+        has closed by a frame to it, which the system of one that has closed resets."""
+        if self._peer is None:
+            self._peer = select.poll()
+            self._peer.register(self._transport.get_extra_info("socket"), select.POLLRDHUP)
+        for _, events in self._peer.poll(0):
+            if events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+                self.session.abort()
+            elif not self._asked:
+                self._asked = True
+                self.session.ask()
 
     def _work(self) -> None:
         """Everything there is to do now: input, delivery, output, and what to wait for next."""
@@ -163,6 +184,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._go_on()
         except LayerError as error:
             _log.error("PROTOCOL(V2): [%s] %s", self.session.address, error)
+            self.session.abort()
+        except Exception:  # a mistake of ours ends this connection; nobody waits for an answer
+            _log.exception("PROTOCOL(V2): [%s] failed", self.session.address)
             self.session.abort()
         finally:
             self._working = False
@@ -196,13 +220,22 @@ class Connection(asyncio.BufferedProtocol):
                 self._behind = True
                 self._soon()
                 return
-            if self._stack is not None and session.job is None and self._tls is None:
+            if (
+                self._stack is not None
+                and session.job is None
+                and self._tls is None
+                and not session.behind
+            ):
                 self._pull()
             # a session that still waits for the same body has nothing to do
             self._start = session.receive(self._data, self._start, self._end)
             if session.job is not None:
                 self._begin(session.job)
                 break
+            if session.behind:
+                self._behind = True
+                self._soon()
+                return
             self._make_room()
             if self._stack is None or session.closing or session.upgrades or not self._pulled:
                 break
@@ -217,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reserve(len(data))
             self._data[self._end : self._end + len(data)] = data
             self._end += len(data)
-        elif self.session.tls is not None and self.session.tls.ended:
+        elif self._stack.ended:
             self._eof = True
 
     # ---- the input buffer ----
@@ -311,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
             self._stack = Stack()
             self._stack.push(bytes(self._view[self._start : self._end]))
             self._start = self._end = 0
-            self._scratch = memoryview(bytearray(65536))
+            self._scratch = memoryview(bytearray(_SCRATCH))
         while session.upgrades:
             layer = session.upgrades[0]
             if layer == "tls":
@@ -323,6 +356,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._stack.layers.append(Snappy())
             else:
                 self._stack.layers.append(Deflate(session.deflate_level))
+            self._scratch = self._scratch[:PACKED]
             session.upgraded(layer)
             self._write()
 
@@ -392,8 +426,8 @@ class Connection(asyncio.BufferedProtocol):
         when = session.wake_at
         if self._tls is not None:
             when = min(when, self._handshake_until)
-        if self._full_since and session.heartbeat:
-            when = min(when, self._full_since + session.heartbeat)
+        if self._full_since:
+            when = min(when, self._full_since + session.patience)
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -409,7 +443,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         session = self.session
         now = session.now = self._loop.time()
-        if self._full_since and session.heartbeat and now >= self._full_since + session.heartbeat:
+        if self._full_since and now >= self._full_since + session.patience:
             self._transport.abort()  # it does not read what it gets
             return
         session.tick()

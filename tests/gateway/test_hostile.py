@@ -10,6 +10,7 @@ import resource
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -377,8 +378,6 @@ def test_a_request_has_its_time(
 
 
 def test_compression_bombs_stay_small(start: Start, tmp_path: Path) -> None:
-    import zlib
-
     server = start()
     process = worker(server)
     client = server.connect()
@@ -403,3 +402,112 @@ def test_compression_bombs_stay_small(start: Start, tmp_path: Path) -> None:
             break
     assert other.ask(b"PUB t\n" + sized(b"y")) == OK
     assert process.memory_info().rss - before < 60 << 20
+
+
+def packer() -> zlib._Compress:
+    """Of a client that speaks deflate."""
+    return zlib.compressobj(9, zlib.DEFLATED, -15)
+
+
+def packed(server: Server) -> Client:
+    """A connection that speaks deflate; what is read from it must be unpacked."""
+    client = server.connect()
+    client.identify(feature_negotiation=True, deflate=True)
+    return client
+
+
+@pytest.mark.parametrize("wish", ["deflate", "snappy"])
+def test_a_second_compression_is_refused(server: Server, wish: str) -> None:
+    client = packed(server)
+    out, to = zlib.decompressobj(-15), packer()
+    words = b'{"feature_negotiation":true,"%b":true}' % wish.encode()
+    data = to.compress(b"IDENTIFY\n" + sized(words)) + to.flush(zlib.Z_SYNC_FLUSH)
+    client.send(data)
+    said = client.held()
+    while data := client.sock.recv(65536):
+        said += data
+    plain = out.decompress(said)
+    assert plain.startswith(frame(0, b"OK"))
+    error = f"cannot IDENTIFY with {wish} in current state (already upgraded)"
+    assert plain.endswith(frame(1, b"E_INVALID " + error.encode()))
+
+
+def test_a_repeated_plain_identify_is_answered(server: Server) -> None:
+    client = server.connect()
+    for level in (1000, 2000):
+        answer = client.identify(feature_negotiation=True, msg_timeout=level)
+        assert answer["msg_timeout"] == level
+
+
+def is_idle(process: psutil.Process) -> bool:
+    """Whether it does next to nothing for a while."""
+    before = process.cpu_times()
+    time.sleep(0.3)
+    after = process.cpu_times()
+    return after.user + after.system - before.user - before.system < 0.05
+
+
+def nops(mebibytes: int) -> bytes:
+    """Few bytes that are very many commands."""
+    to = packer()
+    data = b"".join(to.compress(b"NOP\n" * (1 << 18)) for _ in range(mebibytes))
+    return data + to.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_who_has_gone_is_not_worked_for(
+    server: Server, honest: Callable[[], None], reset: bool
+) -> None:
+    """The client has sent many seconds of commands and leaves: its connection ends."""
+    process = worker(server)
+    client = packed(server)
+    files = process.num_fds()
+    bomb = nops(1024)
+    client.sock.settimeout(0.5)
+    with contextlib.suppress(OSError):  # it is not read any more
+        client.send(bomb)
+    honest()
+    if reset:
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    eventually(lambda: process.num_fds() < files)
+    eventually(lambda: is_idle(process))
+
+
+def test_others_have_their_turn(server: Server, honest: Callable[[], None]) -> None:
+    """A client's compressed commands are executed some at a time."""
+    client = packed(server)
+    client.send(nops(16))
+    for _ in range(20):
+        honest()
+    client.close()
+
+
+def test_half_closed_while_it_is_behind(server: Server, topic: str) -> None:
+    """A client that has only said that it sends no more gets all its answers."""
+    client = packed(server)
+    to = packer()
+    count = 30_000
+    commands = b"".join(
+        b"PUB %b-%d\n" % (topic.encode(), number % 2) + sized(b"x") for number in range(count)
+    )
+    client.send(to.compress(commands) + to.flush(zlib.Z_SYNC_FLUSH))
+    client.sock.shutdown(socket.SHUT_WR)
+    out, said = zlib.decompressobj(-15), client.held()
+    while data := client.sock.recv(65536):
+        said += data
+    plain = out.decompress(said).replace(frame(0, b"_heartbeat_"), b"")
+    assert plain == frame(0, b"OK") * (count + 1)
+
+
+def test_bytes_behind_the_end_of_a_stream_end_the_connection(
+    server: Server, honest: Callable[[], None]
+) -> None:
+    process = worker(server)
+    before = process.memory_info().rss
+    client = packed(server)
+    to = packer()
+    client.send(to.compress(b"NOP\n") + to.flush(zlib.Z_FINISH))
+    assert not takes(client, b"x" * 65536, 1600)
+    honest()
+    assert process.memory_info().rss - before < 20 << 20

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import random
 from typing import Any
 
@@ -127,3 +130,175 @@ def test_heartbeats_and_deadlines() -> None:
     session.now = 120.0
     session.tick()
     assert session.aborted
+
+
+@pytest.mark.parametrize(
+    "began",
+    [
+        b"",
+        b"  ",
+        b"  V2",
+        b"  V2PU",
+        b"  V2PUB t\n",
+        b"  V2PUB t\n\0\0\0\x05abc",
+        b"  V2MPUB t\n\0\0\0\x50\0\0\0\x05",
+    ],
+)
+@pytest.mark.parametrize("heartbeats", [True, False])
+def test_a_command_has_its_time(began: bytes, heartbeats: bool) -> None:
+    """Counted from the accept on, however its bytes are cut, with heartbeats off too."""
+    session = Session(Host(), "@", "", 0.0, 0.0)
+    off = b"IDENTIFY\n" + sized(b'{"heartbeat_interval":-1}')
+    data = bytearray(began if heartbeats else began[:4] + off + began[4:])
+    if len(began) < 4 and not heartbeats:
+        data = bytearray(began)
+    at = session.receive(data, 0, len(data))
+    for job in filter(None, [session.job]):
+        session.done(job.call(), None) if job.call else None
+        session.receive(data, at, len(data))
+    for session.now in (29.0, 31.0, 59.0):
+        session.tick()
+        assert not session.closing
+    session.now = 61.0
+    session.tick()
+    idle = began == b"  V2" and not heartbeats
+    assert session.closing == (not idle)
+
+
+def test_a_line_and_its_body_share_their_time() -> None:
+    session = Session(Host(), "@", "", 0.0, 0.0)
+    session.receive(bytearray(b"  V2"), 0, 4)
+    session.now = 50.0
+    line = bytearray(b"PUB t\n")
+    assert session.receive(line, 0, len(line)) == len(line)
+    session.now = 61.0
+    session.tick()
+    assert session.closing
+
+
+def test_commands_of_one_turn_have_a_limit() -> None:
+    session = Session(Host(), "@", "", 0.0, 0.0)
+    data = bytearray(b"  V2" + b"NOP\n" * 5000)
+    turns, at = 0, 0
+    while at < len(data):
+        at = session.receive(data, at, len(data))
+        turns += 1
+        assert session.behind == (at < len(data))
+    assert turns == 5
+    assert session.goes_on
+
+
+def test_a_process_without_files_answers() -> None:
+    """Nothing that the system refuses leaves a client without an answer."""
+    host = Host()
+
+    def refuse(*args: object, **how: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/shmq.x.1")
+
+    topic = host.open_producer(b"t")
+    topic.publish_framed = topic.publish_run = refuse
+    done = drive(b"  V2PUB t\n" + sized(b"x"), [], host)
+    assert done.said == protocol.frame(1, b"E_PUB_FAILED PUB failed too many open files")
+    host.producers.clear()
+    host.open_producer = refuse  # type: ignore[method-assign]
+    done = drive(b"  V2" + mpub(b"t", [b"x"]), [], host)
+    assert done.said == protocol.frame(1, b"E_MPUB_FAILED MPUB failed too many open files")
+    host.open_consumer = refuse  # type: ignore[method-assign]
+    done = drive(b"  V2SUB t c\n", [], host)
+    assert done.said == protocol.frame(1, b"E_SUB_FAILED SUB failed too many open files")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("\\ud800", "\ufffd"), ("a\\udc00b", "a\ufffdb"), ("\\ud83d\\ude00", "😀"),
+     ("x" * 900, "x" * 512)],
+)  # fmt: skip
+def test_names_of_clients_can_be_shown(text: str, shown: str) -> None:
+    """Lone surrogates are what Go's decoder makes of them; nobody's name fills a page."""
+    session = Session(Host(), "@", "", 0.0, 0.0)
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    body = "{" + ",".join(f'"{name}":"{text}"' for name in names) + "}"
+    data = bytearray(b"  V2IDENTIFY\n" + sized(body.encode()))
+    session.receive(data, 0, len(data))
+    described = session.describe()
+    assert {described[name] for name in names} == {shown}
+    json.dumps(described, ensure_ascii=False).encode()
+
+
+class Window:
+    """As `_native.Window`: gives out what is put into `there`, one message at a time."""
+
+    def __init__(self) -> None:
+        self.there: list[bytes] = []
+        self.in_flight = 0
+
+    def take(self, n: int, max_bytes: int, sample_rate: int) -> tuple[bytes, int] | None:
+        return (self.there.pop(0), 1) if self.there else None
+
+
+def subscribed(**wishes: object) -> tuple[Session, Window]:
+    """A session that may have many messages, at 0 seconds."""
+    session, window = Session(Host(), "@", "", 0.0, 0.0), Window()
+    data = bytearray(b"  V2IDENTIFY\n" + sized(json.dumps(wishes).encode()))
+    session.receive(data, 0, len(data))
+    session.written()
+    session.consumer = session._window = window
+    session.ready = 100
+    return session, window
+
+
+def flushes(session: Session, window: Window, times: list[float]) -> list[float]:
+    """When what comes at these times is written to the client."""
+    written: list[float] = []
+
+    def write() -> None:
+        if session.flush:
+            if session.output:
+                written.append(round(session.now, 6))
+            session.written()
+
+    for now in times:
+        while session.wake_at <= now:
+            session.now = session.wake_at
+            session.tick()
+            write()
+        session.now = now
+        window.there.append(b"message")
+        while session.pump():
+            write()
+        write()
+    while session.output:
+        session.now = session.wake_at
+        session.tick()
+        write()
+    return written
+
+
+@pytest.mark.parametrize(
+    "wishes", [{}, {"output_buffer_timeout": 250}, {"output_buffer_timeout": 25}]
+)
+def test_a_lone_message_does_not_wait(wishes: dict[str, object]) -> None:
+    assert flushes(*subscribed(**wishes), [1.0, 1.6, 2.2]) == [1.0, 1.6, 2.2]
+
+
+def test_a_stream_is_gathered() -> None:
+    """A message each 0.1 ms for 100 ms: its first goes at once, then 10 ms' worth each time."""
+    times = [1 + number / 10_000 for number in range(1000)]
+    written = flushes(*subscribed(output_buffer_size=65536), times)
+    assert written == [round(1 + number / 100, 6) for number in range(11)]
+
+
+def test_a_full_buffer_does_not_wait() -> None:
+    times = [1 + number / 1_000_000 for number in range(1 + 2 * 10)]
+    written = flushes(*subscribed(output_buffer_size=64), times)
+    assert len(written) == 3  # the first, and each 10 messages of 7 bytes
+
+
+def test_who_asks_for_no_timer_has_none() -> None:
+    session, window = subscribed(output_buffer_timeout=-1)
+    window.there.append(b"message")
+    session.now = 1.0
+    while session.pump():
+        pass
+    assert not session.flush
+    assert session.wake_at == 30.0  # the heartbeat takes it along
