@@ -46,6 +46,7 @@ from storm.actors import Actor, Control, Place  # noqa: E402
 from storm.aim import Aim, aimed  # noqa: E402
 from storm.checker import Verdict  # noqa: E402
 from storm.history import Log, Promise, Settings, What, record  # noqa: E402
+from storm.nursery import NAME, Born, Nursery  # noqa: E402
 
 import shmq.cli  # noqa: E402
 import shmq.cli.serve  # noqa: E402  # before the forks
@@ -62,8 +63,8 @@ STUCK = 45.0  # seconds in which whoever is not stopped must have done something
 PATIENCE = 60.0  # seconds for each step of a round's end, from when somebody last got on
 MOST_PATIENCE = 600.0
 PR_SET_PDEATHSIG = 1
-#: A gateway that its supervisor was just forking holds a killed supervisor's locks until it has
-#: closed them. (One that is executed closes them then, so service managers hardly ever see it.)
+#: Whoever a killed supervisor was just starting holds its locks until it has closed them or become
+#: another program, so service managers hardly ever see it.
 LOCK_OF_THE_DEAD = re.compile(r"FATAL: .*(is already running|failed to lock data path)")
 HEADER_FIELDS = (
     "dirty",
@@ -177,29 +178,15 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         os._exit(status)
 
 
-class ForkedGateway(subprocess.Popen[bytes]):
-    """A gateway process without the second that the start of a Python takes on a busy machine: no
-    supervisor would live until it serves."""
+def gateways_from(nursery: Nursery) -> Callable[..., Born]:
+    """What stands for Popen in a supervisor: a gateway process without the second that the start of
+    a Python takes on a busy machine. No supervisor would live until it serves."""
 
-    def __init__(self, argv: list[str], *, pass_fds: tuple[int, ...], **how: Any) -> None:
+    def start(argv: list[str], *, pass_fds: tuple[int, ...], **how: Any) -> Born:
         assert argv[-1] == worker.__name__, argv
-        super().__init__(
-            argv, preexec_fn=lambda: self._work(pass_fds), pass_fds=pass_fds, restore_signals=False,
-            **how,
-        )  # fmt: skip
+        return Born(nursery, pass_fds)
 
-    @staticmethod
-    def _work(pass_fds: tuple[int, ...]) -> NoReturn:
-        low = 3
-        for fd in (*sorted(set(pass_fds)), os.sysconf("SC_OPEN_MAX")):
-            os.closerange(low, fd)
-            low = fd + 1
-        try:
-            worker.main()
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
+    return start
 
 
 @dataclass
@@ -283,7 +270,8 @@ class Round:
 
     def serve(self, words: list[str]) -> int:
         """In the child: `shmq serve`, whose calls into the core can be aimed at."""
-        children.subprocess.Popen = ForkedGateway
+        nursery = Nursery(worker.main)  # while there is one thread
+        children.subprocess.Popen = gateways_from(nursery)
         children._LAST_PAUSE = children._FIRST_PAUSE  # however often one is killed
         choice = random.Random(self.supervisor.number)
         supervisor.Broker = aimed(
@@ -696,9 +684,11 @@ def children_of(pid: int) -> list[int]:
     """Processes that this one has started: a supervisor's gateways."""
     try:
         paths = list(Path(f"/proc/{pid}/task").glob("*/children"))  # each thread has its own
-        return [int(word) for path in paths for word in path.read_text().split()]
+        found = [int(word) for path in paths for word in path.read_text().split()]
+        names = [Path(f"/proc/{child}/comm").read_bytes().strip() for child in found]
     except OSError:
         return []
+    return [child for child, name in zip(found, names, strict=True) if name != NAME]
 
 
 def commit() -> str:
