@@ -10,10 +10,23 @@ broker = shmq.attach("x")                          # join a running instance
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+
+def _installed_version() -> str | None:
+    """As importlib.metadata finds it, whose import would take longer than that of all the rest."""
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("shmq-") and name.endswith(".dist-info"):
+                return name.removeprefix("shmq-").removesuffix(".dist-info")
+    return None
 
 
 def _load_native() -> str:
@@ -23,6 +36,8 @@ def _load_native() -> str:
     """
     path = os.environ.get("SHMQ_NATIVE")
     if path and "shmq._native" not in sys.modules:
+        import importlib.util
+
         spec = importlib.util.spec_from_file_location("shmq._native", path)
         if spec is None or spec.loader is None:
             raise ImportError(f"SHMQ_NATIVE={path} is not a file that Python can load")
@@ -33,9 +48,8 @@ def _load_native() -> str:
 
     from shmq import _native
 
-    try:
-        installed = importlib.metadata.version("shmq")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+    installed = _installed_version()
+    if installed is None:  # run from a checkout
         return _native.__version__
     if installed != _native.__version__:
         raise ImportError(
@@ -47,23 +61,70 @@ def _load_native() -> str:
 
 __version__ = _load_native()
 
-from shmq.broker import Broker, attach  # noqa: E402
-from shmq.client import Batch, Consumer, Lease, LeasedBatch, Lessee, Loan, Message, Producer  # noqa: E402
-from shmq.errors import (  # noqa: E402
-    BadName,
-    Full,
-    Gone,
-    LayoutMismatch,
-    LeaseFenced,
-    LeaseLost,
-    MessageTooBig,
-    NotInFlight,
-    NotRunning,
-    ShmqError,
-    TooManyClients,
-)
-from shmq.layout import Peeked  # noqa: E402
-from shmq.stats import BrokerStats, ChannelStats, ClientStats, SessionStats, TopicStats  # noqa: E402
+if TYPE_CHECKING:
+    from shmq.broker import Broker, attach
+    from shmq.client import Batch, Consumer, Lease, LeasedBatch, Lessee, Loan, Message, Producer
+    from shmq.errors import (
+        BadName,
+        Full,
+        Gone,
+        LayoutMismatch,
+        LeaseFenced,
+        LeaseLost,
+        MessageTooBig,
+        NotInFlight,
+        NotRunning,
+        ShmqError,
+        TooManyClients,
+    )
+    from shmq.layout import Peeked
+    from shmq.stats import BrokerStats, ChannelStats, ClientStats, SessionStats, TopicStats
+
+#: Public name -> module that has it, imported when it is first asked for: a gateway or a command
+#: that needs few of them starts sooner.
+_HOMES = {
+    "shmq.broker": ("Broker", "attach"),
+    "shmq.client": (
+        "Batch",
+        "Consumer",
+        "Lease",
+        "LeasedBatch",
+        "Lessee",
+        "Loan",
+        "Message",
+        "Producer",
+    ),
+    "shmq.errors": (
+        "BadName",
+        "Full",
+        "Gone",
+        "LayoutMismatch",
+        "LeaseFenced",
+        "LeaseLost",
+        "MessageTooBig",
+        "NotInFlight",
+        "NotRunning",
+        "ShmqError",
+        "TooManyClients",
+    ),
+    "shmq.layout": ("Peeked",),
+    "shmq.stats": ("BrokerStats", "ChannelStats", "ClientStats", "SessionStats", "TopicStats"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if f"shmq.{name}" in _HOMES:  # a module, which the import makes an attribute
+        return importlib.import_module(f"shmq.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "BadName",

@@ -97,3 +97,8 @@ def set_up_logging(options: Options) -> None:
     logging.raiseExceptions = False  # a closed stderr must not end a broker
     logging.basicConfig(level=_LEVELS[options.log_level], handlers=[handler], force=True)
     audit.set_up(options.audit_log, handler.formatter)
+
+
+def set_log_level(options: Options) -> None:
+    """Log from this level on, from now on."""
+    logging.getLogger().setLevel(_LEVELS[options.log_level])

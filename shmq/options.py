@@ -2,7 +2,8 @@
 
 `Options` is what everything else reads. The command line, the configuration file and the keywords
 of `shmq.Broker` are three ways to fill it, all derived from the fields below. Names, units and
-defaults of nsqd's options are nsqd's (`nsqd/options.go`, `apps/nsqd/options.go`).
+defaults of nsqd's options are nsqd's (`nsqd/options.go`, `apps/nsqd/options.go`), but for those
+whose nsqd default is not safe (`nsqd_default`): these are nsqd's only for `shmq serve --nsqd`.
 
 Durations are seconds (float) in an `Options`. On the command line they need a unit (`60s`), in a
 TOML file a bare number means milliseconds, both as nsqd has it.
@@ -20,7 +21,7 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,10 @@ class Option:
     nsqd: bool
     """Whether nsqd has it too."""
     env: str | None
+    nsqd_default: Any
+    """nsqd's default where it is not ours, for `shmq serve --nsqd`; None: it is ours."""
+    reload: bool
+    """Whether SIGHUP gives a running broker its new value."""
 
     @property
     def default(self) -> Any:
@@ -156,6 +161,13 @@ class Option:
             )
         return value
 
+    def show_safely(self, value: Any) -> str:
+        """`show` for a log: without passwords in addresses, and without secrets at all."""
+        if _SECRET.search(self.name) and value:
+            return "***"
+        text = re.sub(r"//[^/@,]*@", "//***@", self.show(value))
+        return re.sub(r"\?[^,]*", "?***", text) if self.kind is Kind.TEXTS else text
+
     def show(self, value: Any) -> str:
         """The value as it is written on the command line."""
         if self.kind is Kind.DURATION:
@@ -220,6 +232,8 @@ class Option:
         except ValueError:
             raise OptionError(f"{what} must be an octal number, not {text!r}") from None
 
+
+_SECRET = re.compile(r"secret|token|password")
 
 #: Go's strconv.ParseBool
 _SWITCH = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True)
@@ -319,6 +333,8 @@ def _option(
     nsqd: bool = True,
     key: str | None = None,
     env: str | None = None,
+    nsqd_default: Any = None,
+    reload: bool = False,
 ) -> Any:
     metadata = {
         "kind": kind,
@@ -330,6 +346,8 @@ def _option(
         "nsqd": nsqd,
         "key": key,
         "env": env,
+        "nsqd_default": nsqd_default,
+        "reload": reload,
     }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -430,6 +448,7 @@ class Options:
         group="memory",
         low=1,
         high=_MAX_INT32,
+        reload=True,
     )
 
     max_topics: int = _option(
@@ -542,6 +561,7 @@ class Options:
         "what to log",
         group="log",
         choices=("debug", "info", "warn", "error", "fatal"),
+        reload=True,
     )
     log_format: str = _option(
         "text",
@@ -577,22 +597,25 @@ class Options:
         nsqd=False,
     )
     tcp_address: str = _option(
-        "0.0.0.0:4150",
+        "127.0.0.1:4150",
         Kind.TEXT,
         "<addr>:<port> or path of a Unix socket for TCP clients (empty: none)",
         group="gateway",
+        nsqd_default="0.0.0.0:4150",
     )
     http_address: str = _option(
-        "0.0.0.0:4151",
+        "127.0.0.1:4151",
         Kind.TEXT,
         "<addr>:<port> or path of a Unix socket for HTTP clients (empty: none)",
         group="gateway",
+        nsqd_default="0.0.0.0:4151",
     )
     https_address: str = _option(
-        "0.0.0.0:4152",
+        "127.0.0.1:4152",
         Kind.TEXT,
         "<addr>:<port> for HTTPS clients; used only with a certificate (empty: none)",
         group="gateway",
+        nsqd_default="0.0.0.0:4152",
     )
     http_writes: bool = _option(
         True,
@@ -668,6 +691,7 @@ class Options:
         "an nsqlookupd's TCP address (may be given several times)",
         group="gateway",
         key="nsqlookupd_tcp_addresses",
+        reload=True,
     )
     auth_http_address: tuple[str, ...] = _option(
         (),
@@ -675,6 +699,7 @@ class Options:
         "an authorisation server's <addr>:<port> or URL (may be given several times)",
         group="gateway",
         key="auth_http_addresses",
+        reload=True,
     )
     auth_http_request_method: str = _option(
         "get",
@@ -682,6 +707,7 @@ class Options:
         "HTTP method for authorisation servers",
         group="gateway",
         choices=("get", "post"),
+        reload=True,
     )
     http_client_connect_timeout: float = _option(
         2.0,
@@ -718,6 +744,7 @@ class Options:
         group="gateway",
         low=0.001,
         high=_MAX_DURATION,
+        reload=True,
     )
     max_rdy_count: int = _option(
         2500,
@@ -726,6 +753,7 @@ class Options:
         group="gateway",
         low=0,
         high=_MAX_INT32,
+        reload=True,
     )
     max_output_buffer_size: int = _option(
         64 << 10,
@@ -734,6 +762,7 @@ class Options:
         group="gateway",
         low=64,
         high=_MAX_INT32,
+        reload=True,
     )
     max_output_buffer_timeout: float = _option(
         30.0,
@@ -742,6 +771,7 @@ class Options:
         group="gateway",
         low=0.0,
         high=_MAX_DURATION,
+        reload=True,
     )
     min_output_buffer_timeout: float = _option(
         0.025,
@@ -750,6 +780,7 @@ class Options:
         group="gateway",
         low=0.0,
         high=_MAX_DURATION,
+        reload=True,
     )
     output_buffer_timeout: float = _option(
         0.25,
@@ -758,6 +789,7 @@ class Options:
         group="gateway",
         low=0.001,
         high=_MAX_DURATION,
+        reload=True,
     )
     max_channel_consumers: int = _option(
         0,
@@ -766,6 +798,7 @@ class Options:
         group="gateway",
         low=0,
         high=_MAX_INT32,
+        reload=True,
     )
     statsd_address: str = _option(
         "",
@@ -822,19 +855,21 @@ class Options:
         low=0.001,
         high=_MAX_DURATION,
     )
-    tls_cert: str = _option("", Kind.TEXT, "certificate file (PEM)", group="gateway")
-    tls_key: str = _option("", Kind.TEXT, "private key file (PEM)", group="gateway")
+    tls_cert: str = _option("", Kind.TEXT, "certificate file (PEM)", group="gateway", reload=True)
+    tls_key: str = _option("", Kind.TEXT, "private key file (PEM)", group="gateway", reload=True)
     tls_client_auth_policy: str = _option(
         "",
         Kind.TEXT,
         "what client certificates must be: `require` (any) or `require-verify`",
         group="gateway",
+        reload=True,
     )
     tls_root_ca_file: str = _option(
         "",
         Kind.TEXT,
         "certificates (PEM) that clients' are verified with, and authorisation servers'",
         group="gateway",
+        reload=True,
     )
     tls_required: str = _option(
         "false",
@@ -842,15 +877,20 @@ class Options:
         "whether clients must use TLS; tcp-https: but not on HTTP",
         group="gateway",
         choices=("false", "true", "tcp-https"),
+        reload=True,
     )
     tls_min_version: str = _option(
-        "tls1.0",
+        "tls1.2",
         Kind.WORD,
         "lowest TLS version",
         group="gateway",
         choices=("tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        nsqd_default="tls1.0",
+        reload=True,
     )
-    deflate: bool = _option(True, Kind.SWITCH, "allow clients to ask for deflate", group="gateway")
+    deflate: bool = _option(
+        True, Kind.SWITCH, "allow clients to ask for deflate", group="gateway", reload=True
+    )
     max_deflate_level: int = _option(
         6,
         Kind.COUNT,
@@ -858,8 +898,11 @@ class Options:
         group="gateway",
         low=1,
         high=9,
+        reload=True,
     )
-    snappy: bool = _option(True, Kind.SWITCH, "allow clients to ask for snappy", group="gateway")
+    snappy: bool = _option(
+        True, Kind.SWITCH, "allow clients to ask for snappy", group="gateway", reload=True
+    )
     enable_experiment: tuple[str, ...] = _option(
         (),
         Kind.TEXTS,
@@ -907,11 +950,14 @@ class Options:
         cls,
         flags: Mapping[str, str | Sequence[str] | None],
         config: Mapping[str, Any] | None = None,
+        *,
+        nsqd: bool = False,
     ) -> Options:
         """Options as `shmq serve` takes them: flag, else configuration file, else default.
 
         flags: texts by field name, None where not given, several of what repeats. config: a
-        TOML document; keys that are no option are ignored, as nsqd does. OptionError.
+        TOML document; see `unknown_keys` for those that are no option. nsqd: nsqd's defaults, and
+        an instance named after the data path if none is given. OptionError.
         """
         values: dict[str, Any] = {}
         for option in OPTIONS.values():
@@ -923,6 +969,10 @@ class Options:
                 values[option.name] = option.parse(text)
             elif config is not None and option.key in config:
                 values[option.name] = option.from_config(config[option.key])
+            elif nsqd and option.nsqd_default is not None:
+                values[option.name] = option.nsqd_default
+        if nsqd and "instance" not in values:
+            values["instance"] = instance_of(values.get("data_path", ""))
         return cls._of(values)
 
     @classmethod
@@ -938,6 +988,27 @@ class Options:
     def replace(self, **changes: Any) -> Options:
         """A copy with some values changed. OptionError."""
         return dataclasses.replace(self, **changes)
+
+    def differing(self, nsqd: bool = False) -> list[str]:
+        """`name=value` of what is not the default (or not nsqd's), fit for a log."""
+        default = Options.load({}, nsqd=nsqd)
+        return [
+            f"{option.name}={option.show_safely(value)}"
+            for option in OPTIONS.values()
+            for value in [getattr(self, option.name)]
+            if value != getattr(default, option.name)
+        ]
+
+    def changes(self, new: Options) -> tuple[dict[str, Any], list[str]]:
+        """What is another in `new`: of options that a running broker takes, {name: value}; and the
+        names of those that it would have to be started again for."""
+        differ = {
+            option.name: getattr(new, option.name)
+            for option in OPTIONS.values()
+            if getattr(new, option.name) != getattr(self, option.name)
+        }
+        taken = {name: value for name, value in differ.items() if OPTIONS[name].reload}
+        return taken, [name for name in differ if name not in taken]
 
     def to_argv(self) -> list[str]:
         """Flags for `python -m shmq serve` that say all that is not default, and the instance."""
@@ -989,6 +1060,26 @@ class Options:
         except KeyError:
             raise OptionError(f"group {self.group!r} is not known on this host") from None
         return self.mode or 0o660, gid
+
+
+def instance_of(data_path: str) -> str:
+    """The name of a drop-in's instance that was not given any: each data path has its own, which
+    is the same after a restart. nsqd has no names; what keeps two of them apart is the path."""
+    real = os.path.realpath(data_path or ".")
+    return f"nsqd-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
+
+
+def unknown_keys(config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each key of a TOML document that is no option, with those that come close."""
+    keys = {option.key for option in OPTIONS.values()}
+    return [f"there is no option {key!r}{_hint(key, keys)}" for key in config if key not in keys]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """A question that names what comes close to a name that is not known; empty if nothing does."""
+    option = OPTIONS.get(name.replace("-", "_"))
+    close = [option.key] if option is not None else difflib.get_close_matches(name, known, n=3)
+    return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def arena_size_for(max_msg_size: int) -> int:

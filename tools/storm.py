@@ -182,9 +182,9 @@ def gateways_from(nursery: Nursery) -> Callable[..., Born]:
     """What stands for Popen in a supervisor: a gateway process without the second that the start of
     a Python takes on a busy machine. No supervisor would live until it serves."""
 
-    def start(argv: list[str], *, pass_fds: tuple[int, ...], **how: Any) -> Born:
+    def start(argv: list[str], *, stdin: int, **how: Any) -> Born:
         assert argv[-1] == worker.__name__, argv
-        return Born(nursery, pass_fds)
+        return Born(nursery, stdin)
 
     return start
 

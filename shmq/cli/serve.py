@@ -1,4 +1,8 @@
-"""`shmq serve`: the supervisor process, in the foreground."""
+"""`shmq serve`: the supervisor process, in the foreground.
+
+A start is felt, so what takes long to load is loaded late: the gateway's processes are launched as
+soon as the options are known, and load what they need while this one loads what it needs.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,11 @@ import click
 from shmq import __version__, segments
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
-from shmq.gateway import access, listen, tls
-from shmq.logs import set_up_logging
-from shmq.options import OPTIONS, Kind, Option, OptionError, Options
-from shmq.stats import NSQD_VERSION
+from shmq.gateway import access, listen
+from shmq.logs import set_log_level, set_up_logging
+from shmq.options import OPTIONS, Kind, Option, OptionError, Options, unknown_keys
 from shmq.supervisor import descriptors, systemd
-from shmq.supervisor.children import Children
-from shmq.supervisor.supervisor import Supervisor
+from shmq.supervisor.children import Children, Launched, launch
 
 #: How long the gateway of a supervisor that was killed may hold its ports: on a busy machine one
 #: that has just been started needs seconds until it can notice.
@@ -37,7 +39,12 @@ _PREDECESSOR_SECONDS = 10.0
 
 _STACKS_SHOWN = 2  # exit status of a Go program
 
-_OWN_FLAGS = ("config", "drain", "starter-pid", "version")
+#: The Go that nsqd 1.3.0 was released with; programs that parse its version want one there.
+_NSQD_BUILT_WITH = "go1.21.5"
+
+_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "starter-pid", "version")
+
+_WORKER = [sys.executable, "-m", "shmq.gateway.worker"]
 
 
 def two_dashes(words: list[str]) -> list[str]:
@@ -83,14 +90,28 @@ def _show_default(option: Option) -> str:
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        click.echo(f"nsqd v{NSQD_VERSION} (built w/python{python}, shmq {__version__})")
+        from shmq.stats import NSQD_VERSION
+
+        click.echo(f"nsqd v{NSQD_VERSION} (built w/{_NSQD_BUILT_WITH})")
+        python = ".".join(map(str, sys.version_info[:3]))
+        click.echo(f"shmq {__version__} (Python {python})")
         context.exit()
 
 
 @click.command()
 @_add_options
+@click.option(
+    "--nsqd",
+    is_flag=True,
+    help="Stand for nsqd: listen on all addresses and take TLS 1.0, as it does; without --instance "
+    "use one named after the data path; --config-unknown=warn.",
+)
 @click.option("--config", type=click.Path(), help="TOML file with any of these options.")
+@click.option(
+    "--config-unknown",
+    type=click.Choice(["refuse", "warn"]),
+    help="What to do about a key of that file that is no option [refuse; with --nsqd warn].",
+)
 @click.option(
     "--starter-pid",
     type=click.IntRange(1),
@@ -110,17 +131,27 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
     callback=_show_version,
     help="Print which nsqd this is, and end.",
 )
-def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str | None) -> int:
+def serve(
+    nsqd: bool,
+    config: str | None,
+    config_unknown: str | None,
+    starter_pid: int | None,
+    drain: bool,
+    **flags: str | None,
+) -> int:
     """Run the supervisor of an instance until SIGTERM or Ctrl-C.
 
     Then everything in memory is flushed to --data-path, from where the next start takes it up.
-    All flags are nsqd's, with one dash or two, and its defaults.
+    All flags are nsqd's, with one dash or two, and its defaults, but it listens on loopback only
+    and takes TLS 1.2 or newer; --nsqd brings nsqd's own. SIGHUP reads certificates, log level and
+    the gateway's limits again.
     """
     notifier = systemd.Notifier.from_environment()
     if starter_pid is not None:
         notifier = systemd.Notifier()  # the manager's messages are about our starter
+    source = _Source(flags, config, config_unknown or ("warn" if nsqd else "refuse"), nsqd)
     try:
-        options = Options.load(flags, _read_config(config))
+        options = source.load()
         options.permissions()
         sockets = systemd.listen_fds()
     except ValueError as exc:
@@ -129,17 +160,48 @@ def serve(config: str | None, starter_pid: int | None, drain: bool, **flags: str
         set_up_logging(options)
     except OSError as exc:
         raise click.UsageError(f"--audit-log={options.audit_log}: {_sentence(exc)}") from exc
+    source.say_unknown()
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
         faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
     _take_signals()
     descriptors.raise_limit()
-    supervisor = Supervisor(options, starter_pid, notifier, Gateway(options, sockets))
+    gateway = Gateway(options, sockets, source)
     try:
+        if not drain:
+            gateway.launch()
+        from shmq.supervisor.supervisor import Supervisor  # takes long
+
+        supervisor = Supervisor(options, starter_pid, notifier, gateway)
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError, OptionError) as exc:
         logging.critical("%s", _sentence(exc))
         notifier.status(_sentence(exc))
         return ERROR
+    finally:
+        gateway.dismiss()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """Where the options come from, to be read more than once."""
+
+    flags: dict[str, str | None]
+    config: str | None
+    unknown: str
+    nsqd: bool
+
+    def load(self) -> Options:
+        """The options as they are now. ValueError."""
+        config = _read_config(self.config)
+        if config is not None and self.unknown == "refuse" and (wrong := unknown_keys(config)):
+            raise OptionError(f"{self.config}: {'; '.join(wrong)} (or --config-unknown=warn)")
+        return Options.load(self.flags, config, nsqd=self.nsqd)
+
+    def say_unknown(self) -> None:
+        """A warning for each key of the file that is no option."""
+        with contextlib.suppress(ValueError):
+            for wrong in unknown_keys(_read_config(self.config) or {}):
+                logging.warning("%s: %s; ignored", self.config, wrong)
 
 
 def _take_signals() -> None:
@@ -160,29 +222,69 @@ def _show_stacks(number: int, frame: FrameType | None) -> None:
 class Gateway:
     """The gateway's processes, as the supervisor keeps them."""
 
-    def __init__(self, options: Options, sockets: tuple[systemd.PassedSocket, ...]) -> None:
+    def __init__(
+        self, options: Options, sockets: tuple[systemd.PassedSocket, ...], source: _Source
+    ) -> None:
         self._options = options
         self._passed = sockets
+        self._source = source
         self._listeners: listen.Listeners | None = None
         self._control = ""
+        self._launched: list[Launched] = []
+        self._reloads = 0
+        self._changed: dict[str, Any] = {}
+
+    def launch(self) -> None:
+        """Start the processes, so that they have loaded what they need when the sockets are open.
+        OSError."""
+        options = self._options
+        asked = options.tcp_address or options.http_address
+        if asked or (options.https_address and options.tls_cert) or self._passed:
+            _check_installed()
+            for _ in range(options.gateway_workers):
+                self._launched.append(launch(_WORKER))
+
+    def dismiss(self) -> None:
+        """End those that nobody has taken."""
+        while self._launched:
+            self._launched.pop().dismiss()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Open the sockets, close them at the end. OSError, OptionError."""
         passed = [(item.fd, item.name) for item in self._passed]
-        tls.server_context(self._options)  # so that a mistake is told now
+        _check_tls(self._options)  # so that a mistake is told now
         access.check(self._options)
         self._listeners = listeners = self._open(passed)
         try:
-            if listeners:
-                _check_installed()
-                for kind, addresses in listeners.addresses.items():
-                    for address in addresses:
-                        logging.info("%s: listening on %s", kind.upper(), address)
+            self._say(listeners)
             with tempfile.TemporaryDirectory(prefix="shmq-gateway-") as self._control:
                 yield
         finally:
             listeners.close()
+
+    def _say(self, listeners: listen.Listeners) -> None:
+        """What was started, with what, and who can reach it."""
+        options = self._options
+        data_path = os.path.realpath(options.data_path or ".")
+        said = [f"shmq {__version__}", f"instance {options.instance}", f"data path {data_path}"]
+        said += [f"{kind.upper()} {address}" for kind, addresses in listeners.addresses.items()
+                 for address in addresses]  # fmt: skip
+        named = ("instance=", "data_path=", "tcp_address=", "http_address=", "https_address=")
+        differing = options.differing(self._source.nsqd)
+        said += [item for item in differing if not item.startswith(named)]
+        logging.info("%s", ", ".join(said))
+        for kind, addresses in listeners.addresses.items():
+            for address in addresses:
+                logging.info("%s: listening on %s", kind.upper(), address)
+        if reachable := listen.open_to_others(listeners, options):
+            logging.warning(
+                "%s: other hosts can connect, without TLS or AUTH, and so read, publish and delete "
+                "everything. Listen on loopback (--tcp-address=127.0.0.1:4150 --http-address="
+                "127.0.0.1:4151), or ask for TLS (--tls-required=true with --tls-cert, --tls-key) "
+                "or AUTH (--auth-http-address; TCP only), or let a firewall close these ports",
+                ", ".join(reachable),
+            )
 
     def _open(self, passed: list[tuple[int, str]]) -> listen.Listeners:
         """Wait for the ports if an instance was left: a gateway ends a moment after its killed
@@ -198,7 +300,7 @@ class Gateway:
                     raise
             time.sleep(0.01)
 
-    def children(self, news: Callable[[], dict[str, str]]) -> Children | None:
+    def children(self, news: Callable[[], dict[str, Any]]) -> Children | None:
         """The processes; None without a socket."""
         listeners = self._listeners
         if not listeners:
@@ -206,6 +308,7 @@ class Gateway:
         documents = [
             {
                 "options": dataclasses.asdict(self._options),
+                "fds": sorted(fd for fds in sockets.values() for fd in fds),
                 "sockets": sockets,
                 "index": index,
                 "workers": len(listeners.workers),
@@ -216,8 +319,43 @@ class Gateway:
             }
             for index, sockets in enumerate(listeners.workers)
         ]
-        argv = [sys.executable, "-m", "shmq.gateway.worker"]
-        return Children(argv, documents, listeners.fds, news)
+        launched, self._launched = self._launched, []
+        return Children(_WORKER, documents, lambda: {**news(), **self._wish()}, launched)
+
+    def _wish(self) -> dict[str, Any]:
+        """What the processes are to reload."""
+        if not self._reloads:
+            return {}
+        return {"reload": {"number": self._reloads, "options": self._changed}}
+
+    def reload(self) -> None:
+        """Read the configuration file and the certificates again. What cannot be taken is said, and
+        everything stays as it was."""
+        try:
+            wanted = self._source.load()
+            changes, others = self._options.changes(wanted)
+            options = self._options.replace(**changes)
+            _check_tls(options)
+        except (OSError, ValueError) as exc:
+            logging.error("cannot reload: %s; everything stays as it was", _sentence(exc))
+            return
+        if others:
+            logging.warning("not before the next start: %s", ", ".join(others))
+        self._options, self._reloads = options, self._reloads + 1
+        self._changed |= changes
+        set_log_level(options)
+        shown = [f"{name}={OPTIONS[name].show_safely(value)}" for name, value in changes.items()]
+        logging.info("reload: certificates, %s", ", ".join(shown) or "no other option")
+
+
+def _check_tls(options: Options) -> None:
+    """OptionError, OSError."""
+    if options.tls_cert or options.tls_key or options.tls_required != "false" or (
+        options.tls_client_auth_policy
+    ):  # fmt: skip
+        from shmq.gateway import tls  # OpenSSL takes long to load
+
+        tls.server_context(options)
 
 
 def _check_installed() -> None:

@@ -50,6 +50,31 @@ class Listeners:
         self.workers, self.paths = [], []
 
 
+def open_to_others(listeners: Listeners, options: Options) -> list[str]:
+    """What other hosts can reach and nothing guards: `TCP 0.0.0.0:4150`. Authorisation servers
+    guard TCP only, a demand for TLS both."""
+    demand = options.tls_required != "false" or options.tls_client_auth_policy != ""
+    guarded = {
+        "tcp": demand or bool(options.auth_http_address),
+        "http": demand and options.tls_required != "tcp-https",
+        "https": True,
+    }
+    return [
+        f"{kind.upper()} {address}"
+        for kind, addresses in listeners.addresses.items()
+        for address in addresses
+        if not guarded[kind] and not _is_local(address)
+    ]
+
+
+def _is_local(address: str) -> bool:
+    """Whether only this host reaches it: a Unix socket's path, or loopback."""
+    where = split_address(address)
+    if where is None:
+        return True
+    return where[0].removeprefix("::ffff:").startswith("127.") or where[0] == "::1"
+
+
 def split_address(address: str) -> tuple[str, int] | None:
     """(host, port) of `host:port`, `[v6]:port` or `:port`; None: it is a path."""
     host, colon, port = address.rpartition(":")

@@ -14,6 +14,8 @@ _VERSIONS = {
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
 
+_OLD = ("tls1.0", "tls1.1")
+
 
 def server_context(options: Options) -> ssl.SSLContext | None:
     """What connections are wrapped with; None without a certificate. OptionError, OSError."""
@@ -24,12 +26,17 @@ def server_context(options: Options) -> ssl.SSLContext | None:
             raise OptionError("cannot require TLS client connections without TLS key and cert")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # nsqd takes whatever certificate it is given, old and SHA-1 signed ones too, and TLS 1.0
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    if options.tls_min_version in _OLD:
+        # OpenSSL speaks these only so, and then takes old and SHA-1 signed certificates, as nsqd
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TLS 1.0 and 1.1
         context.minimum_version = _VERSIONS[options.tls_min_version]
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as exc:
+        what = f"--tls-cert={options.tls_cert} --tls-key={options.tls_key}"
+        raise OSError(exc.errno, f"cannot use {what}: {exc.strerror or exc}") from exc
     if options.tls_root_ca_file:
         context.load_verify_locations(options.tls_root_ca_file)
     elif options.tls_client_auth_policy == "require":

@@ -1,9 +1,10 @@
 """A gateway process: `python -m shmq.gateway.worker`, started by the supervisor.
 
-The first line of its stdin is a JSON document: `options` (keywords), `sockets` ({kind: [fd...]}),
-`index`, `workers`, `control` (a directory for sockets among the workers). Further lines tell what
-changes (`health`). The end of stdin is the end of its supervisor: it ends too, and another
-supervisor starts others. SIGTERM: close every connection, detach, end.
+Its stdin is a socket. The first line there is a JSON document: `options` (keywords), `fds` (numbers
+of the descriptors that come with it), `sockets` ({kind: [some of them...]}), `index`, `workers`,
+`control` (a directory for sockets among the workers). Further lines tell what changes (`health`,
+`reload`). The end of stdin is the end of its supervisor: it ends too, and another supervisor starts
+others. SIGTERM: close every connection, detach, end.
 """
 
 from __future__ import annotations
@@ -18,52 +19,89 @@ import signal
 import socket
 import ssl
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.gateway import tls
 from shmq.gateway.access import Listener
 from shmq.gateway.control import Control
-from shmq.gateway.http import Http
 from shmq.gateway.hub import Hub
 from shmq.gateway.lookupd import Lookupd
 from shmq.gateway.statsd import Statsd
 from shmq.gateway.tcp import Connection
 from shmq.logs import set_up_logging
-from shmq.options import Options
+from shmq.options import OptionError, Options
+
+if TYPE_CHECKING:
+    from shmq.gateway.http import Http
+
+try:
+    import uvloop
+except ImportError:
+    _run: Callable[..., Any] = asyncio.run
+else:
+    _run = uvloop.run
 
 _BACKLOG = 1024
 _ATTACH_SECONDS = 30.0
 _LOOKUP_SECONDS = 15.0
+_MOST_FDS = 253  # that one message can carry (SCM_MAX_FD)
 
 _log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Run until told to stop."""
-    line = sys.stdin.buffer.readline()
-    if not line or _left_alone():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor says what there is to reload
+    # aiohttp takes half of the time of a start: clients of the TCP protocol do not wait for it
+    threading.Thread(target=_load_http, name="load http", daemon=True).start()
+    told = _first_words()
+    if told is None or _left_alone():
         return 0
-    told = json.loads(line)
     options = Options.from_keywords(**told["options"])
+    options = options.replace(**told.get("reload", {}).get("options", {}))
     try:
         set_up_logging(options)
     except OSError as exc:  # the supervisor could open it
         _log.critical("the audit log: %s", exc)
         return 1
-    try:
-        import uvloop
-    except ImportError:
-        run: Any = asyncio.run
-    else:
-        run = uvloop.run
     with contextlib.suppress(_native.Gone):
-        run(Worker(options, told).run())
+        _run(Worker(options, told).run())
     # threads that wait for a slow authorisation server must not delay the end
     logging.shutdown()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _load_http() -> type[Http]:
+    """From a thread of its own; who asks a second time waits for the first."""
+    from shmq.gateway.http import Http
+
+    return Http
+
+
+def _first_words() -> dict[str, Any] | None:
+    """The document of the first line, its numbers those of this process; None: stdin ended."""
+    data = b""
+    fds: list[int] = []
+    with socket.socket(fileno=os.dup(0)) as supervisor:
+        while not data.endswith(b"\n"):
+            more, came, _, _ = socket.recv_fds(supervisor, 1 << 20, _MOST_FDS)
+            if not more:
+                return None
+            data += more
+            fds += came
+    # news may have come already, too; they say it all again
+    first, *news = (json.loads(line) for line in data.splitlines())
+    told: dict[str, Any] = first
+    for item in news:
+        told |= item
+    mine = dict(zip(told["fds"], fds, strict=True))
+    told["sockets"] = {kind: [mine[fd] for fd in item] for kind, item in told["sockets"].items()}
+    return told
 
 
 def _left_alone() -> bool:
@@ -98,22 +136,24 @@ class Worker:
         self.control = Control(
             self._told["control"], self.index, self._told["workers"], self._answer
         )
-        self.http = Http(self)
-        following = await self._follow_supervisor()
-        await self.control.start()
         self.lookupd = Lookupd(self)
         self.hub.new_topic = self._channels_elsewhere
         tasks = []
         if self.index == 0:
             tasks.append(loop.create_task(self.lookupd.run()))
-            if self.options.statsd_address:
-                tasks.append(loop.create_task(Statsd(self).run()))
-        servers = await self._serve(context)
+        self._servers = await self._serve_tcp()
+        self.http = (await asyncio.to_thread(_load_http))(self)
+        await self.control.start()
+        if self.index == 0 and self.options.statsd_address:
+            tasks.append(loop.create_task(Statsd(self).run()))
+        self._servers += await self._serve_http()
+        self._secure = await self._serve_https(context)
+        following = await self._follow_supervisor()
         _log.info("gateway %d: serving", self.index)
         try:
             await self._stopped.wait()
         finally:
-            for server in servers:
+            for server in (*self._servers, *self._secure):
                 server.close()
             for connection in list(self.hub.connections):
                 connection.stop()
@@ -123,38 +163,74 @@ class Worker:
             await self.control.close()
             self.hub.close()
 
-    async def _serve(self, context: ssl.SSLContext | None) -> list[asyncio.AbstractServer]:
+    async def _serve_tcp(self) -> list[asyncio.AbstractServer]:
         loop = asyncio.get_running_loop()
-        servers: list[asyncio.AbstractServer] = [
+        return [
             await loop.create_server(lambda: Connection(self.hub), sock=sock, backlog=_BACKLOG)
             for sock in self._sockets("tcp")
         ]
-        for kind, secure in (("http", None), ("https", context)):
-            for sock in self._sockets(kind):
-                serving = self.http.server(Listener.of(sock, secure is not None))
-                servers.append(
-                    await loop.create_server(serving, sock=sock, ssl=secure, backlog=_BACKLOG)
-                )
-        return servers
+
+    async def _serve_http(self) -> list[asyncio.AbstractServer]:
+        return await self._serve_web("http", None)
+
+    async def _serve_https(self, context: ssl.SSLContext | None) -> list[asyncio.AbstractServer]:
+        return await self._serve_web("https", context)
+
+    async def _serve_web(
+        self, kind: str, context: ssl.SSLContext | None
+    ) -> list[asyncio.AbstractServer]:
+        loop = asyncio.get_running_loop()
+        return [
+            await loop.create_server(
+                self.http.server(Listener.of(sock, context is not None)),
+                sock=sock,
+                ssl=context,
+                backlog=_BACKLOG,
+            )
+            for sock in self._sockets(kind)
+        ]
 
     def _sockets(self, kind: str) -> list[socket.socket]:
-        return [_socket_of(fd) for fd in self._told["sockets"].get(kind, ())]
+        """Anew at each call: a server closes its own, and another may follow it."""
+        return [_socket_of(os.dup(fd)) for fd in self._told["sockets"].get(kind, ())]
 
     # ---- the supervisor and the other processes ----
 
     async def _follow_supervisor(self) -> asyncio.Task[None]:
-        reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", 0)
-        )
+        sock = _socket_of(os.dup(0))
+        reader, self._supervisor = await asyncio.open_unix_connection(sock=sock)
 
         async def follow() -> None:
-            while line := await reader.readline():
-                self.hub.health = json.loads(line).get("health", "OK")
+            with contextlib.suppress(OSError):
+                while line := await reader.readline():
+                    news = json.loads(line)
+                    self.hub.health = news.get("health", "OK")
+                    await self._reload(news.get("reload", {}))
             self._stopped.set()
 
         return loop.create_task(follow())
+
+    async def _reload(self, wanted: dict[str, Any]) -> None:
+        """Take other options, and read the certificates again, if `wanted` is a new wish.
+        Connections that there are keep what they have agreed on."""
+        if wanted == self._told.get("reload", {}):
+            return
+        try:
+            options = self.options.replace(**wanted["options"])
+            context = tls.server_context(options)
+        except (OptionError, OSError) as exc:
+            _log.error("gateway %d: cannot reload: %s", self.index, exc)
+            return
+        self._told["reload"] = wanted
+        self.options = self.hub.options = options
+        self.hub.tls_context = context
+        self.http.changed()
+        if context is not None and self._secure:
+            before, self._secure = self._secure, await self._serve_https(context)
+            for server in before:
+                server.close()
+        _log.info("gateway %d: reloaded", self.index)
 
     async def _answer(self, question: dict[str, Any]) -> Any:
         """What another gateway process asks, or this one itself."""

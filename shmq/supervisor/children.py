@@ -1,7 +1,12 @@
 """Processes beside the supervisor, kept going: started, started again when they end, stopped.
 
-Nothing here knows what they are. Each gets one JSON line on its stdin when it begins and further
-ones when something changes; the end of its stdin tells it that the supervisor is gone.
+Nothing here knows what they are. The stdin of each is a socket. It gets one JSON line there when it
+is to begin, with the descriptors that the line names in `fds`, and further ones when something
+changes; the end of its stdin tells it that the supervisor is gone. Until the first line comes a
+process can load what it needs, so `launch` is for an early moment.
+
+They are executed and never forked to go on in Python: a fork takes along every lock that another
+thread of the supervisor holds, and nobody would ever give it back.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import json
 import logging
 import os
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -29,11 +35,39 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
+class Launched:
+    """A process that waits for its first line."""
+
+    process: subprocess.Popen[bytes]
+    stdin: socket.socket
+
+    def dismiss(self) -> None:
+        """It is not needed after all."""
+        self.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def launch(argv: Sequence[str]) -> Launched:
+    """Start a process, in a session of its own: Ctrl-C is for the supervisor, which then stops it.
+    OSError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(argv, stdin=theirs.fileno(), start_new_session=True)
+        except BaseException:
+            ours.close()
+            raise
+    return Launched(process, ours)
+
+
+@dataclass
 class _Child:
     """One of them, living or to be started again."""
 
     document: dict[str, Any]
     process: subprocess.Popen[bytes] | None = None
+    stdin: socket.socket | None = None
     pidfd: int = -1
     began: float = 0.0
     pause: float = _FIRST_PAUSE
@@ -48,14 +82,14 @@ class Children:
         self,
         argv: Sequence[str],
         documents: Sequence[dict[str, Any]],
-        fds: Sequence[int],
         news: Callable[[], dict[str, Any]],
+        launched: Sequence[Launched] = (),
     ) -> None:
-        """A process for each of `documents`, all with `argv` and these descriptors. news: what is
-        told when it changes."""
+        """A process for each of `documents` (their `fds`: descriptors of this process), all with
+        `argv`; those of `launched` first. news: what is told when it changes."""
         self._argv = list(argv)
         self._children = [_Child(document) for document in documents]
-        self._fds = tuple(fds)
+        self._launched = list(launched)
         self._news = news
 
     def run(self, bell: Bell) -> None:
@@ -76,18 +110,14 @@ class Children:
         child.told = self._news()
         document = {**child.document, **child.told}
         try:
-            child.process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.PIPE,
-                pass_fds=self._fds,
-                start_new_session=True,  # Ctrl-C is for the supervisor, which then stops it
-            )
+            launched = self._launched.pop() if self._launched else launch(self._argv)
+            child.process, child.stdin = launched.process, launched.stdin
             child.pidfd = os.pidfd_open(child.process.pid)
         except OSError as exc:
             _log.error("cannot start %s: %s", " ".join(self._argv), exc)
             child.start_at = child.began + _LAST_PAUSE
             return
-        self._say(child, document)
+        self._say(child, document, document["fds"])
 
     def _tell(self, child: _Child) -> None:
         news = self._news()
@@ -95,12 +125,12 @@ class Children:
             child.told = news
             self._say(child, news)
 
-    def _say(self, child: _Child, document: dict[str, Any]) -> None:
-        assert child.process is not None
-        assert child.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended
-            child.process.stdin.write(json.dumps(document).encode() + b"\n")
-            child.process.stdin.flush()
+    def _say(self, child: _Child, document: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        assert child.stdin is not None
+        line = json.dumps(document).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended
+            sent = socket.send_fds(child.stdin, [line], fds) if fds else 0
+            child.stdin.sendall(line[sent:])
 
     def _wait(self) -> None:
         living = {child.pidfd: child for child in self._children if child.process is not None}
@@ -125,14 +155,15 @@ class Children:
     def _reap(self, child: _Child) -> int:
         process, child.process = child.process, None
         assert process is not None
+        assert child.stdin is not None
         status = process.wait()
         os.close(child.pidfd)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        child.stdin.close()
         return status
 
     def _stop(self) -> None:
+        while self._launched:
+            self._launched.pop().dismiss()
         living = [child for child in self._children if child.process is not None]
         for child in living:
             assert child.process is not None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import resource
 
-from shmq.layout import constant
+from shmq._native import CONSTANTS
 
 #: Files of queues in use (`spill` keeps 256 of them open, two each), sockets, pipes, locks.
 OTHERS = 1024
 #: And one for each process that may be attached (`reaper`).
-NEEDED = constant("CLIENTS") + OTHERS
+NEEDED = CONSTANTS["CLIENTS"] + OTHERS
 
 _log = logging.getLogger(__name__)
 

@@ -49,6 +49,22 @@ def is_alive(pid: int, start_time: int) -> bool:
     return process is not None and process.is_same(start_time, 0)
 
 
+def program_name(pid: int) -> str:
+    """What a process is called in a log: its program without the path, and for Python the script or
+    module. No other argument: there may be a password among them. Empty if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(4096).decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    name = os.path.basename(words[0])
+    if name.startswith("python") and len(words) > 1:
+        shown = words[1:3] if words[1] == "-m" else words[1:2]
+        if not shown[0].startswith("-") or shown[0] == "-m":
+            name = " ".join([name, *map(os.path.basename, shown)])
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:100]
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)

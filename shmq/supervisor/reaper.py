@@ -14,7 +14,6 @@ alone would be too slow: it fires after the address space is gone, 160 ms per Gi
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -23,13 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
 from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.layout import ClientState
 from shmq.supervisor import descriptors
 from shmq.supervisor.arbiter import Bell
-from shmq.supervisor.process import Process, is_running
+from shmq.supervisor.process import Process, is_running, program_name
 from shmq.supervisor.roster import Roster
 
 _SCAN_EVERY = 0.010  # seconds
@@ -157,10 +155,7 @@ class Reaper:
                 os.close(pidfd)
             self._ended(client, generation, pid, _how(process, start_time))
             return
-        title = f"pid {pid}"
-        with contextlib.suppress(psutil.Error, OSError):
-            words = " ".join(psutil.Process(pid).cmdline()).split()
-            title = f"pid {pid}, {' '.join(words)[:100]}"
+        title = ", ".join(filter(None, (f"pid {pid}", program_name(pid))))
         life = bytes(self._directory.clients[client]["life"])
         thread = int.from_bytes(life[:4], "little") & _TID_MASK
         watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from shmq import _native, layout, segments
 from shmq._native import Broker, ShmqError
@@ -43,6 +43,7 @@ _REQUEST, _SPILLER, _LEFT, _CHANGED, _DEADLINE = 1, 2, 4, 8, 16  # bits of super
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
 _BREATH = 0.001  # after the spiller was rung for: publishers ring again with every message
 _STARTER_EVERY = 0.250  # seconds between two looks at the starter
+_HANGING_UP = 5.0  # seconds after a SIGHUP in which its terminal may still be about to go
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +55,11 @@ class Companions(Protocol):
     def opened(self) -> contextlib.AbstractContextManager[object]:
         """Around the supervisor's life. Raises OSError with a sentence."""
 
-    def children(self, news: Callable[[], dict[str, str]]) -> Children | None:
+    def children(self, news: Callable[[], dict[str, Any]]) -> Children | None:
         """The processes; None: there are none to run. news: what to tell them when it changes."""
+
+    def reload(self) -> None:
+        """Take up what can change while the instance runs. Says in the log what cannot be."""
 
 
 class Supervisor:
@@ -77,6 +81,8 @@ class Supervisor:
         self._data_path = Path(options.data_path or ".")
         self._starter = None if starter_pid is None else _Starter(starter_pid)
         self._signal = 0
+        self._hung_up = False  # a SIGHUP has come and was not looked at yet
+        self._terminal = os.isatty(0) and _has_terminal()
         self._lost = ""  # why the instance must begin anew
         self._flushing = False
 
@@ -128,7 +134,7 @@ class Supervisor:
     def _open_companions(self) -> contextlib.AbstractContextManager[object]:
         return self._companions.opened() if self._companions else contextlib.nullcontext()
 
-    def _news(self) -> dict[str, str]:
+    def _news(self) -> dict[str, Any]:
         return {"health": self.health}
 
     # -- life
@@ -200,7 +206,7 @@ class Supervisor:
 
     def _beat(self) -> None:
         """The main loop: pass on what clients ring for, see signals and the starter's end."""
-        look_at = 0.0
+        look_at = hanging_up = 0.0
         while not self._signal and not self._lost:
             why = self._broker.supervisor_wait(_native.now() + _BEAT_NS)
             if why & (_REQUEST | _LEFT):
@@ -213,6 +219,14 @@ class Supervisor:
                 self._spiller_bell.ring()
                 time.sleep(_BREATH)
             now = time.monotonic()
+            if self._hung_up:
+                self._hung_up = False
+                hanging_up = now + _HANGING_UP
+                if self._has_its_terminal() and self._companions is not None:
+                    self._companions.reload()
+            if now < hanging_up and not self._has_its_terminal():
+                _log.info("the terminal has gone")
+                self._signal = signal.SIGHUP
             if self._starter is not None and now >= look_at:
                 look_at = now + _STARTER_EVERY
                 alone = self._roster.other_clients(self._broker.client) == 0
@@ -277,9 +291,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT ask for the end; as nsqd, nothing else is caught."""
+        """SIGTERM and SIGINT ask for the end. SIGHUP asks for a reload, but for the end if it came
+        because the terminal has gone that this process was started from."""
         before = {number: signal.signal(number, self._caught)
                   for number in (signal.SIGTERM, signal.SIGINT)}  # fmt: skip
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._caught_hangup)
         try:
             yield
         finally:
@@ -288,8 +304,25 @@ class Supervisor:
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         if self._flushing:
-            os.write(2, b"already stopping: everything is being written to disk\n")
+            with contextlib.suppress(OSError):  # a terminal that has gone
+                os.write(2, b"already stopping: everything is being written to disk\n")
         self._signal = self._signal or number
+
+    def _caught_hangup(self, number: int, frame: FrameType | None) -> None:
+        self._hung_up = True
+
+    def _has_its_terminal(self) -> bool:
+        """False: it was started from one, which has gone since."""
+        return not self._terminal or _has_terminal()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal, and that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 class _Starter:

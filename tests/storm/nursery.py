@@ -20,7 +20,7 @@ import subprocess
 import threading
 import traceback
 from collections.abc import Callable
-from typing import IO, NoReturn
+from typing import NoReturn
 
 NAME = b"nursery"
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -116,16 +116,8 @@ def _become(fds: dict[int, int], work: Callable[[], object]) -> NoReturn:
 class Born:
     """As much of a `subprocess.Popen` as a supervisor wants of its gateway."""
 
-    def __init__(self, nursery: Nursery, pass_fds: tuple[int, ...]) -> None:
-        read, write = os.pipe()
-        try:
-            self.pid = nursery.bear({0: read, **{fd: fd for fd in pass_fds}})
-        except BaseException:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
-        self.stdin: IO[bytes] = os.fdopen(write, "wb")
+    def __init__(self, nursery: Nursery, stdin: int) -> None:
+        self.pid = nursery.bear({0: stdin})
         self.returncode: int | None = None
 
     def poll(self) -> int | None:

@@ -10,6 +10,7 @@ ROUNDS = 5
 def bear_while_a_thread_has_the_lock(tests: str, rounds: int) -> None:
     """In a child: the handler of its log has a lock, which a thread takes and never gives back."""
     import logging
+    import os
     import sys
     import threading
 
@@ -32,10 +33,12 @@ def bear_while_a_thread_has_the_lock(tests: str, rounds: int) -> None:
     thread.start()
     thread.join()
     for number in range(rounds):
-        born = Born(nursery, ())
+        read, write = os.pipe()
+        born = Born(nursery, read)
+        os.close(read)
         assert born.poll() is None  # it waits for its line
-        born.stdin.write(b"%d\n" % number)
-        born.stdin.close()
+        os.write(write, b"%d\n" % number)
+        os.close(write)
         assert born.wait() == 1
     say("all")
 
