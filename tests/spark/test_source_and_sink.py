@@ -66,6 +66,35 @@ def test_a_batch_is_read_more_than_once_and_then_finished(spark: Any, topics: sh
     assert topics.channel_stats("t", "c").leased == 0
 
 
+@pytest.mark.parametrize("why", ["empty", "leased by another", "finished by the first run"])
+def test_a_batch_read_of_nothing_has_no_rows(
+    why: str, spark: Any, topics: shmq.Broker, tmp_path: Path
+) -> None:
+    def rows(consumer: str) -> Any:
+        given = {"instance": topics.instance, "topic": "t", "channel": "c", "consumer": consumer}
+        return spark.read.format("shmq").options(**given, columns="id,body").load()
+
+    if why != "empty":
+        topics.producer("t").publish_many(numbered(10))
+        assert rows("first").count() == 10
+    if why == "finished by the first run":
+        assert shmq.spark.finish(topics.instance, "t", "c", "first") == 10
+    nothing = rows("second")
+    assert nothing.count() == 0
+    assert nothing.collect() == []
+    assert nothing.toPandas().shape == (0, 2)
+    nothing.write.parquet(str(tmp_path / "written"))
+    assert spark.read.schema(nothing.schema).parquet(str(tmp_path / "written")).count() == 0
+    nothing.write.format("shmq").mode("append").options(
+        instance=topics.instance, topic="out"
+    ).save()
+    assert topics.channel_stats("out", "o").message_count == 0
+    assert shmq.spark.finish(topics.instance, "t", "c", "second") == 0
+    assert shmq.spark.give_back(topics.instance, "t", "c", "first") == (
+        10 if why == "leased by another" else 0
+    )
+
+
 def test_a_stream_through_two_topics_gives_each_message_once(
     spark: Any, topics: shmq.Broker, tmp_path: Path
 ) -> None:
