@@ -187,6 +187,8 @@ class Spiller:
                 due = queue.sidecar.due
                 self._due[queue.index] = _NEVER if due is None else due
         self._watched = dict.fromkeys(needs)
+        for queue in [queue for queue in self._open if queue.gone]:
+            del self._open[queue]  # else its segment, which has no name any more, stays mapped
 
     def _overflowing(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
         hot, ready = look.hot, look.ready
