@@ -1,11 +1,11 @@
 """Rows that were written but not committed, and their publishing, once.
 
 Each attempt of a task writes a file of its own (Arrow's, in /dev/shm, the life of the queue
-itself). The commit decides with one file, the manifest, which of them are the epoch's: if there is
-one already, a driver was killed in the middle of that commit, and what it began is finished,
-whatever was written since. The rows are published in pieces that fit the broker's memory; each
-moves the writer's mark by the very store that publishes it, so the next to try goes on behind it.
-Then the files go, the manifest last.
+itself), in a directory that nobody else may look into (`private`). The commit decides with one
+file, the manifest, which of them are the epoch's: if there is one already, a driver was killed in
+the middle of that commit, and what it began is finished, whatever was written since. The rows are
+published in pieces that fit the broker's memory; each moves the writer's mark by the very store
+that publishes it, so the next to try goes on behind it. Then the files go, the manifest last.
 
 What nobody commits is removed by whoever commits or gives up next on this instance: files of an
 application that has died, but for those that a manifest names. A file's name has the application's
@@ -23,8 +23,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psutil
@@ -34,6 +33,7 @@ import pyarrow.compute as pc
 import shmq
 from shmq import layout
 from shmq.spark.options import Settings
+from shmq.spark.private import Private
 
 #: How far the mark of a whole epoch is.
 _DONE: Final = 1 << 62
@@ -51,18 +51,19 @@ _SCHEMA: Final = pa.schema([pa.field("body", pa.large_binary(), False)])
 
 @dataclass(frozen=True)
 class Staged:
-    """What one attempt of a task has written."""
+    """What one attempt of a task has written. size: of the file, in bytes."""
 
     file: str
     rows: int
+    size: int
 
 
-def directory(settings: Settings) -> Path:
-    """Where the rows of this instance wait, made if it is missing; nobody else may look."""
-    base = settings.staging or f"/dev/shm/shmq-staged-{os.getuid()}"
-    path = Path(base, settings.instance)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
+def directory(settings: Settings) -> Private:
+    """Where the rows of this instance wait, made if it is missing. ShmqError if anybody else may
+    look."""
+    if settings.staging:
+        return Private(settings.staging, settings.instance)
+    return Private("/dev/shm", f"shmq-staged-{os.geteuid()}", settings.instance)
 
 
 def application() -> str:
@@ -115,52 +116,61 @@ def stage(
 ) -> Staged | None:
     """Write what a task of the application `owner` publishes; None: nothing."""
     name = f"{_prefix(key, settings.topic)}.{epoch}.{owner}.{uuid.uuid4().hex}.arrow"
-    path, rows = directory(settings) / name, 0
-    try:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-            for batch in batches:
-                column = bodies_of(batch, settings)
-                rows += len(column)
-                writer.write_batch(pa.RecordBatch.from_arrays([column], schema=_SCHEMA))
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    if rows:
-        return Staged(name, rows)
-    path.unlink()
+    rows = 0
+    with directory(settings) as here:
+        fd = here.create(name)
+        try:
+            # Arrow opens paths only, and this one is the descriptor; through a file of Python's
+            # the writing would take half as long again
+            path = f"/proc/self/fd/{fd}"
+            with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+                for batch in batches:
+                    column = bodies_of(batch, settings)
+                    rows += len(column)
+                    writer.write_batch(pa.RecordBatch.from_arrays([column], schema=_SCHEMA))
+            size = os.fstat(fd).st_size
+        except BaseException:
+            here.unlink(name)
+            raise
+        finally:
+            os.close(fd)
+        if rows:
+            return Staged(name, rows, size)
+        here.unlink(name)
     return None
 
 
 def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
     """Forget attempts that will not be published."""
-    here = directory(settings)
-    for item in staged:
-        if item is not None:
-            (here / item.file).unlink(missing_ok=True)
-    sweep(here)
+    with directory(settings) as here:
+        for item in staged:
+            if item is not None:
+                here.unlink(item.file)
+        sweep(here)
 
 
 def abandon(settings: Settings, key: str, epoch: int) -> None:
     """Forget all attempts of an epoch, known or not, unless its commit has begun."""
-    here, prefix = directory(settings), _prefix(key, settings.topic)
-    with _locked(here, fcntl.LOCK_SH):
-        if not (here / f"{prefix}.{epoch}.manifest").exists():
-            _clear(here, prefix, epoch)
-    sweep(here)
+    prefix = _prefix(key, settings.topic)
+    with directory(settings) as here:
+        with _locked(here, fcntl.LOCK_SH):
+            if not here.exists(f"{prefix}.{epoch}.manifest"):
+                _clear(here, prefix, epoch)
+        sweep(here)
 
 
-def sweep(here: Path) -> None:
+def sweep(here: Private) -> None:
     """Remove what applications left that have died; not now if a commit is running."""
     with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        names = os.listdir(here)
+        names = here.names()
         decided: set[str] = set()
         for name in names:
             if name.endswith(".manifest"):
-                decided.update(json.loads((here / name).read_text()))
+                decided.update(item.file for item in _manifest(here, name))
         for name in names:
             found = _STAGED.fullmatch(name)
             if (found and name not in decided and not _lives(found)) or _UNLINKED.fullmatch(name):
-                (here / name).unlink(missing_ok=True)
+                here.unlink(name)
 
 
 def _lives(name: re.Match[str]) -> bool:
@@ -168,9 +178,9 @@ def _lives(name: re.Match[str]) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(here: Path, how: int) -> Iterator[None]:
+def _locked(here: Private, how: int) -> Iterator[None]:
     """Shared: a commit runs; alone: none does. BlockingIOError."""
-    fd = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = here.again()
     try:
         fcntl.flock(fd, how)
         yield
@@ -182,68 +192,107 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
     """Publish the epoch, unless it was; how many rows were published now."""
     from shmq.spark.reading import attached
 
-    here, prefix = directory(settings), _prefix(key, settings.topic)
+    prefix = _prefix(key, settings.topic)
     producer = attached(settings.instance).producer(settings.topic)
-    with _locked(here, fcntl.LOCK_SH):
-        reached, rows = producer.mark(*_key(key))
-        published = 0
-        if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
-            after = rows if reached - 1 == epoch else 0
-            manifest = here / f"{prefix}.{epoch}.manifest"
-            files = _decide(manifest, [item.file for item in staged], bool(after))
-            paths = [here / name for name in files]
-            published = _publish(producer, paths, settings, key, epoch, after)
-        _clear(here, prefix, epoch)
-    sweep(here)
+    with directory(settings) as here:
+        with _locked(here, fcntl.LOCK_SH):
+            reached, rows = producer.mark(*_key(key))
+            published = 0
+            if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
+                after = rows if reached - 1 == epoch else 0
+                manifest = f"{prefix}.{epoch}.manifest"
+                files = _decide(here, manifest, staged, bool(after))
+                published = _publish(producer, here, files, settings, key, epoch, after)
+            _clear(here, prefix, epoch)
+        sweep(here)
     return published
 
 
-def _decide(manifest: Path, files: list[str], begun: bool) -> list[str]:
+def _decide(
+    here: Private, manifest: str, staged: Sequence[Staged], begun: bool
+) -> Sequence[Staged]:
     """The files that are the epoch's."""
-    if begun and not manifest.exists():
+    decided = here.exists(manifest)
+    if begun and not decided:
         raise shmq.ShmqError(
-            f"a part of this micro-batch was published before, the rest was in {manifest.parent}, "
+            f"a part of this micro-batch was published before, the rest was in {here.path}, "
             "which is gone: publish what is missing by hand, or go on with a new writer_id"
         )
-    lost = [name for name in files if not (manifest.parent / name).exists()]
-    if lost and not manifest.exists():
+    lost = [item.file for item in staged if not here.exists(_checked(item.file, "a task's result"))]
+    if lost and not decided:
         raise shmq.ShmqError(
-            f"{len(lost)} of {len(files)} files that tasks staged in {manifest.parent} are gone: "
+            f"{len(lost)} of {len(staged)} files that tasks staged in {here.path} are gone: "
             "the application that they were staged for was taken for dead"
         )
-    if files or manifest.exists():
-        mine = manifest.with_name(f"{manifest.name}.{uuid.uuid4().hex}")
-        mine.write_text(json.dumps(files))
+    if not staged and not decided:
+        return []
+    if not decided:
+        mine = f"{manifest}.{uuid.uuid4().hex}"
+        with open(here.create(mine), "w") as file:
+            json.dump([asdict(item) for item in staged], file)
         with contextlib.suppress(FileExistsError):
-            os.link(mine, manifest)
-        mine.unlink()
-        files = json.loads(manifest.read_text())
-    return files
+            here.link(mine, manifest)
+        here.unlink(mine)
+    return _manifest(here, manifest)
 
 
-def _clear(here: Path, prefix: str, epoch: int) -> None:
+def _manifest(here: Private, name: str) -> list[Staged]:
+    """What a manifest says. ShmqError if no commit of shmq can have written it."""
+    try:
+        found = [Staged(**item) for item in json.loads(bytes(here.read(name)))]
+    except (ValueError, TypeError) as exc:
+        raise shmq.ShmqError(
+            f"{here.path / name} is no manifest of this version of shmq: finish that write with "
+            f"the version that began it, or remove the file and publish its rows anew ({exc})"
+        ) from exc
+    for item in found:
+        _checked(item.file, str(here.path / name))
+    return found
+
+
+def _checked(name: str, where: str) -> str:
+    """A name of a staged file. ShmqError for any other, which might have a path."""
+    if not _STAGED.fullmatch(name):
+        raise shmq.ShmqError(f"{where} names {name!r}, which is no file that a task staged")
+    return name
+
+
+def _clear(here: Private, prefix: str, epoch: int) -> None:
     """What is left of this writer's epochs up to this one; manifests last."""
-    names = [name for name in os.listdir(here) if name.startswith(prefix)]
+    names = [name for name in here.names() if name.startswith(prefix)]
     for name in sorted(names, key=lambda name: ".manifest" in name):
         found = re.match(r"[0-9a-f]+\.([0-9]+)\.", name)
         if found and int(found[1]) <= epoch:
-            (here / name).unlink(missing_ok=True)
+            here.unlink(name)
 
 
-def _pieces(paths: list[Path], rows: int, size: int) -> Iterator[pa.Array]:
+def _pieces(here: Private, files: Iterable[Staged], rows: int, size: int) -> Iterator[pa.Array]:
     """Arrays that a queue has room for, in order, the same at every try."""
-    for path in paths:
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
-            for number in range(reader.num_record_batches):
-                column = reader.get_batch(number).column(0)
-                start = 0
-                while start < len(column):
-                    piece = column[start : start + rows]
-                    while len(piece) > 1 and _bytes_of(piece) > size:
-                        piece = piece[: len(piece) // 2]
-                    yield piece
-                    start += len(piece)
+    for item in files:
+        reader = _reader(here, item)
+        for number in range(reader.num_record_batches):
+            column = reader.get_batch(number).column(0)
+            start = 0
+            while start < len(column):
+                piece = column[start : start + rows]
+                while len(piece) > 1 and _bytes_of(piece) > size:
+                    piece = piece[: len(piece) // 2]
+                yield piece
+                start += len(piece)
+
+
+def _reader(here: Private, item: Staged) -> Any:
+    """A staged file, which must be as its task left it: nothing of it is published if not."""
+    data = here.read(item.file)
+    if len(data) != item.size:
+        raise shmq.ShmqError(
+            f"{here.path / item.file} has {len(data)} bytes, its task wrote {item.size}: somebody "
+            "changed it; this write cannot be published"
+        )
+    try:
+        return pa.ipc.open_file(pa.py_buffer(data))
+    except pa.ArrowInvalid as exc:
+        raise shmq.ShmqError(f"{here.path / item.file} is not what its task wrote: {exc}") from exc
 
 
 def _bytes_of(array: pa.Array) -> int:
@@ -252,13 +301,14 @@ def _bytes_of(array: pa.Array) -> int:
 
 
 def _publish(
-    producer: Any, paths: list[Path], settings: Settings, key: str, epoch: int, after: int
-) -> int:
+    producer: Any, here: Private, files: Sequence[Staged], settings: Settings, key: str, epoch: int,
+    after: int,
+) -> int:  # fmt: skip
     limits = attached_limits(settings)
     rows = max(1, min(_ROWS, max(limits["mem_queue_size"], _TRANSIT) // 4))
     size = min(_BYTES, limits["arena_size"] // 8)
     at = published = 0
-    pieces = _pieces(paths, rows, size)
+    pieces = _pieces(here, files, rows, size)
     piece = next(pieces, None)
     while piece is not None:
         following = next(pieces, None)

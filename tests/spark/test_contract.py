@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -346,7 +347,8 @@ def test_rows_that_cannot_be_messages_fail_their_task(broker: shmq.Broker) -> No
 
 
 def staged_files(settings: Settings) -> set[str]:
-    return {path.name for path in staging.directory(settings).iterdir()}
+    with staging.directory(settings) as here:
+        return set(here.names())
 
 
 def test_what_a_dead_application_staged_goes_with_the_next_commit(broker: shmq.Broker) -> None:
@@ -359,7 +361,9 @@ def test_what_a_dead_application_staged_goes_with_the_next_commit(broker: shmq.B
     assert others is not None
     assert decided is not None
     manifest = staging._prefix("third", "t") + ".7.manifest"
-    (staging.directory(settings) / manifest).write_text(json.dumps([decided.file]))
+    with staging.directory(settings) as here:
+        (here.path / manifest).write_text(json.dumps([asdict(decided)]))
+        (here.path / manifest).chmod(0o600)
 
     assert staging.commit([stage(settings, 0, batch_of(b"a"))], settings, "q", 0) == 1
     assert staged_files(settings) == {others.file, decided.file, manifest}  # it lives

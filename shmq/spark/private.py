@@ -1,0 +1,153 @@
+"""A directory that nobody but this user may look into, and its files.
+
+Where others may make names, as in /dev/shm, a name may be there before: a directory of somebody
+else's, or a link. So a directory is made, opened without following a link, and then its descriptor
+is asked whose it is; from there on every file is reached from that descriptor and by a name without
+a path, never by a path that is looked up again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Final, Self
+
+import shmq
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_WRITERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Private:
+    """The directory, a context manager. path: for messages only."""
+
+    def __init__(self, base: str, *names: str) -> None:
+        """`names` below `base`, made where they are missing. Each of `names`, and what is made of
+        `base`, must be this user's and closed to others. ShmqError."""
+        self.path, self._fd = Path(base), -1
+        self._enter(_open_named(self.path))
+        try:
+            for name in names:
+                self._enter(_make(self._fd, name, self.path / name))
+                self.path /= name
+        except BaseException:
+            self.close()
+            raise
+
+    def _enter(self, fd: int) -> None:
+        self.close()
+        self._fd = fd
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def again(self) -> int:
+        """Another open file of the directory: for a lock of its own."""
+        return os.open(".", _DIRECTORY, dir_fd=self._fd)
+
+    def names(self) -> list[str]:
+        """Of what is in it."""
+        return os.listdir(self._fd)
+
+    def exists(self, name: str) -> bool:
+        """Whether there is something of this name, a dead link too."""
+        try:
+            os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def create(self, name: str) -> int:
+        """A descriptor of a new file, to write. FileExistsError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(_plain(name), flags, 0o600, dir_fd=self._fd)
+
+    def read(self, name: str) -> mmap.mmap | bytes:
+        """A file's bytes, mapped. FileNotFoundError; ShmqError for what is no file of ours."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(_plain(name), flags, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise shmq.ShmqError(f"cannot read {self.path / name}: {exc.strerror}") from exc
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise shmq.ShmqError(f"{self.path / name} is no regular file: remove it")
+            _check(found, self.path / name)
+            return mmap.mmap(fd, 0, prot=mmap.PROT_READ) if found.st_size else b""
+        finally:
+            os.close(fd)
+
+    def link(self, name: str, other: str) -> None:
+        """Give a file another name. FileExistsError if that is there."""
+        os.link(_plain(name), _plain(other), src_dir_fd=self._fd, dst_dir_fd=self._fd,
+                follow_symlinks=False)  # fmt: skip
+
+    def unlink(self, name: str) -> None:
+        """Remove a name, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_plain(name), dir_fd=self._fd)
+
+
+def _plain(name: str) -> str:
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise shmq.ShmqError(f"{name!r} is no name of a file in one directory")
+    return name
+
+
+def _open_named(path: Path) -> int:
+    """The directory that the caller named, links and all; what is missing of it is made."""
+    try:
+        return os.open(path, _DIRECTORY)
+    except FileNotFoundError:
+        parent = _open_named(path.parent)
+    try:
+        return _make(parent, path.name, path)
+    finally:
+        os.close(parent)
+
+
+def _make(parent: int, name: str, path: Path) -> int:
+    """A directory of ours below another one. ShmqError if it is something else."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(_plain(name), 0o700, dir_fd=parent)
+    try:
+        fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as exc:
+        raise shmq.ShmqError(f"cannot open the directory {path}: {exc.strerror}") from exc
+    try:
+        found = os.fstat(fd)
+        if found.st_uid == os.geteuid() and not found.st_mode & _WRITERS:
+            os.fchmod(fd, 0o700)  # an earlier shmq, or a umask, let others look, but not change it
+            found = os.fstat(fd)
+        _check(found, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(found: os.stat_result, path: Path) -> None:
+    """ShmqError unless it is this user's alone."""
+    if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+        raise shmq.ShmqError(
+            f"{path} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}, "
+            f"and must be of uid {os.geteuid()} and closed to others (0700): else somebody could "
+            "read or replace rows before they are published. Have it removed, or name another "
+            'directory: .option("staging", DIRECTORY)'
+        )

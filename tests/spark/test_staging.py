@@ -1,0 +1,236 @@
+"""Rows that wait for their commit: nobody else may read or replace them, whatever another user of
+the host puts in their way. The other user is one: these tests run as root, with setpriv."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peers import missing
+
+import shmq
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+
+from shmq.spark import staging  # noqa: E402
+from shmq.spark.options import Settings  # noqa: E402
+from shmq.spark.private import Private  # noqa: E402
+
+STRANGER = 65534
+Stranger = Callable[..., None]
+
+
+@pytest.fixture
+def stranger() -> Stranger:
+    """Runs shell words as somebody else, without any capability."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    if shutil.which("setpriv") is None:
+        missing("setpriv", "install Debian's util-linux")
+
+    def run(script: str, *words: object) -> None:
+        identity = [f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
+        argv = ["setpriv", *identity, "--bounding-set=-all", "sh", "-euc", script, "sh"]
+        subprocess.run([*argv, *map(str, words)], check=True, cwd="/")
+
+    return run
+
+
+@pytest.fixture
+def sticky(tmp_path: Path) -> Iterator[Path]:
+    """A directory as /dev/shm: everybody may make names in it."""
+    path = Path("/dev/shm") / f"shmq-test-{os.getpid()}-{tmp_path.name}"
+    path.mkdir()
+    path.chmod(0o1777)
+    yield path
+    shutil.rmtree(path)
+
+
+def settings(broker: shmq.Broker, base: Path | None, **more: str) -> Settings:
+    given = {"instance": broker.instance, "topic": "t", **more}
+    return Settings(given | ({} if base is None else {"staging": str(base)}))
+
+
+def stage(where: Settings, *bodies: bytes) -> staging.Staged:
+    batch = pa.record_batch({"body": pa.array(bodies, pa.binary())})
+    made = staging.stage([batch], where, "q", 0, staging.application())
+    assert made is not None
+    return made
+
+
+def came(broker: shmq.Broker) -> list[bytes]:
+    with broker.consumer("t", "c") as consumer:
+        batch = consumer.take_many(100, 0)
+        found = batch.bodies() if batch else []
+        if batch:
+            batch.finish()
+    return found
+
+
+def test_a_directory_that_somebody_else_made_is_refused(
+    broker: shmq.Broker, sticky: Path, stranger: Stranger
+) -> None:
+    broker.create_channel("t", "c")
+    here = sticky / broker.instance
+    for script in ('mkdir -m 0777 "$1"', 'mkdir -m 0700 "$1"', 'ln -s /tmp "$1"', 'touch "$1"'):
+        stranger(script, here)
+        with pytest.raises(shmq.ShmqError, match=broker.instance):
+            stage(settings(broker, sticky), b"secret")
+        stranger('rm -rf "$1"', here)
+    assert not list(sticky.iterdir())
+
+
+def test_the_default_directory_that_somebody_else_made_is_refused(
+    broker: shmq.Broker, sticky: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # /dev/shm itself has this user's directory already, that others may need meanwhile
+    opened = Private.__init__
+    monkeypatch.setattr(
+        Private, "__init__",
+        lambda self, base, *names: opened(self, str(sticky), *names),
+    )  # fmt: skip
+    stranger('mkdir -m 0777 "$1"', sticky / "shmq-staged-0")
+    with pytest.raises(shmq.ShmqError, match="belongs to uid 65534"):
+        stage(settings(broker, None), b"secret")
+    stranger('mkdir -m 0777 "$1"', sticky / "shmq-staged-0" / broker.instance)
+    with pytest.raises(shmq.ShmqError, match="belongs to uid 65534"):
+        stage(settings(broker, None), b"secret")
+
+
+def test_what_is_staged_is_closed_to_others_whatever_the_umask_says(
+    broker: shmq.Broker, sticky: Path, stranger: Stranger
+) -> None:
+    broker.create_channel("t", "c")
+    before = os.umask(0)
+    try:
+        where = settings(broker, sticky / "made" / "too")
+        item = stage(where, b"secret")
+    finally:
+        os.umask(before)
+    path = sticky / "made" / "too" / broker.instance / item.file
+    for each in (path, *path.parents[:3]):
+        assert not stat.S_IMODE(each.stat().st_mode) & 0o077, each
+    with pytest.raises(subprocess.CalledProcessError):
+        stranger('cat "$1"', path)
+    with pytest.raises(subprocess.CalledProcessError):
+        stranger('mv "$1" "$1".mine', path.parents[2])
+    assert staging.commit([item], where, "q", 0) == 1
+    assert came(broker) == [b"secret"]
+
+
+def test_a_directory_of_an_earlier_version_is_closed(broker: shmq.Broker, tmp_path: Path) -> None:
+    here = tmp_path / broker.instance
+    here.mkdir(mode=0o755)
+    here.chmod(0o755)
+    stage(settings(broker, tmp_path), b"a")
+    assert stat.S_IMODE(here.stat().st_mode) == 0o700
+    here.chmod(0o770)  # somebody else may have put something there
+    with pytest.raises(shmq.ShmqError, match="closed to others"):
+        stage(settings(broker, tmp_path), b"a")
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../{other}", "{topic}.0.manifest", "x.arrow", "", "."]
+)
+def test_a_manifest_that_names_anything_but_staged_files_publishes_nothing(
+    name: str, broker: shmq.Broker, tmp_path: Path
+) -> None:
+    broker.create_channel("t", "c")
+    where = settings(broker, tmp_path)
+    item = stage(where, b"mine")
+    outside = tmp_path / item.file
+    shutil.copy(tmp_path / broker.instance / item.file, outside)
+    prefix = item.file.partition(".")[0]
+    planted = replace(item, file=name.format(other=item.file, topic=prefix))
+    manifest = tmp_path / broker.instance / f"{prefix}.0.manifest"
+    manifest.write_text(json.dumps([asdict(planted)]))
+    manifest.chmod(0o600)
+    with pytest.raises(shmq.ShmqError, match="no file that a task staged"):
+        staging.commit([item], where, "q", 0)
+    manifest.unlink()
+    with pytest.raises(shmq.ShmqError, match="no file that a task staged"):
+        staging.commit([planted], where, "q", 0)
+    assert came(broker) == []
+    assert outside.exists()
+
+
+def test_what_no_manifest_can_be_is_said(broker: shmq.Broker, tmp_path: Path) -> None:
+    broker.create_channel("t", "c")
+    where = settings(broker, tmp_path)
+    item = stage(where, b"mine")
+    manifest = tmp_path / broker.instance / f"{item.file.partition('.')[0]}.0.manifest"
+    for text in ("", "{", '["a"]', '[{"file": 1}]'):
+        manifest.write_text(text)
+        manifest.chmod(0o600)
+        with pytest.raises(shmq.ShmqError, match="no manifest of this version"):
+            staging.commit([item], where, "q", 0)
+    manifest.chmod(0o644)
+    with pytest.raises(shmq.ShmqError, match="closed to others"):
+        staging.commit([item], where, "q", 0)
+    assert came(broker) == []
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _replace_by(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return change
+
+
+def _another(path: Path) -> None:
+    path.write_bytes(b"x" * 100)
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _cut,
+        _replace_by(lambda path: path.symlink_to("/etc/passwd")),
+        _replace_by(os.mkfifo),
+        _replace_by(_another),
+        _replace_by(Path.mkdir),
+    ],
+    ids=["cut", "symlink", "fifo", "another file", "directory"],
+)
+def test_a_staged_file_that_was_changed_is_not_published(
+    change: Callable[[Path], None], broker: shmq.Broker, tmp_path: Path
+) -> None:
+    broker.create_channel("t", "c")
+    where = settings(broker, tmp_path)
+    item = stage(where, b"mine")
+    path = tmp_path / broker.instance / item.file
+    change(path)
+    with pytest.raises(shmq.ShmqError, match=str(path)):
+        staging.commit([item], where, "q", 0)
+    assert came(broker) == []
+
+
+def test_nothing_is_overwritten_by_what_is_staged(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = settings(broker, tmp_path)
+    with staging.directory(where) as here:
+        fixed = "0" * 32
+        monkeypatch.setattr(staging.uuid, "uuid4", lambda: type("U", (), {"hex": fixed})())
+        target = tmp_path / "target"
+        target.write_text("kept")
+        name = f"{staging._prefix('q', 't')}.0.{staging.application()}.{fixed}.arrow"
+        (here.path / name).symlink_to(target)
+        with pytest.raises(FileExistsError):
+            stage(where, b"mine")
+    assert target.read_text() == "kept"
