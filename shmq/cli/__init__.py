@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from stat import S_ISREG  # `stat` is the command's module here
 from typing import Any, TypeVar
 
 import click
@@ -29,6 +32,53 @@ EXIT_CODES = {
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def complete_instance(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """For the shell: instances of this host."""
+    return [name for name in segments.list_instances() if name.startswith(incomplete)]
+
+
+def complete_topic(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """For the shell: topics of the instance that was named before."""
+    return _complete(context, incomplete, None)
+
+
+def complete_channel(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """For the shell: channels of the topic that was named before, else of all."""
+    return _complete(context, incomplete, context.params.get("topic") or "")
+
+
+def _complete(context: click.Context, incomplete: str, topic: str | None) -> list[str]:
+    """Names in an instance's directory; none where it cannot be read. Nothing waits here, and
+    nothing is said: a shell would show it amid what is being typed."""
+    from shmq import layout
+
+    instance = context.params.get("instance") or segments.default_instance()
+    found: set[str] = set()
+    with contextlib.suppress(Exception):
+        if S_ISREG(os.lstat(segments.directory_path(instance)).st_mode):
+            with layout.open_readonly(instance) as source:
+                names = {entry.index: entry.name for entry in source.directory.live_topics()}
+                if topic is None:
+                    found = {*names.values()}
+                else:
+                    found = {
+                        entry.channel
+                        for entry in source.directory.live_queues()
+                        if entry.channel is not None and topic in ("", names.get(entry.topic))
+                    }
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+#: What completes an argument or an option of this name.
+COMPLETIONS = {"instance": complete_instance, "topic": complete_topic, "channel": complete_channel}
+
+
 def instance_option(command: _Command) -> _Command:
     """`--instance`, on every command."""
     return click.option(
@@ -38,6 +88,7 @@ def instance_option(command: _Command) -> _Command:
         show_default="default",
         show_envvar=True,
         metavar="NAME",
+        shell_complete=complete_instance,
         help="Name of the broker on this host.",
     )(command)
 
@@ -53,6 +104,8 @@ def json_option(command: _Command) -> _Command:
 _MODULES = {
     "serve": "serve",
     "stat": "stat",
+    "ls": "instances",
+    "rm": "instances",
     "pub": "messages",
     "tail": "tail",
     "peek": "tail",

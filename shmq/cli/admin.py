@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import shmq
-from shmq.cli import OK, instance_option, json_option
+from shmq.cli import COMPLETIONS, OK, instance_option, json_option
 from shmq.cli.output import patience, print_json
 
 
@@ -33,7 +33,7 @@ def _add_verbs(group: click.Group, what: str, *names: str) -> None:
     for verb, help_text in _HELP.items():
         command = _command(verb, what)
         for name in reversed(names):
-            command = click.argument(name)(command)
+            command = click.argument(name, shell_complete=COMPLETIONS[name])(command)
         command = json_option(instance_option(command))
         group.command(verb, help=help_text.format(what=what))(command)
 

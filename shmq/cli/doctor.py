@@ -15,7 +15,16 @@ from typing import Any
 import click
 
 from shmq import segments
-from shmq.cli import DEGRADED, ERROR, OK, host, json_option, stale
+from shmq.cli import (
+    DEGRADED,
+    ERROR,
+    NOT_RUNNING,
+    OK,
+    complete_instance,
+    host,
+    json_option,
+    stale,
+)
 from shmq.cli.output import patience, print_json
 from shmq.cli.report import Finding
 from shmq.errors import ShmqError
@@ -23,7 +32,12 @@ from shmq.errors import ShmqError
 
 @click.command()
 @json_option
-@click.option("--instance", metavar="NAME", help="Look only at this instance [all on this host].")
+@click.option(
+    "--instance",
+    metavar="NAME",
+    shell_complete=complete_instance,
+    help="Look only at this instance [all on this host].",
+)
 @click.option("--data-path", type=click.Path(), metavar="DIRECTORY",
               help="Look at this data path too; those of running instances are found.")  # fmt: skip
 @click.option("--fix", is_flag=True,
@@ -32,7 +46,8 @@ from shmq.errors import ShmqError
 def doctor(as_json: bool, instance: str | None, data_path: str | None, fix: bool, yes: bool) -> int:
     """Look for what can go wrong on this host: each finding with its remedy.
 
-    Exit status: 0 all is well, 4 something was found, 1 it could not be looked at or mended.
+    Exit status: 0 all is well, 4 something was found, 3 the instance that was named does not run, 1
+    it could not be looked at or mended.
     """
     if yes and not fix:
         raise click.UsageError("--yes goes with --fix")
@@ -40,6 +55,7 @@ def doctor(as_json: bool, instance: str | None, data_path: str | None, fix: bool
         raise click.UsageError("nobody can be asked: give --yes to --fix")
     if instance is not None:
         segments.directory_name(instance)  # BadName
+    is_missing = instance is not None and not segments.list_objects(instance)
     with patience("looking at this host") as say:
         findings = list(examine(instance, data_path, say))
     if fix:
@@ -52,7 +68,11 @@ def doctor(as_json: bool, instance: str | None, data_path: str | None, fix: bool
     levels = {finding.level for finding in findings}
     if not as_json:
         _print_end(findings)
-    return ERROR if "error" in levels else DEGRADED if "problem" in levels else OK
+    if "error" in levels:
+        return ERROR
+    if is_missing:
+        return NOT_RUNNING
+    return DEGRADED if "problem" in levels else OK
 
 
 def examine(

@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import resource
+import shlex
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -269,7 +270,8 @@ def data_path_of(pid: int) -> Path | None:
             with contextlib.suppress(FileNotFoundError):  # closed just now
                 status = os.stat(link)
                 if stat.S_ISDIR(status.st_mode) and locked.get(_place(status)) == pid:
-                    return Path(os.readlink(link))
+                    path = os.readlink(link)
+                    return Path(path.removesuffix(" (deleted)") if not status.st_nlink else path)
     return None
 
 
@@ -294,7 +296,8 @@ def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
     try:
         status, room = os.stat(path), os.statvfs(path)
     except OSError as exc:
-        yield problem("data path", f"{path}: {exc.strerror}", f"create it: mkdir -p {path}")
+        yield problem("data path", f"{path}: {exc.strerror}",
+                       f"mkdir -p {shlex.quote(str(path))}")  # fmt: skip
         return
     if not stat.S_ISDIR(status.st_mode):
         yield problem("data path", f"{path} is not a directory", "use a directory as --data-path")

@@ -9,7 +9,7 @@ import click
 
 import shmq
 from shmq import layout
-from shmq.cli import OK, instance_option, json_option
+from shmq.cli import OK, complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.output import age, patience, print_json, print_rows
 
 
@@ -21,8 +21,8 @@ def lease() -> None:
 @lease.command("ls")
 @instance_option
 @json_option
-@click.argument("topic", required=False)
-@click.argument("channel", required=False)
+@click.argument("topic", shell_complete=complete_topic, required=False)
+@click.argument("channel", shell_complete=complete_channel, required=False)
 def ls(instance: str, as_json: bool, topic: str | None, channel: str | None) -> int:
     """Show the open leases, of all channels or of TOPIC's or of TOPIC's CHANNEL.
 
@@ -64,8 +64,8 @@ def ls(instance: str, as_json: bool, topic: str | None, channel: str | None) -> 
 @lease.command("requeue")
 @instance_option
 @json_option
-@click.argument("topic")
-@click.argument("channel")
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("channel", shell_complete=complete_channel)
 @click.argument("lease_id", metavar="LEASE", type=click.IntRange(1))
 def requeue(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
     """Give LEASE of TOPIC's CHANNEL back: its messages go first there, with one more attempt."""
@@ -75,8 +75,8 @@ def requeue(instance: str, as_json: bool, topic: str, channel: str, lease_id: in
 @lease.command("drop")
 @instance_option
 @json_option
-@click.argument("topic")
-@click.argument("channel")
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("channel", shell_complete=complete_channel)
 @click.argument("lease_id", metavar="LEASE", type=click.IntRange(1))
 def drop(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
     """Finish LEASE of TOPIC's CHANNEL: its messages are gone."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import click
 
 import shmq
-from shmq.cli import OK, instance_option
+from shmq.cli import OK, complete_topic, instance_option
 from shmq.cli.output import patience
 from shmq.options import parse_duration
 
@@ -31,7 +31,7 @@ def _duration(
 
 @click.command()
 @instance_option
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("message", nargs=-1)
 @click.option("--file", type=click.File("rb"), metavar="FILE", help="Read lines there; -: stdin.")
 @click.option("--defer", callback=_duration, metavar="DURATION", help="Deliver this much later.")

@@ -19,7 +19,7 @@ import click
 _PATIENCE = 1.0  # seconds before a wait is worth a line
 _TEXT_COLUMNS = frozenset({"TOPIC/CHANNEL", "TOPIC", "CHANNEL", "ID", "BODY", "NAME", "FIELD",
                            "VALUE", "FILE", "DUE", "STATE", "LINE", "CHECK", "KIND",
-                           "RING"})  # fmt: skip
+                           "RING", "OWNER", "DATA PATH", "COMMAND"})  # fmt: skip
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

@@ -14,18 +14,21 @@ import fcntl
 import os
 import re
 import resource
+import shlex
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from shmq import layout, segments
+from shmq import layout, segments, stats
+from shmq.broker import is_temporary_path
 from shmq.cli.host import check_data_path, data_path_of, number
 from shmq.cli.output import age, size
 from shmq.cli.report import Finding, ok, problem
@@ -60,10 +63,11 @@ def owners(names: Iterable[str]) -> Iterator[int]:
     for name in names:
         for item in segments.list_objects(name)[:1]:
             with contextlib.suppress(OSError):
-                yield os.stat(_path(item)).st_uid
+                yield os.stat(path_of(item)).st_uid
 
 
-def _path(item: SharedObject) -> str:
+def path_of(item: SharedObject) -> str:
+    """The file behind it."""
     if item.kind == "semaphore":
         return segments.semaphore_path_of(item.name)
     return segments.path_of(item.name)
@@ -81,11 +85,15 @@ def check_instance(name: str) -> Iterator[Finding]:
     if objects[0].kind != "directory":
         yield from _orphans(name, objects)
         return
-    path = _path(objects[0])
+    path = path_of(objects[0])
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        _check_regular(path)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         yield Finding("segments", "note", "it was stopped just now")
+        return
+    except ShmqError as exc:
+        yield problem("segments", str(exc), f"see whose it is (ls -l {path}) and remove it")
         return
     except PermissionError:
         status = os.stat(path)
@@ -115,6 +123,34 @@ def _head(fd: int) -> Any:
     return np.frombuffer(os.pread(fd, kind.itemsize, 0).ljust(kind.itemsize, b"\0"), kind)[0]
 
 
+@dataclass(frozen=True)
+class Held:
+    """What an instance holds."""
+
+    queues: int
+    messages: int
+    in_memory: int
+
+
+def held(source: layout.ReadOnlySource) -> Held:
+    """Counted from the headers of its queues: waiting, in flight, deferred and leased."""
+    queues = messages = on_disk = 0
+    for _, view in layout.live_queues(source):
+        found = stats.read_queue(None, view)
+        queues += 1
+        messages += found.depth + found.in_flight + found.deferred + found.leased
+        on_disk += found.backend_depth + view.read("deferred_depth")
+        on_disk += layout.run_length(view.header)
+    return Held(queues, messages, max(messages - on_disk, 0))
+
+
+def is_of_another_boot(directory: layout.DirectoryView) -> bool:
+    """Whether it is from before the last boot, or from another machine."""
+    boot = boot_id()
+    made = tuple(int(word) for word in directory.header["segment"]["boot_id"])
+    return any(boot) and made != boot
+
+
 def _dead_directory(fd: int) -> str:
     """Why no process can be using an instance, by its directory alone; "" if one could."""
     head = _head(fd)
@@ -140,7 +176,7 @@ def _directory(name: str, fd: int, objects: list[SharedObject]) -> Iterator[Find
         return
     head = _head(fd)
     if int(head["magic"]) != layout.MAGIC:
-        yield problem("segments", f"{_path(objects[0])} was not made by shmq (magic "
+        yield problem("segments", f"{path_of(objects[0])} was not made by shmq (magic "
                        f"{int(head['magic']):#x}), so no instance can have this name",
                        "remove it by hand, or use another --instance")  # fmt: skip
         return
@@ -184,7 +220,7 @@ def _orphans(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     elif busy:
         yield problem("segments", f"{text}; processes still use them",
                        "end these processes; what they hold is flushed by their supervisor, if it "
-                       f"lives: fuser {_path(objects[0])}")  # fmt: skip
+                       f"lives: fuser {path_of(objects[0])}")  # fmt: skip
     else:
         finding = problem("segments", text, "shmq doctor --fix, or `shmq serve`")
         yield replace(finding, fix=lambda: remove_orphans(name))
@@ -195,8 +231,8 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     with layout.open_readonly(name) as source:
         directory = source.directory
         pid = directory.read("supervisor_pid")
-        theirs, ours = directory.read("pid_namespace"), _pid_namespace()
-        if theirs != ours:
+        theirs, ours = directory.read("pid_namespace"), layout.pid_namespace()
+        if directory.is_foreign:
             yield problem("namespace", f"runs in another PID namespace ({theirs}, this is {ours})"
                            ": from here nobody can attach, nor tell who lives",
                            "run both in one: docker --pid=container:NAME and "
@@ -205,10 +241,7 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
         alive = layout.supervisor_alive(directory)
         silent = (time.clock_gettime_ns(time.CLOCK_MONOTONIC) - directory.read("heartbeat")) / 1e9
         if not alive:
-            yield problem("supervisor", f"its supervisor (pid {pid}) is dead; clients go on with "
-                           "what is in memory, nothing else happens",
-                           f"start it again: shmq serve --instance {name} --data-path DIRECTORY "
-                           "(with --drain: only write it to disk)")  # fmt: skip
+            yield _without_supervisor(name, source, objects)
         elif silent > _NO_HEARTBEAT:
             yield problem("supervisor", f"its supervisor (pid {pid}) has not moved for "
                            f"{age(silent)} ({_state_of(pid)})",
@@ -230,6 +263,39 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
         data_path = data_path_of(pid)
         if data_path is not None:
             yield from check_data_path(data_path, pid)
+
+
+def _without_supervisor(
+    name: str, source: layout.ReadOnlySource, objects: list[SharedObject]
+) -> Finding:
+    directory, found = source.directory, held(source)
+    pid, path = directory.read("supervisor_pid"), directory.data_path
+    where = f" --data-path {shlex.quote(path)}" if path else ""
+    remedy = (
+        f"start it again: shmq serve --instance {name}{where}; or write its {found.in_memory} "
+        f"messages in memory to disk: shmq serve --drain --instance {name}; or throw it away: "
+        f"shmq rm {name}"
+    )
+    if not is_temporary_path(path, name) or _in_use(objects) is not False:
+        text = f"its supervisor (pid {pid}) is dead; clients go on with what is in memory, "
+        return problem("supervisor", f"{text}nothing else happens", remedy)
+    text = f"left by an embedded broker whose process has ended (supervisor pid {pid}), with "
+    text += f"{found.messages} messages, files in {path}"
+    if found.messages:
+        return problem("supervisor", text, remedy)
+    finding = problem("supervisor", text, f"shmq doctor --fix, or shmq rm {name}")
+    return replace(finding, fix=lambda: _remove_embedded(name, path))
+
+
+def _remove_embedded(name: str, path: str) -> str:
+    """ShmqError if it came to life or holds anything now."""
+    with layout.open_readonly(name) as source:
+        if held(source).messages:
+            raise ShmqError("it holds messages")
+    uid = os.stat(segments.directory_path(name)).st_uid
+    text, own = _removed(remove_dead(name)), own_directory(name, path, uid)
+    is_removed = own is not None and remove_own_directory(own, uid)
+    return f"{text} and {path}" if is_removed else text
 
 
 def _queues(source: layout.ReadOnlySource, objects: list[SharedObject]) -> Iterator[Finding]:
@@ -265,15 +331,8 @@ def _queues(source: layout.ReadOnlySource, objects: list[SharedObject]) -> Itera
 
 def _is_old(item: SharedObject) -> bool:
     with contextlib.suppress(OSError):
-        return time.time() - os.stat(_path(item)).st_ctime > _LONG_AGO
+        return time.time() - os.stat(path_of(item)).st_ctime > _LONG_AGO
     return False
-
-
-def _pid_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
 
 
 def _state_of(pid: int) -> str:
@@ -304,12 +363,18 @@ def _strain(pid: int) -> Iterator[Finding]:
 # ---- removing what is dead ----
 
 
+def _check_regular(path: str) -> None:
+    """ShmqError if it is a pipe, a link or a device, which would have us wait or go elsewhere."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise ShmqError(f"{path} is not shared memory: somebody put it there")
+
+
 def _in_use(objects: Iterable[SharedObject]) -> bool | None:
     """Whether any process has one of them open for writing, as everybody has who attached. None:
     not ours to find out."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # what the kernel sends a lease's holder
     try:
-        paths = [_path(item) for item in objects if item.kind != "semaphore"]
+        paths = [path_of(item) for item in objects if item.kind != "semaphore"]
         return sum(map(_is_open, paths)) > 0  # all of them: one that we may not ask decides
     except PermissionError:
         return None
@@ -320,7 +385,9 @@ def _in_use(objects: Iterable[SharedObject]) -> bool | None:
 def _refuse(busy: bool | None) -> None:
     if busy is not False:
         raise ShmqError(
-            "a process uses it" if busy else "only its owner or root may tell it is dead"
+            "a process uses it"
+            if busy
+            else "whether a process uses it can only be told by its owner or root"
         )
 
 
@@ -365,12 +432,78 @@ def remove_leftover(instance: str) -> str:
         os.close(fd)
 
 
+def remove_dead(instance: str) -> int:
+    """Remove an instance that no supervisor has and no process uses, whatever it holds; how many
+    objects. ShmqError if one of the two does.
+
+    Under the lock that makes a supervisor the only one; the directory last.
+    """
+    path = segments.directory_path(instance)
+    _check_regular(path)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        _lock(instance, fd)
+        objects = segments.list_objects(instance)
+        try:
+            _refuse(_in_use(objects))
+        except ShmqError as exc:
+            raise ShmqError(f"instance {instance!r} cannot be removed: {exc}") from None
+        count = sum([item.unlink() for item in objects if item.kind != "directory"])
+        return count + segments.unlink_segment(segments.directory_name(instance))
+    finally:
+        os.close(fd)
+
+
+#: Files that a broker makes in its data path.
+_BROKERS_FILE = re.compile(
+    r"(nsqd|shmq)\.dat|.+\.(diskqueue|deferred)\..+\.dat(\.bad(\.\d+)?)?|.+\.tmp"
+)
+
+
+def own_directory(instance: str, data_path: str | None, uid: int) -> str | None:
+    """The data path, if an embedded broker of this user made it for itself and it is there."""
+    if not data_path or not is_temporary_path(data_path, instance):
+        return None
+    with contextlib.suppress(OSError):
+        status = os.lstat(data_path)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == uid:
+            return data_path
+    return None
+
+
+def remove_own_directory(path: str, uid: int) -> bool:
+    """Remove such a directory with what a broker made in it; False: something else is in it too.
+
+    Its name is from shared memory, so it need not be what it says: nothing of another user's is
+    touched, nothing below it, and nothing by a path.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_uid != uid:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in os.listdir(fd):
+            if _BROKERS_FILE.fullmatch(name):
+                os.unlink(name, dir_fd=fd)
+        os.rmdir(path)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def remove_orphans(instance: str) -> str:
     """Remove what is left of an instance without a directory. ShmqError if it is used, or another
     instance of this name has come up.
 
     Takes the name meanwhile, so that nobody else can.
     """
+    return _removed(remove_without_directory(instance))
+
+
+def remove_without_directory(instance: str) -> int:
+    """As `remove_orphans`; how many objects."""
     name = segments.directory_name(instance)
     try:
         fd = segments.create_directory(instance, 0o600)
@@ -382,7 +515,7 @@ def remove_orphans(instance: str) -> str:
             orphans = [item for item in segments.list_objects(instance)
                        if item.kind != "directory"]  # fmt: skip
             _refuse(_in_use(orphans))
-            return _removed(sum([item.unlink() for item in orphans]))
+            return sum([item.unlink() for item in orphans])
         finally:
             segments.unlink_segment(name)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from shmq import layout, prometheus, stats
-from shmq.cli import DEGRADED, OK, instance_option, json_option
+from shmq import layout, prometheus, segments, stats
+from shmq.cli import (
+    DEGRADED,
+    NOT_RUNNING,
+    OK,
+    complete_channel,
+    complete_topic,
+    instance_option,
+    json_option,
+    stale,
+)
+from shmq.cli.instances import Instance, print_table, survey
 from shmq.cli.output import age, patience, print_json, print_rows
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
@@ -71,8 +83,13 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
 @click.option("-i", "interval", type=click.FloatRange(0.05), metavar="SECONDS",
               help="Look again so often, and show rates.")  # fmt: skip
 @click.option("-n", "count", type=click.IntRange(1), metavar="COUNT", help="Looks until the end.")
-@click.option("--topic", metavar="TOPIC", help="Only this topic.")
-@click.option("--channel", metavar="CHANNEL", help="Only channels of this name.")
+@click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
+@click.option(
+    "--channel",
+    metavar="CHANNEL",
+    shell_complete=complete_channel,
+    help="Only channels of this name.",
+)
 @click.option("--sort", type=click.Choice(list(_SORT)), default="name", show_default=True,
               metavar="COLUMN", help=f"Order of the table: {', '.join(_SORT)}.")  # fmt: skip
 def stat(
@@ -91,6 +108,13 @@ def stat(
     The exit status is 4 then, and while its data path cannot be written or /dev/shm is full.
     Counters are totals, with -i rates since the look before.
     """
+    if not (as_json or as_prometheus) and _nothing_is_named(instance):
+        found = _others()
+        if found:
+            click.echo(f"there is no instance {instance!r}: name one of these (--instance, or "
+                       "SHMQ_INSTANCE)", err=True)  # fmt: skip
+            print_table(found)
+            return NOT_RUNNING
     if as_prometheus and (as_json or interval or count):
         raise click.UsageError("--prometheus is one look: leave out --json, -i and -n")
     looks = itertools.count() if interval and count is None else range(count or 1)
@@ -113,6 +137,17 @@ def stat(
             _print_table(taken, lines, with_rates=interval is not None and look > 0)
         before = {line.queue.serial: line.counters for line in lines}
     return status
+
+
+def _nothing_is_named(instance: str) -> bool:
+    """Whether the default instance is meant and there is none."""
+    source = click.get_current_context().get_parameter_source("instance")
+    is_default = source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    return is_default and not os.path.exists(segments.directory_path(instance))
+
+
+def _others() -> list[Instance]:
+    return [item for item in map(survey, stale.instances()) if item is not None]
 
 
 def _lines(

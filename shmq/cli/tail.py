@@ -15,7 +15,15 @@ import click
 
 import shmq
 from shmq import layout
-from shmq.cli import DEGRADED, ERROR, OK, instance_option, json_option
+from shmq.cli import (
+    DEGRADED,
+    ERROR,
+    OK,
+    complete_channel,
+    complete_topic,
+    instance_option,
+    json_option,
+)
 from shmq.cli.output import (
     body_field,
     forget_output,
@@ -55,8 +63,8 @@ def own_channel() -> str:
 @click.command()
 @instance_option
 @json_option
-@click.argument("topic")
-@click.argument("channel", required=False)
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("channel", shell_complete=complete_channel, required=False)
 @click.option("-n", "count", type=click.IntRange(1), metavar="N", help="End after N messages.")
 @click.option("--raw", is_flag=True, help="Bodies byte for byte, without line ends between them.")
 @click.option("--peek", "peeking", is_flag=True,
@@ -194,8 +202,8 @@ _STATES = {"ready": "ready", "back": "ready", "inflight": "in_flight", "deferred
 @click.command()
 @instance_option
 @json_option
-@click.argument("topic")
-@click.argument("channel", required=False)
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("channel", shell_complete=complete_channel, required=False)
 @click.option(
     "--state",
     type=click.Choice(list(_STATES)),
