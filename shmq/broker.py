@@ -340,8 +340,10 @@ class Broker:
     ) -> list[Peeked]:
         """Up to n messages of the channel that are in memory; changes nothing, takes no lock.
 
-        channel None: the topic's backlog. state: "ready" (in the order of delivery), "in_flight"
-        (by deadline) or "deferred" (by due time). What moves while it is looked at is left out.
+        channel None: the topic's backlog. state: "ready" (in the order of delivery), "back" (those
+        of them that were handed out before or come from disk), "in_flight" (by deadline; who holds
+        them since when and until when) or "deferred" (by due time). What moves while it is looked
+        at is left out.
         """
         check_name(topic, "topic")
         if channel is None:
@@ -353,7 +355,8 @@ class Broker:
         else:
             native, queue, serial = self._existing_queue(topic, channel)
         entry = QueueEntry(queue, serial, 0, channel, False)
-        return layout.peek(self._source().queue(entry), state, n)
+        source = self._source()
+        return layout.peek(source.queue(entry), state, n, source.directory.clients)
 
     def channel_stats(self, topic: str, channel: str) -> ChannelStats:
         """Counts of one channel, without its consumers: cheap with any number of others. Gone."""

@@ -630,8 +630,10 @@ class Peeked:
     """A message somebody else may be taking right now. Nothing was changed by looking at it.
 
     timestamp: publish time, ns since 1970. attempts: deliveries so far. due: when a deferred
-    message becomes ready (ns since 1970), else None. deadline: when one in flight times out
-    (CLOCK_MONOTONIC ns, None: never), else None. client: index of the consumer's client entry.
+    message becomes ready (ns since 1970), else None. Of one in flight, else None: deadline, when it
+    times out (CLOCK_MONOTONIC ns, None: never); client, index of the consumer's client entry; pid,
+    of that process, if it is still attached; since and until, when it was taken and when it times
+    out (ns since 1970; until None: never).
     """
 
     id: str
@@ -642,26 +644,39 @@ class Peeked:
     due: int | None = None
     deadline: int | None = None
     client: int | None = None
+    pid: int | None = None
+    since: int | None = None
+    until: int | None = None
 
 
-#: What `peek` can be asked for, and the states of the slots it then shows.
+#: What a message can be peeked at as, and the states of the slots that are shown then.
 PEEK_STATES: Final[dict[str, tuple[State, ...]]] = {
     "ready": (State.READY, State.BACK),
     "in_flight": (State.INFLIGHT,),
     "deferred": (State.DEFERRED,),
 }
 
+#: What `peek` can be asked for: also for a part of "ready".
+PEEK_NAMES: Final = {**PEEK_STATES, "back": (State.BACK,)}
 
-def peek(view: QueueView, state: str = "ready", n: int = 10) -> list[Peeked]:
+
+def peek(
+    view: QueueView, state: str = "ready", n: int = 10, clients: Array | None = None
+) -> list[Peeked]:
     """Up to n messages in memory, without taking them; disk is not looked at.
 
-    "ready" in the order of delivery, "in_flight" by deadline, "deferred" by due time. A message
-    that moves while it is read is left out. ValueError for another state.
+    "ready" in the order of delivery, "back" those of them that were handed out before or come from
+    disk, "in_flight" (or "inflight") by deadline, "deferred" by due time. A message that moves
+    while it is read is left out. clients: the directory's client entries, to know pids from.
+    ValueError for another state.
     """
-    if state not in PEEK_STATES:
-        raise ValueError(f"state must be one of {', '.join(PEEK_STATES)}, not {state!r}")
+    state = "in_flight" if state == "inflight" else state
+    if state not in PEEK_NAMES:
+        raise ValueError(f"state must be one of {', '.join(PEEK_NAMES)}, not {state!r}")
     if state == "ready":
         candidates = np.concatenate((view.requeue, view.ready))
+    elif state == "back":
+        candidates = view.requeue
     elif state == "in_flight":
         candidates = _by_time(view, *view.in_flight)
     else:
@@ -675,7 +690,7 @@ def peek(view: QueueView, state: str = "ready", n: int = 10) -> list[Peeked]:
         if len(found) >= n:
             break
         if index < len(slots):
-            message = _copy(view, slots[index : index + 1], PEEK_STATES[state])
+            message = _copy(view, slots[index : index + 1], PEEK_NAMES[state], clients)
             if message is not None:
                 found.append(message)
     return found
@@ -686,7 +701,9 @@ def _by_time(view: QueueView, when: Array, slots: Array) -> Array:
     return order
 
 
-def _copy(view: QueueView, slot: Array, states: tuple[State, ...]) -> Peeked | None:
+def _copy(
+    view: QueueView, slot: Array, states: tuple[State, ...], clients: Array | None
+) -> Peeked | None:
     """The message in a slot, or None if it is in another state or changed meanwhile."""
     before = slot.copy()[0]
     now = State(int(state(before["word"]))) if int(state(before["word"])) in _KNOWN else State.FREE
@@ -700,18 +717,34 @@ def _copy(view: QueueView, slot: Array, states: tuple[State, ...]) -> Peeked | N
     after = slot.copy()[0]
     if any(after[field] != before[field] for field in ("word", "id", "body", "length")):
         return None
-    time = int(before["deadline"])
+    when = int(before["deadline"])
     in_flight = now is State.INFLIGHT
+    has_end = in_flight and when != _NEVER
+    holder = int(owner(before["word"]))
     return Peeked(
         id=f"{int(before['id']):016x}",
         timestamp=int(before["timestamp"]),
         attempts=int(before["attempts"]),
         body=body,
         state={State.INFLIGHT: "in_flight", State.DEFERRED: "deferred"}.get(now, "ready"),
-        due=time if now is State.DEFERRED else None,
-        deadline=time if in_flight and time != _NEVER else None,
-        client=int(owner(before["word"])) if in_flight else None,
+        due=when if now is State.DEFERRED else None,
+        deadline=when if has_end else None,
+        client=holder if in_flight else None,
+        pid=_pid_of(clients, holder) if in_flight else None,
+        since=_real(int(before["delivered"])) if in_flight else None,
+        until=_real(when) if has_end else None,
     )
+
+
+def _pid_of(clients: Array | None, index: int) -> int | None:
+    if clients is None or index >= len(clients) or clients[index]["state"] != ClientState.LIVE:
+        return None
+    return int(clients[index]["pid"])
+
+
+def _real(monotonic: int) -> int:
+    """A time of CLOCK_MONOTONIC as one of CLOCK_REALTIME, by how far off it is now (ns)."""
+    return time.time_ns() + monotonic - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
 _KNOWN = frozenset(State)

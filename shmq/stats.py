@@ -297,7 +297,11 @@ class BrokerStats:
         """Everything that keeps the broker from its work, the worst first; empty: nothing."""
         found = []
         if not self.supervisor_alive:
-            found.append("the supervisor is not running")
+            found.append(
+                "the supervisor, in another PID namespace, gives no sign of life"
+                if self.foreign
+                else "the supervisor is not running"
+            )
         if self.disk_errno:
             found.append(f"{self._disk_said}: {os.strerror(self.disk_errno)}")
         if self.shm_is_full:

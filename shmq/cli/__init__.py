@@ -132,8 +132,36 @@ class _Commands(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole."""
+        rows = []
+        for name in self.list_commands(context):
+            command = self.get_command(context, name)
+            assert command is not None
+            rows.append((name, command.get_short_help_str(limit=sys.maxsize)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+
+_EPILOG = """\b
+Examples:
+  shmq serve --instance jobs --data-path /var/lib/jobs    run a broker
+  shmq pub resize cat.png --instance jobs                 publish a message
+  shmq tail resize workers --instance jobs                take messages
+  shmq stat -i 1 --instance jobs                          watch it
+  shmq doctor                                             look for what is wrong
+
+The instance can also be named by SHMQ_INSTANCE. `shmq COMMAND --help` tells more.
+
+\b
+Completion of commands, instances, topics and channels, in ~/.bashrc:
+  eval "$(_SHMQ_COMPLETE=bash_source shmq)"    (others: zsh_source, fish_source)
+"""
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG
+)
 @click.version_option(__version__, prog_name="shmq")
 def cli() -> None:
     """A message broker for one host, with the data path in shared memory."""
@@ -150,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `shmq stat | head`: end without a word when the reader has gone
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        return int(cli.main(words, prog_name="shmq", standalone_mode=False) or OK)
+        color = False if os.environ.get("NO_COLOR") else None
+        return int(cli.main(words, prog_name="shmq", standalone_mode=False, color=color) or OK)
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.exceptions.NoArgsIsHelpError as exc:

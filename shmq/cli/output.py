@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
+import psutil
 
 _PATIENCE = 1.0  # seconds before a wait is worth a line
 _TEXT_COLUMNS = frozenset({"TOPIC/CHANNEL", "TOPIC", "CHANNEL", "ID", "BODY", "NAME", "FIELD",
@@ -29,15 +30,25 @@ def print_json(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def print_rows(titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
+def format_rows(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str = ""
+) -> list[str]:
     """Columns as wide as they need; names and bodies to the left, numbers to the right."""
+    lines = []
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for row in [titles, *rows]:
         cells = [
             cell.ljust(width) if title in _TEXT_COLUMNS else cell.rjust(width)
             for cell, width, title in zip(row, widths, titles, strict=True)
         ]
-        click.echo((indent + "  ".join(cells)).rstrip())
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def print_rows(titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """`format_rows`, on stdout."""
+    for line in format_rows(titles, rows, indent):
+        click.echo(line)
 
 
 def forget_output() -> None:
@@ -75,6 +86,35 @@ def moment(ns: int, fraction: bool = False) -> str:
     except (OverflowError, OSError, ValueError):
         return str(ns)
     return f"{text}.{ns % 10**9 // 10**6:03d}" if fraction else text
+
+
+def shorten(text: str, room: int) -> str:
+    """A name in so many columns: what tells it from others is at both ends."""
+    if len(text) <= room:
+        return text
+    left = room // 2
+    return f"{text[:left]}…{text[len(text) - (room - 1 - left) :]}"
+
+
+def command_name(pid: int, room: int) -> str:
+    """What a process is, in so many columns: of an interpreter, what it runs. "" if it is gone or
+    not ours to see."""
+    try:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return ""
+    name = os.path.basename(words[0]) if words else ""
+    if name.startswith("python"):
+        rest = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
+        if rest[:1] == ["-m"]:
+            name = " ".join(rest[1:2])
+        elif rest and "-c" not in words[:-1]:
+            name = os.path.basename(rest[0])
+    return shorten(_printable(name), room)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def body_field(body: bytes) -> dict[str, str]:

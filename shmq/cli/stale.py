@@ -28,12 +28,12 @@ import numpy as np
 import psutil
 
 from shmq import layout, segments, stats
-from shmq.broker import is_temporary_path
 from shmq.cli.host import check_data_path, data_path_of, number
 from shmq.cli.output import age, size
 from shmq.cli.report import Finding, ok, problem
 from shmq.cli.segment import boot_id
 from shmq.errors import Gone, LayoutMismatch, ShmqError
+from shmq.homes import is_own
 from shmq.layout import Ready
 from shmq.names import valid_instance
 from shmq.segments import SharedObject
@@ -276,7 +276,7 @@ def _without_supervisor(
         f"messages in memory to disk: shmq serve --drain --instance {name}; or throw it away: "
         f"shmq rm {name}"
     )
-    if not is_temporary_path(path, name) or _in_use(objects) is not False:
+    if not is_own(path, name) or _in_use(objects) is not False:
         text = f"its supervisor (pid {pid}) is dead; clients go on with what is in memory, "
         return problem("supervisor", f"{text}nothing else happens", remedy)
     text = f"left by an embedded broker whose process has ended (supervisor pid {pid}), with "
@@ -462,7 +462,7 @@ _BROKERS_FILE = re.compile(
 
 def own_directory(instance: str, data_path: str | None, uid: int) -> str | None:
     """The data path, if an embedded broker of this user made it for itself and it is there."""
-    if not data_path or not is_temporary_path(data_path, instance):
+    if not data_path or not is_own(data_path, instance):
         return None
     with contextlib.suppress(OSError):
         status = os.lstat(data_path)

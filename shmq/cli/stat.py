@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from shmq.cli import (
     stale,
 )
 from shmq.cli.instances import Instance, print_table, survey
-from shmq.cli.output import age, patience, print_json, print_rows
+from shmq.cli.output import age, command_name, format_rows, patience, print_json, shorten
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
 _COUNTERS = ("message_count", "delivered", "requeue_count", "timeout_count")
@@ -92,6 +94,7 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
 )
 @click.option("--sort", type=click.Choice(list(_SORT)), default="name", show_default=True,
               metavar="COLUMN", help=f"Order of the table: {', '.join(_SORT)}.")  # fmt: skip
+@click.option("--clients", is_flag=True, help="A line for each consumer and not for each channel.")
 def stat(
     instance: str,
     as_json: bool,
@@ -101,12 +104,14 @@ def stat(
     topic: str | None,
     channel: str | None,
     sort: str,
+    clients: bool,
 ) -> int:
     """Show what an instance is doing.
 
     Reads its shared memory, so it costs the broker nothing and works while its supervisor is dead.
     The exit status is 4 then, and while its data path cannot be written or /dev/shm is full.
-    Counters are totals, with -i rates since the look before.
+    Counters are totals, with -i rates since the look before. A narrow terminal shows less: a pipe
+    and --json get everything.
     """
     if not (as_json or as_prometheus) and _nothing_is_named(instance):
         found = _others()
@@ -120,7 +125,7 @@ def stat(
     looks = itertools.count() if interval and count is None else range(count or 1)
     pause = interval or 1.0
     before: dict[int, tuple[int, ...]] = {}
-    taken_at, status = 0.0, OK
+    taken_at, status, screen = 0.0, OK, _Screen(is_live=interval is not None)
     for look in looks:
         if look:
             time.sleep(pause)
@@ -134,7 +139,8 @@ def stat(
         elif as_json:
             _print_json(taken, lines, topic, channel)
         else:
-            _print_table(taken, lines, with_rates=interval is not None and look > 0)
+            with_rates = interval is not None and look > 0
+            screen.show(_table(taken, lines, with_rates, clients, screen.columns))
         before = {line.queue.serial: line.counters for line in lines}
     return status
 
@@ -185,48 +191,167 @@ def _print_json(
     print_json({**document, "rates": rates} if rates else document)
 
 
-def _print_table(taken: BrokerStats, lines: list[_Line], with_rates: bool) -> None:
-    click.echo(_headline(taken))
-    for text in _troubles(taken):
-        click.echo(click.style(text, fg="red"))
-    titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
+# ---- tables ----
+
+#: What a narrow terminal does without, the first first.
+_DROPPED = ("LEASED", "P50", "MEM", "TMO", "REQ", "DEFER", "OLDEST", "P99", "OUT", "IN")
+_SPACE = "  "
+
+
+def _queue_table(
+    taken: BrokerStats, lines: list[_Line], with_rates: bool, columns: int | None
+) -> list[str]:
+    """One line a queue. columns: of the terminal; None: as wide as it needs."""
     unit = "/s" if with_rates else ""
-    titles += [
-        f"IN{unit}",
-        f"OUT{unit}",
-        f"REQ{unit}",
-        f"TMO{unit}",
-        "OLDEST",
-        "P50",
-        "P99",
-        "CLIENTS",
-    ]
-    rows = []
-    for line in lines:
-        queue = line.queue
-        counts: Sequence[float] = line.counters
-        if with_rates:
-            counts = line.rates or [0.0] * len(_COUNTERS)
-        rows.append(
-            [
-                line.name + (" (paused)" if queue.paused or line.topic.paused else ""),
-                str(queue.depth),
-                str(queue.depth - queue.backend_depth),
-                str(queue.backend_depth),
-                str(queue.in_flight),
-                str(queue.leased),
-                str(queue.deferred),
-                *(f"{number:.0f}" for number in counts),
-                "-" if queue.oldest_age is None else age(queue.oldest_age),
-                *_percentiles(queue),
-                str(len(queue.sessions)),
-            ]
-        )
+    titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
+    titles += [f"{name}{unit}" for name in ("IN", "OUT", "REQ", "TMO")]
+    titles += ["OLDEST", "P50", "P99", "CLIENTS"]
     idle = [item.name for item in taken.topics if not item.channels and item.backlog is None]
-    print_rows(titles, rows)
+    found: list[str] = []
+    for number in (str, _short):
+        rows = [_row(line, with_rates, number) for line in lines]
+        found = format_rows(titles, rows)
+        if columns is None or max(map(len, found)) <= columns:
+            break
+    else:
+        assert columns is not None
+        found = _narrow(titles, rows, columns)
     if idle and not lines:
-        click.echo(f"topics without a channel or messages: {', '.join(idle)}")
-    sys.stdout.flush()
+        found.append(f"topics without a channel or messages: {', '.join(idle)}")
+    return found
+
+
+def _row(line: _Line, with_rates: bool, number: Callable[[int], str]) -> list[str]:
+    queue = line.queue
+    counts: Sequence[float] = line.counters
+    if with_rates:
+        counts = line.rates or [0.0] * len(_COUNTERS)
+    return [
+        line.name + (" (paused)" if queue.paused or line.topic.paused else ""),
+        number(queue.depth),
+        number(queue.depth - queue.backend_depth),
+        number(queue.backend_depth),
+        number(queue.in_flight),
+        number(queue.leased),
+        number(queue.deferred),
+        *(number(round(count)) for count in counts),
+        "-" if queue.oldest_age is None else age(queue.oldest_age),
+        *_percentiles(queue),
+        str(len(queue.sessions)),
+    ]
+
+
+def _short(number: int) -> str:
+    """A count in five signs."""
+    for unit in ("", "k", "M", "G"):
+        if number < 99_999.5 or unit == "G":
+            break
+        number = round(number / 1000)
+    return f"{number}{unit}"
+
+
+def _narrow(titles: list[str], rows: list[list[str]], columns: int) -> list[str]:
+    """The table in so many columns: less is shown, then names are cut in the middle."""
+    cells = list(zip(titles, *rows, strict=True))
+    name, others = cells[0], cells[1:]
+    wanted = min(max(map(len, name)), columns * 2 // 5)
+
+    def room() -> int:
+        return columns - sum(len(_SPACE) + max(map(len, column)) for column in others)
+
+    for title in _DROPPED:
+        if room() >= wanted:
+            break
+        others = [column for column in others if column[0].removesuffix("/s") != title]
+    name = tuple(shorten(text, max(room(), len("TOPIC/CHANNEL"))) for text in name)
+    first, *rest = zip(name, *others, strict=True)
+    return format_rows(list(first), [list(row) for row in rest])
+
+
+def _client_table(lines: list[_Line], columns: int | None, foreign: bool) -> list[str]:
+    """One line a consumer. foreign: its processes are not of this PID namespace."""
+    now, rows = time.time_ns(), []
+    for line in lines:
+        for item in line.queue.sessions:
+            rows.append(
+                [
+                    line.name,
+                    str(item.client.pid),
+                    "" if foreign else command_name(item.client.pid, 16),
+                    str(item.in_flight),
+                    str(item.max_in_flight),
+                    age(max(now - item.since, 0) / 1e9),
+                    _short(item.delivered),
+                    _short(item.finished),
+                    _short(item.requeued),
+                    _short(item.timed_out),
+                ]
+            )
+    titles = [
+        "TOPIC/CHANNEL",
+        "PID",
+        "COMMAND",
+        "INFLT",
+        "MAX",
+        "SINCE",
+        "OUT",
+        "FIN",
+        "REQ",
+        "TMO",
+    ]
+    found = format_rows(titles, rows)
+    if columns is None or max(map(len, found)) <= columns:
+        return found
+    return _narrow(titles, rows, columns)
+
+
+class _Screen:
+    """Where tables go: a terminal, which has a width and can be written anew, or a pipe."""
+
+    def __init__(self, is_live: bool) -> None:
+        """is_live: each table in the place of the one before, if that can be done."""
+        self._is_terminal = sys.stdout.isatty()
+        can_move = os.environ.get("TERM", "dumb") not in ("", "dumb")
+        self._in_place = is_live and self._is_terminal and can_move
+        self._is_clear = False
+
+    @property
+    def columns(self) -> int | None:
+        """None: any number."""
+        return shutil.get_terminal_size().columns if self._is_terminal else None
+
+    def show(self, lines: list[str]) -> None:
+        """A table, with what stands over it."""
+        if not self._in_place:
+            for line in lines:
+                click.echo(line)
+        else:
+            most = shutil.get_terminal_size().lines - 1
+            if len(lines) > most:
+                left = len(lines) - most + 1
+                lines = [*lines[: most - 1], f"... and {left} more (--sort, --topic)"]
+            # the end of each line is wiped when it is written, so that nothing flickers
+            text = "".join(f"{line}\x1b[K\n" for line in lines)
+            clear = "" if self._is_clear else "\x1b[2J"
+            if click.get_current_context().color is False:
+                text = "".join(f"{click.unstyle(line)}\x1b[K\n" for line in lines)
+            sys.stdout.write(f"{clear}\x1b[H{text}\x1b[J")
+            self._is_clear = True
+        sys.stdout.flush()
+
+
+def _table(
+    taken: BrokerStats, lines: list[_Line], with_rates: bool, clients: bool, columns: int | None
+) -> list[str]:
+    """All of it."""
+    table = (
+        _client_table(lines, columns, taken.foreign)
+        if clients
+        else _queue_table(taken, lines, with_rates, columns)
+    )
+    wide = columns or sys.maxsize
+    troubles = [part for text in _troubles(taken) for part in textwrap.wrap(text, wide)]
+    return [*_headline(taken, wide), *(click.style(text, fg="red") for text in troubles), *table]
 
 
 def _percentiles(queue: ChannelStats) -> list[str]:
@@ -244,16 +369,28 @@ def _troubles(taken: BrokerStats) -> list[str]:
     return found
 
 
-def _headline(taken: BrokerStats) -> str:
-    alive = "alive" if taken.supervisor_alive else click.style("DEAD", fg="red", bold=True)
+def _headline(taken: BrokerStats, columns: int) -> list[str]:
+    """How the broker is; several lines where one would not fit."""
     parts = [
         time.strftime("%H:%M:%S"),
         f"instance {taken.instance}",
-        f"supervisor pid {taken.supervisor_pid} {alive}",
+        f"supervisor pid {taken.supervisor_pid} {_life(taken)}",
         f"heartbeat {age(taken.heartbeat_age)} ago",
         f"epoch {taken.epoch}",
         f"clients {len(taken.clients)}",
     ]
     if taken.stopping:
         parts.append("stopping")
-    return "  ".join(parts)
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(click.unstyle(lines[-1])) + len(_SPACE) + len(click.unstyle(part)) <= columns:
+            lines[-1] += _SPACE + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def _life(taken: BrokerStats) -> str:
+    if taken.foreign:
+        return f"{'alive' if taken.supervisor_alive else 'SILENT'} in another PID namespace"
+    return "alive" if taken.supervisor_alive else click.style("DEAD", fg="red", bold=True)

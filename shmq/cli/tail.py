@@ -8,6 +8,7 @@ import secrets
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -25,7 +26,9 @@ from shmq.cli import (
     json_option,
 )
 from shmq.cli.output import (
+    age,
     body_field,
+    command_name,
     forget_output,
     harmless,
     moment,
@@ -196,7 +199,7 @@ def _write_all(messages: Iterable[_Seen], form: Callable[[_Seen], bytes]) -> Non
 
 # ---- peek ----
 
-_STATES = {"ready": "ready", "back": "ready", "inflight": "in_flight", "deferred": "deferred"}
+_STATES = ("ready", "back", "in_flight", "deferred", "inflight")
 
 
 @click.command()
@@ -206,12 +209,12 @@ _STATES = {"ready": "ready", "back": "ready", "inflight": "in_flight", "deferred
 @click.argument("channel", shell_complete=complete_channel, required=False)
 @click.option(
     "--state",
-    type=click.Choice(list(_STATES)),
+    type=click.Choice(_STATES),
     default="ready",
     show_default=True,
     metavar="STATE",
     help="ready: in the order of delivery; back: those of them that were handed out before or come "
-    "from disk; inflight: by deadline; deferred: by due time.",
+    "from disk; in_flight: by deadline, with who holds them; deferred: by due time.",
 )
 @click.option("-n", "count", type=click.IntRange(1), default=10, show_default=True, metavar="N",
               help="At most so many.")  # fmt: skip
@@ -220,8 +223,10 @@ def peek(
 ) -> int:
     """Show messages of TOPIC's CHANNEL (without CHANNEL: of its backlog) and change nothing.
 
-    Messages on disk are not shown.
+    Messages on disk are not shown. TAKEN: how long ago. DEADLINE: in how many seconds one goes back
+    to its channel if it is not finished; never: not as long as its consumer lives.
     """
+    state = "in_flight" if state == "inflight" else state
     found, alive = _look(instance, topic, channel, state, count)
     if found is None:
         return ERROR
@@ -229,8 +234,11 @@ def peek(
         for message in found:
             print_json(_document(message))
     elif found:
-        print_rows(["ID", "PUBLISHED", "ATTEMPTS", "BYTES", "BODY"],
-                   [_row(message) for message in found])  # fmt: skip
+        titles, row = _TABLES.get(state, _TABLES["ready"])
+        print_rows(titles, [row(message) for message in found])
+    else:
+        where = f"{topic}/{channel}" if channel else f"the backlog of {topic}"
+        click.echo(f"no message of {where} is {_STATE_WORDS[state]} in memory", err=True)
     return OK if alive else DEGRADED
 
 
@@ -258,12 +266,7 @@ def _peek(
     queue = source.directory.find_queue(entry.index, channel)
     if queue is None:
         return [] if channel is None else None
-    view = source.queue(queue)
-    if state == "back":
-        count = min(count, view.ring_length("requeue"))
-        if not count:
-            return []
-    return layout.peek(view, _STATES[state], count)
+    return layout.peek(source.queue(queue), state, count, source.directory.clients)
 
 
 def _document(message: Peeked) -> dict[str, Any]:
@@ -274,6 +277,9 @@ def _document(message: Peeked) -> dict[str, Any]:
         "state": message.state,
         "due": message.due,
         "client": message.client,
+        "pid": message.pid,
+        "since": message.since,
+        "until": message.until,
         **body_field(message.body),
     }
 
@@ -282,3 +288,42 @@ def _row(message: Peeked) -> list[str]:
     published = moment(message.timestamp)[5:]
     body = one_line(message.body, 60)
     return [message.id, published, str(message.attempts), str(len(message.body)), body]
+
+
+def _row_in_flight(message: Peeked) -> list[str]:
+    now = time.time_ns()
+    since, until = message.since or now, message.until
+    return [
+        message.id,
+        "gone" if message.pid is None else str(message.pid),
+        "" if message.pid is None else command_name(message.pid, 16),
+        age(max(now - since, 0) / 1e9),
+        "never" if until is None else f"{(until - now) / 1e9:.1f}s",
+        str(message.attempts),
+        str(len(message.body)),
+        one_line(message.body, 78),
+    ]
+
+
+def _row_deferred(message: Peeked) -> list[str]:
+    due = ((message.due or 0) - time.time_ns()) / 1e9
+    body = one_line(message.body, 60)
+    return [message.id, moment(message.timestamp)[5:], f"{due:.1f}s", str(message.attempts),
+            str(len(message.body)), body]  # fmt: skip
+
+
+_TABLES = {
+    "ready": (["ID", "PUBLISHED", "ATTEMPTS", "BYTES", "BODY"], _row),
+    "in_flight": (
+        ["ID", "PID", "COMMAND", "TAKEN", "DEADLINE", "ATTEMPTS", "BYTES", "BODY"],
+        _row_in_flight,
+    ),
+    "deferred": (["ID", "PUBLISHED", "DUE IN", "ATTEMPTS", "BYTES", "BODY"], _row_deferred),
+}
+
+_STATE_WORDS = {
+    "ready": "ready",
+    "back": "ready after it was handed out or on disk",
+    "in_flight": "in flight",
+    "deferred": "deferred",
+}

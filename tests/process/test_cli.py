@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,103 @@ def test_looking_works_while_the_supervisor_is_dead_and_says_so(
     assert b"still" in peeked.stdout
     assert run("pub", "t", "more", instance=instance).returncode == OK
     assert run("topic", "create", "new", instance=instance).returncode == NOT_RUNNING
+
+
+def test_who_holds_a_message_since_when_and_until_when(
+    serve: Serve, attach: Attach, instance: str
+) -> None:
+    serve()
+    broker = attach()
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    producer.publish(b"held")
+    began = time.time_ns()
+    consumer = broker.consumer("t", "c", msg_timeout=45.0)
+    assert consumer.take(timeout=10) is not None
+    (python,) = broker.peek("t", "c", "in_flight")
+    (message,) = documents(run("peek", "t", "c", "--state=in_flight", "--json", instance=instance))
+    assert message["state"] == "in_flight"
+    assert message["pid"] == python.pid == os.getpid()
+    assert message["client"] == python.client
+    slack = 10**8  # the two clocks are read one after the other
+    assert began - slack <= message["since"] <= time.time_ns() + slack
+    lasts = message["until"] - message["since"]
+    assert abs(lasts - 45 * 10**9) < 10**9
+    assert python.until is not None
+    assert abs(python.until - message["until"]) < 10**9
+    assert broker.peek("t", "c", "inflight")[0].id == python.id
+    for spelling in ("in_flight", "inflight"):
+        table = run("peek", "t", "c", "--state", spelling, instance=instance).stdout.decode()
+        titles, row = table.splitlines()
+        assert titles.split() == [
+            "ID",
+            "PID",
+            "COMMAND",
+            "TAKEN",
+            "DEADLINE",
+            "ATTEMPTS",
+            "BYTES",
+            "BODY",
+        ]
+        assert re.fullmatch(
+            rf"{python.id} +{os.getpid()} +\S+ +[0-9]+\w+ +[0-9]+\.[0-9]s +1 +4 +held", row
+        ), row
+    listed = run("stat", "--clients", instance=instance).stdout.decode().splitlines()
+    assert re.match(rf"t/c +{os.getpid()} .* 1 +200 ", listed[-1]), listed
+    with broker.consumer("t", "never", msg_timeout=None) as patient:
+        producer.publish(b"for ever")
+        assert patient.take(timeout=10) is not None
+        (message,) = documents(
+            run("peek", "t", "never", "--state=in_flight", "--json", instance=instance)
+        )
+        assert message["until"] is None
+        table = run("peek", "t", "never", "--state=in_flight", instance=instance).stdout
+        assert b" never " in table
+    producer.publish(b"later", defer=500)
+    table = run("peek", "t", "c", "--state=deferred", instance=instance).stdout.decode()
+    due = re.search(r" ([0-9]+)\.[0-9]s +0 +5 +later", table)
+    assert due is not None
+    assert 400 < int(due[1]) <= 500
+    back = run("peek", "t", "never", "--state=back", "--json", instance=instance)
+    assert [item["body"] for item in documents(back)] == ["for ever"]
+    assert [item.body for item in broker.peek("t", "never", "back")] == [b"for ever"]
+
+
+def test_a_peek_at_nothing_says_so(serve: Serve, attach: Attach, instance: str) -> None:
+    serve()
+    attach().create_channel("t", "c")
+    done = run("peek", "t", "c", "--state=deferred", instance=instance)
+    assert (done.returncode, done.stdout) == (OK, b"")
+    assert b"no message of t/c is deferred in memory" in done.stderr
+    assert run("peek", "t", "c", "--json", instance=instance).stderr == b""
+
+
+def test_a_supervisor_in_another_pid_namespace_is_not_called_dead(
+    serve: Serve, instance: str
+) -> None:
+    server = serve()
+    argv = ["unshare", "-rpf", "--mount-proc", sys.executable, "-m", "shmq", "stat"]
+    argv.append(f"--instance={instance}")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == OK, done.stderr
+    assert "alive in another PID namespace" in done.stdout
+    assert "DEAD" not in done.stdout
+    server.stop()
+    try:
+        eventually(
+            lambda: (
+                subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode
+                == DEGRADED
+            )
+        )
+    finally:
+        server.go_on()
+
+
+def test_summaries_are_whole(instance: str) -> None:
+    text = run("--help").stdout.decode()
+    assert "..." not in text.partition("Commands:")[2]
+    assert "_SHMQ_COMPLETE=bash_source" in text
 
 
 def test_a_live_table_ends_with_ctrl_c_and_when_its_reader_goes(

@@ -124,6 +124,71 @@ def test_stat_shows_rates_until_ctrl_c(
     assert "Aborted" not in screen.text
 
 
+def test_stat_is_written_anew_in_its_place(
+    broker: shmq.Broker, terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_channel("jobs", "workers")
+    words = ("stat", "-i", "0.05", "-n", "4", f"--instance={broker.instance}")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = terminal(*words)
+    assert screen.wait() == cli.OK
+    assert screen.raw.count("\x1b[2J") == 1
+    assert screen.raw.count("\x1b[H") == screen.text.count("TOPIC/CHANNEL") == 4
+    monkeypatch.setenv("TERM", "dumb")
+    screen = terminal(*words)
+    assert screen.wait() == cli.OK
+    assert "\x1b[H" not in screen.raw
+    assert screen.text.count("TOPIC/CHANNEL") == 4
+    piped = subprocess.run([*SHMQ, *words], capture_output=True, text=True, check=True)
+    assert "\x1b" not in piped.stdout
+    assert piped.stdout.count("TOPIC/CHANNEL") == 4
+
+
+def test_stat_does_not_wrap(
+    broker: shmq.Broker, terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    long = "the-beginning-is-long-and-so-is-what-comes-between-and-the-end"
+    for topic, channel in (("jobs", "workers"), (long, long)):
+        broker.create_channel(topic, channel)
+        broker.producer(topic).publish_many([b"x"] * 3000)
+    consumer = broker.consumer("jobs", "workers", max_in_flight=2000)
+    assert len(consumer.take_many(2000, 10)) == 2000
+    for columns in (80, 103, 300):
+        for words in ((), ("-i", "0.05", "-n", "2"), ("--clients",)):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            screen = terminal("stat", *words, f"--instance={broker.instance}", columns=columns)
+            assert screen.wait() == cli.OK
+            lines = [line.rstrip("\r") for line in screen.text.splitlines()]
+            assert max(map(len, lines)) <= columns, screen.text
+            assert "jobs/workers" in screen.text
+            if not words:
+                assert ("P50" in screen.text) == (columns > 103)
+                assert all(name in screen.text for name in ("DEPTH", "DISK", "INFLT", "CLIENTS"))
+                cut = re.search(r"^the-beg\S*…\S*nd-the-end ", screen.text, re.M)
+                assert (cut is not None) == (columns < 300), screen.text
+    piped = subprocess.run(
+        [*SHMQ, "stat", f"--instance={broker.instance}"], capture_output=True, text=True, check=True
+    )
+    assert f"{long}/{long}" in piped.stdout
+    assert "LEASED" in piped.stdout
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("stat",)])
+def test_no_color_is_honoured(
+    words: tuple[str, ...], serve: Callable[..., Child], instance: str,
+    terminal: Callable[..., Terminal], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    serve().kill()
+    screen = terminal(*words, f"--instance={instance}")
+    assert screen.wait() == cli.DEGRADED
+    assert "\x1b[" in screen.raw
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = terminal(*words, f"--instance={instance}")
+    assert screen.wait() == cli.DEGRADED
+    assert "\x1b[" not in screen.raw
+
+
 def test_stat_shows_a_dead_supervisor_in_red(
     serve: Callable[..., Child], instance: str, terminal: Callable[..., Terminal]
 ) -> None:
@@ -273,8 +338,10 @@ def test_an_afternoon_in_tmux(broker: shmq.Broker, tmux: Callable[..., str]) -> 
     eventually(lambda: not broker.stats().topic("jobs").channels)
     broker.create_channel("jobs", "workers")
     type(f"clear; {words} stat -i 0.2 {where}")
-    eventually(lambda: screen().count("TOPIC/CHANNEL") >= 3)
-    assert "IN/s" in screen()
+    eventually(lambda: "IN/s" in screen())
+    broker.producer("jobs").publish_many([b"x"] * 1234)
+    eventually(lambda: re.search(r"jobs/workers +1234 ", screen()))
+    assert screen().count("TOPIC/CHANNEL") == 1  # in its place
     interrupt()
     type("echo status=$?")
     eventually(lambda: "\nstatus=130" in screen())
