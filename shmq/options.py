@@ -800,6 +800,35 @@ class Options:
         high=_MAX_INT32,
         reload=True,
     )
+    max_connections: int = _option(
+        0,
+        Kind.COUNT,
+        "most TCP connections of one gateway process, as far as its descriptors allow: HTTP and "
+        "topics have a reserve (0: only that)",
+        group="gateway",
+        low=0,
+        high=_MAX_INT32,
+        nsqd=False,
+    )
+    max_connections_per_address: int = _option(
+        0,
+        Kind.COUNT,
+        "most of them from one IP address (0: any number)",
+        group="gateway",
+        low=0,
+        high=_MAX_INT32,
+        nsqd=False,
+    )
+    max_buffered_bytes: int = _option(
+        1 << 30,
+        Kind.BYTES,
+        "bytes of unfinished commands and unread output that the TCP connections of one gateway "
+        "process may hold together; beyond it the one with the most is ended",
+        group="gateway",
+        low=1 << 20,
+        high=1 << 50,
+        nsqd=False,
+    )
     statsd_address: str = _option(
         "",
         Kind.TEXT,

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+import resource
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +38,11 @@ _SLICE_NS: Final = 10**9
 _EPHEMERAL_RETRY: Final = 0.1  # nsqd's: the channel's deletion may be on its way
 _REQUEST_SECONDS: Final = 10.0  # for which it is tried: as long as a topic or channel may take
 _THREADS: Final = 16
+#: Descriptors that TCP connections leave to others: an eighth, but so many at least and at most.
+_RESERVE_LEAST: Final = 32
+_RESERVE_MOST: Final = 256
+
+_log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -50,6 +59,13 @@ class Hub:
         self.new_topic: Callable[[str], Iterable[str]] = lambda topic: ()
         """Channels that the nsqlookupds know of a topic that is about to be made. May take long."""
         self.pool = ThreadPoolExecutor(_THREADS, "gateway")
+        self.held = 0
+        """Bytes that the connections held when they were last asked."""
+        self._addresses: Counter[str] = Counter()
+        self._files = 0  # descriptors that are no connection's
+        self._sheds = False
+        self._refused = 0
+        self._refused_at = -1.0
         self.sleeper: Sleeper | None = None
 
     # ---- session.Host ----
@@ -171,6 +187,73 @@ class Hub:
         return bool(np.any(held & (slots["id"] == np.uint64(number))))
 
     # ---- connections ----
+
+    def begin(self) -> None:
+        """The process is about to serve: what it has open now is not for connections."""
+        self._files = len(os.listdir("/proc/self/fd"))
+
+    def enter(self, connection: Connection) -> str:
+        """A connection that was accepted. Why it may not stay; empty if it may."""
+        ip, options = connection.session.ip, self.options
+        most = self._most_connections()
+        each = options.max_connections_per_address
+        reason = ""
+        if len(self.connections) >= most:
+            reason = f"connections exceed limit of {most}"
+        elif each and ip and self._addresses[ip] >= each:
+            reason = f"connections of {ip} exceed limit of {each}"
+        if not reason:
+            self.connections.add(connection)
+            self._addresses[ip] += 1
+            return ""
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._refused_at >= 1.0:  # a flood of connections must not flood the log
+            address = connection.session.address
+            _log.warning("TCP: client(%s) refused (%d so far): %s", address, self._refused, reason)
+            self._refused_at = now
+        return reason
+
+    def leave(self, connection: Connection) -> None:
+        """It has ended, whether it was let in or not."""
+        if connection not in self.connections:
+            return
+        self.connections.remove(connection)
+        ip = connection.session.ip
+        self._addresses[ip] -= 1
+        if not self._addresses[ip]:
+            del self._addresses[ip]
+
+    def _most_connections(self) -> int:
+        """What is configured, as far as descriptors allow: HTTP, threads and topics that must be
+        mapped have theirs. Worked out each time, for the limit of a process may be changed."""
+        configured = self.options.max_connections
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files == resource.RLIM_INFINITY:
+            return configured or 1 << 30
+        reserve = min(max(files // 8, _RESERVE_LEAST), _RESERVE_MOST)
+        allowed = max(files - self._files - reserve, 1)
+        return min(configured, allowed) if configured else allowed
+
+    def hold(self, more: int) -> None:
+        """A connection holds so many bytes more than it did, or fewer. Over the limit the one with
+        the most is ended, again and again."""
+        self.held += more
+        most = self.options.max_buffered_bytes
+        if self.held <= most or self._sheds:
+            return
+        self._sheds = True
+        try:
+            for connection in self.connections:
+                connection.count()
+                if self.held > most:
+                    connection.trim()
+            while self.held > most and self.connections:
+                largest = max(self.connections, key=lambda connection: connection.held)
+                if not largest.shed(f"buffered bytes exceed limit of {most}"):
+                    break  # it has nothing to give
+        finally:
+            self._sheds = False
 
     def watch(self, connection: Connection) -> None:
         """Call the connection's `ring` when its channel may have something for it, once."""

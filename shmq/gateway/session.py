@@ -183,6 +183,11 @@ class Session:
         return self.job is None and not self.closing and not self.upgrades and not self.behind
 
     @property
+    def held(self) -> int:
+        """Bytes that it keeps of what came in."""
+        return len(self._secret)
+
+    @property
     def patience(self) -> float:
         """Seconds that a client may take to read what it gets."""
         return self.heartbeat or _CLIENT_TIMEOUT
@@ -292,6 +297,14 @@ class Session:
         self._say(error.frame)
         self._body = None
         self.closing = True
+
+    def refuse(self, code: str, reason: str) -> None:
+        """End with a word. code: empty: what was begun has failed."""
+        self.job = None
+        name = self._command.decode()
+        if not code and name and self._body is not None:
+            code, reason = f"E_{name}_FAILED", f"{name} failed {reason}"
+        self._fail(ProtocolError(code or "E_INVALID", reason))
 
     def ask(self) -> None:
         """Send a frame that every client takes at any time."""

@@ -51,8 +51,11 @@ class Connection(asyncio.BufferedProtocol):
         self._full_since = 0.0  # when the socket would not take more; 0: it does
         self._eof = self._lost = self._stopped = self._again = self._watched = False
         self._working = self._pulled = self._paused = self._behind = self._asked = False
+        self._shed = False
         self._job: Any = None
         self._handshake_until = 0.0
+        self.held = 0
+        """Bytes in its buffers when they were last counted."""
         self._peer: select.poll | None = None  # once what it sent last takes more than a turn
 
     # ---- asyncio calls ----
@@ -66,8 +69,13 @@ class Connection(asyncio.BufferedProtocol):
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._hub, address, ip, self._loop.time(), time.time())
         self._by = audit.by_peer(transport)
-        self._hub.connections.add(self)
+        refusal = self._hub.enter(self)
+        if refusal:
+            self.session.refuse("E_CONNECT_FAILED", refusal)
+            self._settle()
+            return
         _log.info("TCP: new client(%s)", address)
+        self.count()
         self._arm()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -117,7 +125,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._hub.connections.discard(self)
+        known = self in self._hub.connections
+        self._hub.leave(self)
+        self._hub.hold(-self.held)
+        self.held = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -128,7 +139,8 @@ class Connection(asyncio.BufferedProtocol):
             with contextlib.suppress(RuntimeError):  # the process is ending
                 self._hub.pool.submit(consumer.close)
         self._view.release()
-        _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
+        if known:
+            _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
 
     # ---- the process calls ----
 
@@ -136,6 +148,45 @@ class Connection(asyncio.BufferedProtocol):
         """The process ends."""
         self.session.abort()
         self._settle()
+
+    # ---- the hub calls ----
+
+    def count(self) -> None:
+        """Tell the hub what the buffers hold now."""
+        if self._lost:
+            return
+        held = len(self._data)
+        if not self._shed:
+            held += self._transport.get_write_buffer_size() + self.session.held
+        if held != self.held:
+            more, self.held = held - self.held, held
+            self._hub.hold(more)
+
+    def trim(self) -> None:
+        """Give back what an idle input buffer has beyond its first size."""
+        if self._end == self._start and len(self._data) > _FIRST_BUFFER and not self._working:
+            self._start = self._end = 0
+            self._resize(_FIRST_BUFFER)
+            self.count()
+
+    def shed(self, reason: str) -> bool:
+        """End, because the process holds too much; whether that gives anything back."""
+        if self._lost or self._shed:
+            return False
+        self._shed = True
+        _log.error(
+            "PROTOCOL(V2): [%s] %s: %d of them are its", self.session.address, reason, self.held
+        )
+        if self._transport.get_write_buffer_size():
+            self.session.abort()  # it does not read; a word would wait behind the rest
+            self._transport.abort()
+        else:
+            self.session.refuse("", reason)
+        self._settle()
+        self._start = self._end = 0
+        self._resize(_FIRST_BUFFER)
+        self.count()
+        return True
 
     # ---- the sleeper calls ----
 
@@ -325,14 +376,13 @@ class Connection(asyncio.BufferedProtocol):
     def _done(self, job: Any, result: Any, error: BaseException | None) -> None:
         self._job = None
         session = self.session
-        if self._lost:
+        if self._lost or session.job is not job:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
                 with contextlib.suppress(RuntimeError):  # the process is ending
                     self._hub.pool.submit(result.close)  # a consumer that came too late
             return
         session.now = self._loop.time()
-        if session.job is job:
-            session.done(result, error)
+        session.done(result, error)
         self._work()
 
     # ---- upgrades ----
@@ -397,6 +447,7 @@ class Connection(asyncio.BufferedProtocol):
         session = self.session
         if self._lost:
             return
+        self.count()
         if session.closing and not self._stopped:
             if session.aborted:
                 session.output.clear()

@@ -21,6 +21,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmq import _native
@@ -49,6 +50,7 @@ _BACKLOG = 1024
 _ATTACH_SECONDS = 30.0
 _LOOKUP_SECONDS = 15.0
 _MOST_FDS = 253  # that one message can carry (SCM_MAX_FD)
+_KEEP_ALIVE_SECONDS = 15
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def main() -> int:
         return 0
     options = Options.from_keywords(**told["options"])
     options = options.replace(**told.get("reload", {}).get("options", {}))
+    give_up_protection()
     try:
         set_up_logging(options)
     except OSError as exc:  # the supervisor could open it
@@ -111,6 +114,14 @@ def _left_alone() -> bool:
     return bool(end.poll(0))
 
 
+def give_up_protection(path: str = "/proc/self/oom_score_adj") -> None:
+    """Have the kernel, when it is out of memory, look at this process as at any other. A service
+    may protect its supervisor; what clients send is here, and a gateway process is replaced."""
+    with contextlib.suppress(OSError, ValueError):
+        if int(Path(path).read_text()) < 0:
+            Path(path).write_text("0")
+
+
 class Worker:
     """What one process serves."""
 
@@ -141,6 +152,7 @@ class Worker:
         tasks = []
         if self.index == 0:
             tasks.append(loop.create_task(self.lookupd.run()))
+        self.hub.begin()
         self._servers = await self._serve_tcp()
         self.http = (await asyncio.to_thread(_load_http))(self)
         await self.control.start()
@@ -192,7 +204,10 @@ class Worker:
 
     def _sockets(self, kind: str) -> list[socket.socket]:
         """Anew at each call: a server closes its own, and another may follow it."""
-        return [_socket_of(os.dup(fd)) for fd in self._told["sockets"].get(kind, ())]
+        socks = [_socket_of(os.dup(fd)) for fd in self._told["sockets"].get(kind, ())]
+        for sock in socks:
+            _keep_alive(sock)
+        return socks
 
     # ---- the supervisor and the other processes ----
 
@@ -269,6 +284,15 @@ def _socket_of(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
     sock.setblocking(False)
     return sock
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the kernel ask silent clients whether they are there, as often as Go does. Connections
+    inherit it from the socket that accepts them."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_SECONDS)
 
 
 if __name__ == "__main__":
