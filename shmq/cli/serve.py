@@ -359,7 +359,7 @@ def _check_tls(options: Options) -> None:
 
 
 def _check_installed() -> None:
-    for name in ("aiohttp", "cramjam"):
+    for name in ("aiohttp", "cramjam", "re2"):
         if importlib.util.find_spec(name) is None:
             raise OSError(
                 f"the gateway needs {name}: pip install 'shmq[gateway]', or serve shared memory "

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import logging
 import random
-import re
 import ssl
 import time
 import urllib.parse
 from typing import Any, Final
 
-from shmq.gateway.session import Grant
+from shmq.gateway.session import Grant, without_surrogates
 from shmq.options import Options
 
-_PERMISSIONS: Final = {"subscribe", "publish"}
 _REDIRECTS: Final = 10
 _MOST_BYTES: Final = 1 << 20
+#: Answers of a grant that are kept, for so many topics and channels.
+_REMEMBERED: Final = 256
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
 _log = logging.getLogger(__name__)
@@ -28,9 +29,10 @@ class Refused(Exception):
 
 
 def query(
-    options: Options, *, remote_ip: str, tls: bool, common_name: str, secret: str
+    options: Options, *, client: str, remote_ip: str, tls: bool, common_name: str, secret: str
 ) -> Grant | None:
-    """Ask the servers, beginning with any of them, until one answers well; None if none does."""
+    """Ask the servers, beginning with any of them, until one answers well; None if none does.
+    client: its address, for the log."""
     servers = list(options.auth_http_address)
     start = random.randrange(len(servers))
     values = {
@@ -43,7 +45,7 @@ def query(
         try:
             return grant_of(_ask(options, server, values), time.monotonic())
         except (Refused, OSError, http.client.HTTPException, ValueError) as exc:
-            _log.error("auth: %s: %s", server, exc)
+            _log.error("auth: %s: %s (asked for client %s)", server, exc, client)
     return None
 
 
@@ -116,11 +118,12 @@ def grant_of(data: bytes, now: float) -> Grant:
     ttl = reply.get("ttl", 0)
     if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl <= 0:
         raise Refused(f"invalid TTL {ttl} (must be >0)")
-    rules = [_rule(item) for item in reply.get("authorizations") or []]
+    rules = [_rule(item) for item in _items(reply.get("authorizations"), "authorizations")]
     identity, url = reply.get("identity") or "", reply.get("identity_url") or ""
     if not isinstance(identity, str) or not isinstance(url, str):
         raise Refused("identity must be a string")
 
+    @functools.lru_cache(_REMEMBERED)  # a client asks the same again with each command
     def allows(permission: str, topic: str, channel: str) -> bool:
         return any(
             permission in permissions
@@ -129,18 +132,43 @@ def grant_of(data: bytes, now: float) -> Grant:
             for permissions, on_topic, channels in rules
         )
 
+    identity, url = without_surrogates(identity), without_surrogates(url)
     return Grant(identity, url, len(rules), now + ttl, allows)
 
 
-def _rule(item: Any) -> tuple[set[str], re.Pattern[str], list[re.Pattern[str]]]:
+def _items(value: Any, name: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise Refused(f"{name} must be a list")
+    return value or []
+
+
+def _rule(item: Any) -> tuple[set[str], Any, list[Any]]:
     if not isinstance(item, dict):
         raise Refused("an authorisation must be an object")
-    permissions = set(item.get("permissions") or [])
-    if not permissions <= _PERMISSIONS:
-        raise Refused(f"unknown permission {sorted(permissions - _PERMISSIONS)[0]}")
+    permissions = _items(item.get("permissions"), "permissions")
+    for permission in permissions:
+        if permission not in ("subscribe", "publish"):
+            raise Refused(f"unknown permission {permission}")
+    topic = _pattern(item.get("topic") or "")
+    return (
+        set(permissions),
+        topic,
+        [_pattern(each) for each in _items(item.get("channels"), "channels")],
+    )
+
+
+def _pattern(text: Any) -> Any:
+    """A compiled pattern, of the library whose syntax Go's is. Its time is linear in what is
+    searched, so that a server's pattern cannot stop the event loop for a client's topic."""
+    import re2
+
+    if not isinstance(text, str):
+        raise Refused("a pattern must be a string")
+    options = re2.Options()
+    options.log_errors = False
     try:
-        topic = re.compile(item.get("topic") or "")
-        channels = [re.compile(pattern) for pattern in item.get("channels") or []]
-    except (re.error, TypeError) as exc:
-        raise Refused(f"unable to compile a pattern: {exc}") from None
-    return permissions, topic, channels
+        return re2.compile(text, options)
+    except re2.error as exc:
+        reason = exc.args[0]
+        reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else reason
+        raise Refused(f"unable to compile a pattern: {reason}") from None

@@ -26,6 +26,7 @@ from shmq.broker import Broker
 from shmq.client import Consumer, Producer
 from shmq.errors import Gone, ShmqError
 from shmq.gateway import auth
+from shmq.gateway.login import Logins
 from shmq.gateway.protocol import ProtocolError
 from shmq.gateway.session import Grant, Session
 from shmq.layout import QueueEntry, State
@@ -59,6 +60,7 @@ class Hub:
         self.new_topic: Callable[[str], Iterable[str]] = lambda topic: ()
         """Channels that the nsqlookupds know of a topic that is about to be made. May take long."""
         self.pool = ThreadPoolExecutor(_THREADS, "gateway")
+        self.logins = Logins()
         self.held = 0
         """Bytes that the connections held when they were last asked."""
         self._addresses: Counter[str] = Counter()
@@ -159,6 +161,7 @@ class Hub:
     def query_auth(self, session: Session, secret: bytes) -> Grant | None:
         grant = auth.query(
             self.options,
+            client=session.address,
             remote_ip=session.ip,
             tls=session.tls is not None,
             common_name=session.tls.common_name if session.tls is not None else "",
@@ -166,6 +169,9 @@ class Hub:
         )
         if grant is None:
             note("auth", result="refused")
+            _log.warning("AUTH: client(%s) was not let in", session.address)
+        elif not grant.count:
+            _log.warning("AUTH: client(%s) has no authorisations", session.address)
         return grant
 
     def no_room(self) -> str:
@@ -270,6 +276,7 @@ class Hub:
         """Detach: what is in flight goes back."""
         if self.sleeper is not None:
             self.sleeper.close()
+        self.logins.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.broker.close()
 

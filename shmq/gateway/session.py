@@ -68,6 +68,8 @@ class Job:
     call: Callable[[], Any] | None
     after: After
     seconds: float = 0.0
+    login: bool = False
+    """It asks an authorisation server: it waits for others of its address, and for no others."""
 
 
 @dataclass(frozen=True)
@@ -574,8 +576,12 @@ class Session:
         if not self._host.auth_enabled:
             raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
         self._secret = secret
-        self._let(lambda: self._host.query_auth(self, secret), self._after_auth)
+        self._ask_authority(self._after_auth)
         return start + 4 + len(secret)
+
+    def _ask_authority(self, after: After) -> None:
+        secret = self._secret
+        self.job = Job(lambda: self._host.query_auth(self, secret), after, login=True)
 
     def _after_auth(self, grant: Grant | None, error: BaseException | None) -> None:
         if error is not None or grant is None:
@@ -598,7 +604,7 @@ class Session:
         if self.grant is None:
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {name}")
         if self.now >= self.grant.expires:
-            self._let(lambda: self._host.query_auth(self, self._secret), self._after_renewal)
+            self._ask_authority(self._after_renewal)
             return False
         permission = "subscribe" if command == b"SUB" else "publish"
         if not self.grant.allows(permission, topic.decode(), channel.decode()):
@@ -1091,9 +1097,14 @@ _LONE_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
-    """A name that somebody else gave, so that it can be shown: what is no character is replaced,
-    as by Go's JSON decoder, and its length has a limit."""
-    return _LONE_SURROGATES.sub("\ufffd", text[:_SHOWN])
+    """A name that a client gave, so that it can be shown: without what is no character, and not
+    longer than a name is."""
+    return without_surrogates(text[:_SHOWN])
+
+
+def without_surrogates(text: str) -> str:
+    """The text of a JSON document as Go's decoder has it: no UTF-8 can say a lone surrogate."""
+    return _LONE_SURROGATES.sub("\ufffd", text)
 
 
 def _no_constant(name: str) -> None:

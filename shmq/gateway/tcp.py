@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import logging
 import select
@@ -53,6 +54,7 @@ class Connection(asyncio.BufferedProtocol):
         self._working = self._pulled = self._paused = self._behind = self._asked = False
         self._shed = False
         self._job: Any = None
+        self._login: asyncio.Future[Any] | None = None
         self._handshake_until = 0.0
         self.held = 0
         """Bytes in its buffers when they were last counted."""
@@ -132,6 +134,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._login is not None:
+            self._login.cancel()
         consumer = self.session.consumer
         self.session.abort()
         if consumer is not None:
@@ -363,8 +367,11 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_later(job.seconds, self._done, job, None, None)
             return
         with audit.acting(self._by):
-            call = contextvars.copy_context().run
-            future = self._loop.run_in_executor(self._hub.pool, call, job.call)
+            call = functools.partial(contextvars.copy_context().run, job.call)
+        if job.login:
+            future = self._login = self._hub.logins.ask(self.session.ip, call)
+        else:
+            future = self._loop.run_in_executor(self._hub.pool, call)
         future.add_done_callback(lambda done: self._finished(job, done))
 
     def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:

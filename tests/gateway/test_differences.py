@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from authority import Authority, reply, rule
 from peers import peer
 from processes import WATCHDOG, eventually
 from wire import ERROR, OK, Client, Server, drop_in, mpub, sized
@@ -272,20 +271,6 @@ def test_the_window_of_latencies(start: Start, kind: str) -> None:
     else:
         time.sleep(1.5)
         assert count() == 1
-
-
-@pytest.mark.parametrize(("pattern", "nsqd"), [("(?=t)", False), (r"^\pL$", True)])
-def test_patterns_of_an_authorisation_server(
-    start: Start, authority: Authority, kind: str, pattern: str, nsqd: bool
-) -> None:
-    authority.reply = 200, reply(60, rule(topic=pattern))
-    client = start(authority.flag).connect()
-    answer = client.ask(b"AUTH\n" + sized(b"secret"))
-    assert answer is not None
-    if nsqd == (kind == "nsqd"):
-        client.pub("t", b"x")
-    else:
-        assert answer == (ERROR, b"E_AUTH_FAILED AUTH failed")
 
 
 def test_plain_http_to_https(start: Start, certificate: tuple[str, str], kind: str) -> None:

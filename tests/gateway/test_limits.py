@@ -208,7 +208,8 @@ def test_unread_messages_have_a_budget(start: Start, tmp_path: Path) -> None:
     clients = []
     for _ in range(40):
         clients.append(server.connect())
-        clients[-1].sub("unread", "c", 2500)
+        with contextlib.suppress(OSError, AssertionError):  # it may have been ended already
+            clients[-1].sub("unread", "c", 2500)
     eventually(lambda: "buffered bytes exceed limit" in server.log)
     assert honest.ask(b"PUB t\n" + sized(b"x")) == OK
     for client in (honest, *clients):

@@ -260,6 +260,25 @@ def test_who_has_a_certificate_is_named(
     assert authority.asked == [expected]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "topic"),
+    [("(?=t)", None), ("(", None), ("a{2000}", None), (r"^\pL$", b"t"), ("^[[:alpha:]]$", b"t"),
+     (r"^(?P<name>t)\z", b"t"), ("", b"t")],
+)  # fmt: skip
+def test_patterns_of_an_authorisation_server(
+    start: Start, authority: Authority, pattern: str, topic: bytes | None
+) -> None:
+    """Their syntax is RE2's."""
+    authority.reply = 200, reply(60, rule(topic=pattern))
+    client = start(authority.flag).connect()
+    answer = client.ask(b"AUTH\n" + sized(b"secret"))
+    assert answer is not None
+    if topic is None:
+        assert answer == (ERROR, b"E_AUTH_FAILED AUTH failed")
+    else:
+        client.pub(topic.decode(), b"x")
+
+
 def test_a_grant_is_asked_for_again(start: Start, authority: Authority) -> None:
     server = start(authority.flag)
     authority.reply = 200, reply(1, rule())

@@ -109,6 +109,7 @@ RESERVED = {
     "click": {"cli"},
     "asyncio": {"client/aio.py", "gateway"},
     "aiohttp": {"gateway"},
+    "re2": {"gateway"},
     "pyspark": {"spark"},
     "pyarrow": {"spark", "client/message.py"},
     "posix_ipc": {"segments"},
