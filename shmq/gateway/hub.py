@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     from shmq.gateway.tcp import Connection
 
 _SLICE_NS: Final = 10**9
-_EPHEMERAL_RETRY: Final = 0.1  # nsqd's: the channel's deletion may be on its way
-_REQUEST_SECONDS: Final = 10.0  # for which it is tried: as long as a topic or channel may take
+#: A channel's deletion may be on its way. nsqd tries a second time after 0.1 s. Where many channels
+#: come and go, the second try may meet another deletion, so it is tried for as long as making a
+#: topic or channel may take.
+_EPHEMERAL_RETRY: Final = 0.01
+_REQUEST_SECONDS: Final = 10.0
 _THREADS: Final = 16
 #: Descriptors that TCP connections leave to others: an eighth, but so many at least and at most.
 _RESERVE_LEAST: Final = 32
@@ -117,15 +120,14 @@ class Hub:
         deadline = time.monotonic() + _REQUEST_SECONDS
         while True:
             try:
-                self.create_topic(topic.decode())
-                with self._new_channel(topic.decode(), channel.decode()):
-                    consumer = self.broker.consumer(
-                        topic.decode(), channel.decode(), 1, min(msg_timeout, self._most_timeout)
-                    )
-                consumer.limit(0)
+                consumer = self._open_consumer(topic.decode(), channel.decode(), msg_timeout)
                 break
-            except Gone:
-                if time.monotonic() > deadline or self.broker.ended:
+            except Gone:  # an ephemeral channel ended with its last client; the next try makes it
+                if (
+                    time.monotonic() > deadline
+                    or self.broker.ended
+                    or not self.broker.supervisor_alive()
+                ):
                     raise ProtocolError(
                         "E_SUB_FAILED", "SUB failed to deleted topic/channel"
                     ) from None
@@ -137,6 +139,17 @@ class Hub:
             raise ProtocolError(
                 "E_SUB_FAILED", f"SUB failed consumers for {name} exceeds limit of {most}"
             )
+        return consumer
+
+    def _open_consumer(self, topic: str, channel: str, msg_timeout: float) -> Consumer:
+        self.create_topic(topic)
+        with self._new_channel(topic, channel):
+            consumer = self.broker.consumer(topic, channel, 1, min(msg_timeout, self._most_timeout))
+        try:
+            consumer.limit(0)
+        except BaseException:
+            consumer.close()
+            raise
         return consumer
 
     @property

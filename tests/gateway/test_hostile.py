@@ -502,3 +502,17 @@ def test_bytes_behind_the_end_of_a_stream_end_the_connection(
     assert not takes(client, b"x" * 65536, 1600)
     honest()
     assert process.memory_info().rss - before < 20 << 20
+
+
+def test_no_name_blinds_who_watches(server: Server, honest: Callable[[], None], topic: str) -> None:
+    """What no UTF-8 can say is shown as Go's decoder has it, and nobody's name fills the page."""
+    client = server.connect()
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    assert client.identify(**dict.fromkeys(names, "\ud800" + "x" * 900_000)) == OK
+    client.sub(topic, "watched")
+    assert client.ask(b"PUB " + topic.encode() + b"\n" + sized(b"x")) == OK
+    (shown,) = server.channel(topic, "watched")["clients"]
+    assert {shown[name] for name in names} == {"\ufffd" + "x" * 511}
+    assert server.http("GET", "/stats").status == 200
+    assert server.http("GET", "/metrics").status == 200
+    client.close()

@@ -321,3 +321,16 @@ def test_heartbeats_and_the_end_of_who_does_not_answer(client: Client) -> None:
     while (frame := client.frame(heartbeats=True)) is not None:
         assert frame == (RESPONSE, b"_heartbeat_")
     assert time.monotonic() - began >= 2.9
+
+
+@pytest.mark.parametrize("words", [b"", b"RDY 5\nRDY 0\n", b"RDY 1\nCLS\n"])
+def test_a_deletion_ends_who_wants_nothing(
+    server: Server, connect: Connect, topic: str, words: bytes
+) -> None:
+    client = connect()
+    client.sub(topic, "c")
+    client.send(words)
+    eventually(lambda: server.channel(topic, "c")["clients"][0]["ready_count"] == 0)
+    assert server.post("/channel/delete", topic=topic, channel="c").status == 200
+    while client.frame() is not None:  # CLOSE_WAIT
+        pass
