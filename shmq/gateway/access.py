@@ -23,6 +23,7 @@ import hmac
 import ipaddress
 import logging
 import os
+import re
 import socket
 import stat
 import urllib.parse
@@ -41,6 +42,8 @@ _LONGEST_FILE: Final = 64 << 10
 #: What a proxy says of whom it asks for: the peer is not who it seems.
 _OF_A_PROXY: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
 _ANY: Final = "*"
+_HIDDEN: Final = "***"
+_NO_SCHEME: Final = re.compile(r"^([^:@/\s]+):[^@\s]+@")
 
 
 class Action(enum.Enum):
@@ -191,6 +194,22 @@ def check(options: Options) -> None:
     path = options.http_token_file
     if path and os.stat(path).st_mode & stat.S_IROTH:
         _log.warning("--http-token-file=%s: every user of this host may read it", path)
+
+
+def redacted(text: str) -> str:
+    """Without the passwords of URLs: what is before the @, and the values of a query."""
+    if "://" not in text:
+        return _NO_SCHEME.sub(rf"\1:{_HIDDEN}@", text)
+    before, _, rest = text.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    user, at, _ = authority.rpartition("@")
+    if at:
+        name, colon, _ = user.partition(":")
+        shown = f"{name}:{_HIDDEN}" if colon else _HIDDEN  # alone it may be a token
+        rest = f"{shown}@{rest[len(user) + 1 :]}"
+    path, mark, query = rest.partition("?")
+    hidden = re.sub(r"=[^&]*", f"={_HIDDEN}", query) if "=" in query else query and _HIDDEN
+    return f"{before}://{path}{mark}{hidden}"
 
 
 def _text_of(path: str) -> str:

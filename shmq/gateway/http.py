@@ -19,8 +19,10 @@ from aiohttp import web
 from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, ShmqError
 from shmq.gateway import requests
-from shmq.gateway.access import Access, Action, Listener, Refusal, tokens_of
+from shmq.gateway.access import Access, Action, Listener, Refusal, redacted, tokens_of
+from shmq.gateway.control import Pending
 from shmq.gateway.debug import Busy, Debug
+from shmq.gateway.listen import is_host_and_port
 from shmq.gateway.report import Report
 from shmq.gateway.seldom import Seldom
 from shmq.names import valid_name
@@ -37,6 +39,7 @@ _ROOM_EVERY: Final = 0.002
 _REQUEST_SECONDS: Final = 60.0
 #: Go's server has no Content-Length on a longer answer.
 _CHUNKED_ABOVE: Final = 2048
+_MOST_LOOKUPDS: Final = 100
 #: Flags without effect, which nsqd does not keep.
 _NO_OPTIONS: Final = ("verbose", "worker_id")
 _LEVELS: Final = ("debug", "info", "warn", "error", "fatal")
@@ -451,8 +454,10 @@ class Http:
             value = option.show(value)
         elif option.kind is Kind.SHARES:  # as Go writes 1.0
             value = [int(share) if share.is_integer() else share for share in value]
+        elif option.kind is Kind.TEXTS:
+            value = [redacted(item) for item in value]
         if isinstance(value, str):
-            return value
+            return redacted(value)
         return _response(200, _dump(value), _JSON, nsq=True)
 
     async def _put_config(self, request: web.BaseRequest, params: Params) -> Answer:
@@ -464,13 +469,7 @@ class Http:
         if not body:
             raise HttpError(413, "INVALID_VALUE")
         if key == "nsqlookupd_tcp_addresses":
-            try:
-                value = json.loads(body)
-            except ValueError:
-                raise HttpError(400, "INVALID_VALUE") from None
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-                raise HttpError(400, "INVALID_VALUE")
-            change: dict[str, Any] = {"lookupd_tcp_address": value}
+            change: dict[str, Any] = {"lookupd_tcp_address": _addresses(body)}
         elif key == "log_level":
             level = body.decode("utf-8", "replace").lower()
             if level not in _LEVELS:
@@ -478,8 +477,18 @@ class Http:
             change = {"log_level": level}
         else:
             raise HttpError(400, "INVALID_OPTION")
-        await self._worker.control.ask_all({"ask": "change", "options": change})
-        audit.note("config", option=key, value=body.decode("utf-8", "replace"))
+        value = body.decode("utf-8", "replace")
+        try:
+            await self._worker.control.change(change)
+        except Pending as exc:
+            audit.note("config", result="pending", option=key, value=value)
+            _log.warning("PUT /config/%s: %s", key, exc)
+            raise HttpError(503, "CHANGE_PENDING") from None
+        except OSError as exc:
+            audit.note("config", result="refused", option=key, value=value)
+            _log.error("PUT /config/%s: %s", key, exc)
+            raise HttpError(500, "INTERNAL_ERROR") from None
+        audit.note("config", option=key, value=value)
         return self._config(key)
 
     def changed(self) -> None:
@@ -500,7 +509,7 @@ class Http:
         )
 
     async def _cmdline(self, request: web.BaseRequest, params: Params) -> Answer:
-        return _debug("\0".join(self._worker.argv))
+        return _debug("\0".join(redacted(word) for word in self._worker.argv))
 
     async def _symbol(self, request: web.BaseRequest, params: Params) -> Answer:
         return _debug("num_symbols: 0\n")
@@ -619,6 +628,21 @@ def _params(query: str) -> Params:
         key, _, value = part.partition("=")
         found.setdefault(urllib.parse.unquote_plus(key), urllib.parse.unquote_plus(value))
     return found
+
+
+def _addresses(body: bytes) -> list[str]:
+    """Of nsqlookupds, as JSON. HttpError."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        raise HttpError(400, "INVALID_VALUE") from None
+    if value is None:
+        return []
+    if not isinstance(value, list) or len(value) > _MOST_LOOKUPDS:
+        raise HttpError(400, "INVALID_VALUE")
+    if not all(isinstance(item, str) and is_host_and_port(item) for item in value):
+        raise HttpError(400, "INVALID_VALUE")
+    return value
 
 
 def _topic(params: Params, invalid: str) -> str:

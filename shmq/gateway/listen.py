@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import stat
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from shmq.options import Options
 
 _BACKLOG = 1024
+_LONGEST_ADDRESS = 300
+_HOST = re.compile(r"[0-9A-Za-z._-]{1,253}|[0-9A-Fa-f:.]{2,45}(%[0-9A-Za-z._-]{1,15})?")
 
 
 @dataclass
@@ -85,6 +88,15 @@ def split_address(address: str) -> tuple[str, int] | None:
     elif ":" in host:
         return None
     return host, int(port)
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether somebody could be connected to at this: a name or an address of printable characters,
+    and a port that is not 0."""
+    if len(address) > _LONGEST_ADDRESS or not address.isascii():
+        return False
+    where = split_address(address)
+    return where is not None and where[1] > 0 and _HOST.fullmatch(where[0]) is not None
 
 
 def _not_a_port(address: str) -> str:

@@ -98,6 +98,19 @@ class Connection(web.RequestHandler):
             return RawResponse(400, "Bad Request: missing required Host header")
         return RawResponse(status, "Bad Request")
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write it. If it is the last one, it ends at once even where the rest of the request is
+        still to come, which aiohttp then takes for a while: closed with bytes that nobody has read,
+        the connection would be reset, and the answer lost."""
+        resp, lost = await super().finish_response(request, resp, start_time)
+        transport: Any = self.transport
+        unread = not lost and not resp.keep_alive and not request.content.is_eof()
+        if unread and transport is not None and transport.can_write_eof():
+            transport.write_eof()
+        return resp, lost
+
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """aiohttp's own logging, of what `handle_error` does not get."""
         self._ours.crashes(logging.ERROR, "a request of %s was given up", self.by, **kw)

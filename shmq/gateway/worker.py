@@ -133,6 +133,7 @@ class Worker:
         self.start_time: int = told["start_time"]
         self.argv: list[str] = told["argv"]
         self._told = told
+        self._version = 0  # of the last change of options
         self._stopped = asyncio.Event()
 
     async def run(self) -> None:
@@ -156,6 +157,7 @@ class Worker:
         self._servers = await self._serve_tcp()
         self.http = (await asyncio.to_thread(_load_http))(self)
         await self.control.start()
+        self._change(*self.control.changes())
         if self.index == 0 and self.options.statsd_address:
             tasks.append(loop.create_task(Statsd(self).run()))
         self._servers += await self._serve_http()
@@ -253,12 +255,18 @@ class Worker:
             pid = os.getpid()
             return [{**item.session.describe(), "pid": pid} for item in self.hub.connections]
         if question["ask"] == "change":
-            self.options = self.hub.options = self.options.replace(**question["options"])
-            self.http.changed()
+            self._change(question["version"], question["options"])
             return True
         if question["ask"] == "lookup":
             return await self.lookupd.channels(question["topic"])
         return None
+
+    def _change(self, version: int, options: dict[str, Any]) -> None:
+        """Options are others now; an older change that comes late is not done."""
+        if version > self._version:
+            self._version = version
+            self.options = self.hub.options = self.options.replace(**options)
+            self.http.changed()
 
     def _channels_elsewhere(self, topic: str) -> list[str]:
         """Of a topic that is about to be made; called in the pool."""
