@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, ShmqError
@@ -183,6 +184,12 @@ class Http:
             return response
         except (ConnectionError, asyncio.CancelledError):
             raise
+        except (web.RequestPayloadError, HttpProcessingError) as exc:  # as nsqd's
+            self._failed(logging.INFO, "the body of %s %s of %s: %s",
+                         request.method, path, client.by, " ".join(str(exc).split()))  # fmt: skip
+            response = _failure(500, "INTERNAL_ERROR")
+            response.force_close()
+            return response
         except Busy:
             return _debug("a profile is being taken already\n", 500)
         except ShmqError as exc:

@@ -82,8 +82,8 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What aiohttp answers instead of a handler."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
+        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
+            raise ConnectionError("the client has hung up, or the answer has begun")
         if status == 500:
             self._ours.crashes(logging.ERROR, "a request of %s crashed", self.by, exc_info=exc)
             return RawResponse(500, "Internal Server Error")
