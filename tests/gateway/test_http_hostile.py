@@ -32,6 +32,7 @@ Start = Callable[..., Server]
 
 TOKEN = "0123456789abcdef"
 EVIL = "http://evil.example"
+NO_HOST = b"GET /x HTTP/1.1\r\n\r\n"
 
 
 @pytest.fixture(scope="session")
@@ -335,8 +336,9 @@ def test_what_is_no_address_is_not_dialled(server: Server, address: str) -> None
 def test_garbage_writes_few_lines(start: Start) -> None:
     server = start()
     before = server.log
-    for _ in range(100):
+    for _ in range(50):
         assert raw(server, b"GARBAGE\x1b[31m\r\n\r\n").startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert raw(server, NO_HOST).startswith(b"HTTP/1.1 400 Bad Request: missing required Host")
     said = server.log[len(before) :]
     assert len(said.splitlines()) <= 10
     assert "Traceback" not in said
@@ -375,7 +377,7 @@ def test_an_embedded_broker_keeps_no_garbage() -> None:
 
         def ask() -> bytes:
             with socket.create_connection(("127.0.0.1", number), WATCHDOG) as sock:
-                sock.sendall(b"GARBAGE\r\n\r\n")
+                sock.sendall(NO_HOST)
                 with sock.makefile("rb") as file:
                     return file.read()
 

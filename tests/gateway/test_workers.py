@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import math
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -139,6 +142,103 @@ def test_options_change_in_all(pair: Pair) -> None:
     assert pair.server.http("PUT", "/config/log_level", b"debug").status == 200
     levels = {pair.server.http("GET", "/config/log_level").body for _ in range(20)}
     assert levels == {b"1"}
+
+
+def levels(server: Server) -> set[bytes]:
+    """As several connections see it, whichever processes they go to."""
+    return {server.http("GET", "/config/log_level").body for _ in range(20)}
+
+
+def test_one_that_starts_has_what_was_changed(pair: Pair) -> None:
+    """It was told nothing: it was not there."""
+    killed, kept = eventually(lambda: len(pair.workers()) == 2 and pair.workers())
+    os.kill(killed.pid, signal.SIGKILL)
+    value = b'["127.0.0.1:1"]'
+    eventually(lambda: pair.server.http("PUT", "/config/log_level", b"error").status == 200)
+    path = "/config/nsqlookupd_tcp_addresses"
+    eventually(lambda: pair.server.http("PUT", path, value).status == 200)
+    eventually(lambda: len(pair.workers()) == 2)
+    pair.clients()  # both answer
+    assert levels(pair.server) == {b"4"}
+    assert {pair.server.http("GET", path).body for _ in range(20)} == {value}
+    os.kill(kept.pid, signal.SIGKILL)  # neither has heard of it from whoever was asked
+    eventually(lambda: kept not in pair.workers() and len(pair.workers()) == 2)
+    pair.clients()
+    assert levels(pair.server) == {b"4"}
+
+
+def test_a_change_waits_for_one_that_is_slow(pair: Pair) -> None:
+    """It answers nothing for longer than a question waits; then it is there and has the change."""
+    slow, _ = eventually(lambda: len(pair.workers()) == 2 and pair.workers())
+    pair.clients()
+    replies: list[int] = []
+
+    def change() -> None:
+        with contextlib.suppress(TimeoutError):
+            replies.append(pair.server.http("PUT", "/config/log_level", b"error").status)
+
+    changing = [threading.Thread(target=change) for _ in range(8)]
+    os.kill(slow.pid, signal.SIGSTOP)
+    try:
+        for one in changing:
+            one.start()
+        time.sleep(3)  # one who asks gives up after 2 s
+        answered = list(replies)
+    finally:
+        os.kill(slow.pid, signal.SIGCONT)
+    for one in changing:
+        one.join()
+    assert answered == []
+    assert replies == [200] * 8
+    assert levels(pair.server) == {b"4"}
+
+
+def test_many_changes_under_load(start: Start) -> None:
+    """Each is in all processes when it is confirmed, while they publish and one is killed now and
+    then."""
+    pair = Pair(start("--gateway-workers=3"))
+    server = pair.server
+    eventually(lambda: len(pair.workers()) == 3)
+    done = threading.Event()
+
+    def publish() -> None:
+        client = server.connect()
+        while not done.is_set():
+            try:
+                if client.ask(mpub(b"t", [b"x"] * 50)) != OK:
+                    client = server.connect()
+            except OSError:
+                client = server.connect()
+
+    publishers = [threading.Thread(target=publish, daemon=True) for _ in range(3)]
+    for one in publishers:
+        one.start()
+    names = (b"debug", b"info", b"warn", b"error")
+    try:
+        for number in range(60):
+            if number % 15 == 7:
+                os.kill(pair.workers()[0].pid, signal.SIGKILL)
+            level = number % len(names)
+            eventually(lambda level=level: _confirmed(server, names[level]))
+            seen = {body for body in (_level(server) for _ in range(10)) if body}
+            assert seen == {b"%d" % (level + 1)}
+    finally:
+        done.set()
+        for one in publishers:
+            one.join()
+
+
+def _confirmed(server: Server, level: bytes) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return server.http("PUT", "/config/log_level", level).status == 200
+    return False
+
+
+def _level(server: Server) -> bytes:
+    """Empty if the process that was asked has been killed."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return server.http("GET", "/config/log_level").body
+    return b""
 
 
 def test_the_limit_of_consumers_counts_all(start: Start) -> None:
