@@ -1,7 +1,7 @@
 """nsqd's protocols from a client's side, and the two servers that must speak them alike.
 
-`Server` starts either a real nsqd or an executable named `nsqd` that only execs `shmq serve "$@"`;
-what a test says to it and expects of it is the same for both.
+`Server` starts either a real nsqd or an executable named `nsqd` that only execs `shmq serve --nsqd
+"$@"`; what a test says to it and expects of it is the same for both.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LISTENING = re.compile(r"(TCP|HTTPS?): listening on (\S+)")
 
 
 def drop_in(directory: Path) -> str:
-    """An executable named `nsqd` that only execs `shmq serve "$@"`."""
+    """An executable named `nsqd` that only execs `shmq serve --nsqd "$@"`."""
     path = directory / "nsqd"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shmq serve "$@"\n')
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m shmq serve --nsqd "$@"\n')
     path.chmod(0o755)
     return str(path)
 

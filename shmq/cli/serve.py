@@ -37,6 +37,8 @@ from shmq.supervisor.children import Children, Launched, launch
 #: that has just been started needs seconds until it can notice.
 _PREDECESSOR_SECONDS = 10.0
 
+_log = logging.getLogger(__name__)
+
 _STACKS_SHOWN = 2  # exit status of a Go program
 
 #: The Go that nsqd 1.3.0 was released with; programs that parse its version want one there.
@@ -174,7 +176,7 @@ def serve(
         supervisor = Supervisor(options, starter_pid, notifier, gateway)
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError, OptionError) as exc:
-        logging.critical("%s", _sentence(exc))
+        _log.critical("%s", _sentence(exc))
         notifier.status(_sentence(exc))
         return ERROR
     finally:
@@ -201,7 +203,7 @@ class _Source:
         """A warning for each key of the file that is no option."""
         with contextlib.suppress(ValueError):
             for wrong in unknown_keys(_read_config(self.config) or {}):
-                logging.warning("%s: %s; ignored", self.config, wrong)
+                _log.warning("%s: %s; ignored", self.config, wrong)
 
 
 def _take_signals() -> None:
@@ -273,12 +275,12 @@ class Gateway:
         named = ("instance=", "data_path=", "tcp_address=", "http_address=", "https_address=")
         differing = options.differing(self._source.nsqd)
         said += [item for item in differing if not item.startswith(named)]
-        logging.info("%s", ", ".join(said))
+        _log.info("%s", ", ".join(said))
         for kind, addresses in listeners.addresses.items():
             for address in addresses:
-                logging.info("%s: listening on %s", kind.upper(), address)
+                _log.info("%s: listening on %s", kind.upper(), address)
         if reachable := listen.open_to_others(listeners, options):
-            logging.warning(
+            _log.warning(
                 "%s: other hosts can connect, without TLS or AUTH, and so read, publish and delete "
                 "everything. Listen on loopback (--tcp-address=127.0.0.1:4150 --http-address="
                 "127.0.0.1:4151), or ask for TLS (--tls-required=true with --tls-cert, --tls-key) "
@@ -337,15 +339,15 @@ class Gateway:
             options = self._options.replace(**changes)
             _check_tls(options)
         except (OSError, ValueError) as exc:
-            logging.error("cannot reload: %s; everything stays as it was", _sentence(exc))
+            _log.error("cannot reload: %s; everything stays as it was", _sentence(exc))
             return
         if others:
-            logging.warning("not before the next start: %s", ", ".join(others))
+            _log.warning("not before the next start: %s", ", ".join(others))
         self._options, self._reloads = options, self._reloads + 1
         self._changed |= changes
         set_log_level(options)
         shown = [f"{name}={OPTIONS[name].show_safely(value)}" for name, value in changes.items()]
-        logging.info("reload: certificates, %s", ", ".join(shown) or "no other option")
+        _log.info("reload: certificates, %s", ", ".join(shown) or "no other option")
 
 
 def _check_tls(options: Options) -> None:

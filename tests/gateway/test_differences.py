@@ -82,8 +82,7 @@ def test_a_delay_on_disk(start: Start, kind: str) -> None:
         assert client.quiet()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_what_a_killed_server_had(start: Start, kind: str, number: signal.Signals) -> None:
+def test_what_a_killed_server_had(start: Start, kind: str) -> None:
     """P1, P9: memory outlives it."""
     server = start()
     client = server.connect()
@@ -94,7 +93,7 @@ def test_what_a_killed_server_had(start: Start, kind: str, number: signal.Signal
         client.pub("t", b"x")
     eventually(lambda: server.channel("t", "c")["depth"] == 9)
     eventually(lambda: b'"c"' in (server.data_path / "nsqd.dat").read_bytes())
-    assert server.stop(number) == -number
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
     server = start(again=server)
     client = server.connect()
     client.sub("t", "c", 1)
@@ -107,6 +106,21 @@ def test_what_a_killed_server_had(start: Start, kind: str, number: signal.Signal
     client.finish(first)
     for _ in range(9):
         client.finish(client.delivery())
+
+
+def test_a_hangup(start: Start, kind: str) -> None:
+    """It ends nsqd, without a flush; it has shmq read its files again."""
+    server = start()
+    client = server.connect()
+    client.sub("t", "c")
+    client.pub("t", b"x")
+    if kind == "nsqd":
+        assert server.stop(signal.SIGHUP) == -signal.SIGHUP
+        return
+    server.process.send_signal(signal.SIGHUP)
+    eventually(lambda: "gateway 0: reloaded" in server.log)
+    client.send(b"RDY 1\n")
+    client.finish(client.delivery())
 
 
 def test_a_publish_that_finds_no_room(start: Start, kind: str) -> None:

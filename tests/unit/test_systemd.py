@@ -370,8 +370,8 @@ def test_the_service_says_flags_that_there_are() -> None:
 
 def test_the_sockets_have_the_names_the_gateway_looks_for() -> None:
     tcp, http = settings("shmq@.socket"), settings("shmq-http@.socket")
-    assert (tcp["FileDescriptorName"], tcp["ListenStream"][0]) == (["tcp"], "4150")
-    assert (http["FileDescriptorName"], http["ListenStream"][0]) == (["http"], "4151")
+    assert (tcp["FileDescriptorName"], tcp["ListenStream"][0]) == (["tcp"], "127.0.0.1:4150")
+    assert (http["FileDescriptorName"], http["ListenStream"][0]) == (["http"], "127.0.0.1:4151")
     assert http["Service"] == ["shmq@%i.service"]
 
 
