@@ -71,6 +71,7 @@ class Broker:
         check_instance(instance)
         options.setdefault("log_level", "warn")
         options.setdefault("audit_log", "")  # nobody reads what its supervisor writes
+        options.setdefault("log_prefix", "[shmq] ")
         for address in ("tcp_address", "http_address", "https_address"):
             options.setdefault(address, "")  # of the gateway: only for who wants it
         if data_path is None:

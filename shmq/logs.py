@@ -7,9 +7,11 @@ nor move a terminal's cursor. Who logs need not think of it.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import logging
 import os
+import stat
 import sys
 import time
 
@@ -102,3 +104,15 @@ def set_up_logging(options: Options) -> None:
 def set_log_level(options: Options) -> None:
     """Log from this level on, from now on."""
     logging.getLogger().setLevel(_LEVELS[options.log_level])
+
+
+def shorten_log(most: int = 1 << 20, kept: int = 64 << 10) -> None:
+    """Where stderr is a file that has become longer than `most` bytes, leave its last `kept` ones:
+    for a log that nobody rotates. What other processes write meanwhile may be lost."""
+    status = os.fstat(2)
+    if not stat.S_ISREG(status.st_mode) or status.st_size <= most:
+        return
+    fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
+    last = os.pread(2, kept, status.st_size - kept)
+    os.ftruncate(2, 0)
+    os.write(2, last[last.find(b"\n") + 1 :])

@@ -50,19 +50,23 @@ def is_alive(pid: int, start_time: int) -> bool:
 
 
 def program_name(pid: int) -> str:
-    """What a process is called in a log: its program without the path, and for Python the script or
-    module. No other argument: there may be a password among them. Empty if it cannot be read."""
+    """What a process is called in a log. Empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(4096).decode(errors="replace").split("\0")
+            return name_of(file.read(4096).decode(errors="replace").split("\0"))
     except OSError:
         return ""
+
+
+def name_of(words: list[str]) -> str:
+    """What a command line is called in a log: the program without its path, and for Python the
+    script or module. Nothing else of it: there may be a password among the arguments."""
     name = os.path.basename(words[0])
-    if name.startswith("python") and len(words) > 1:
-        shown = words[1:3] if words[1] == "-m" else words[1:2]
-        if not shown[0].startswith("-") or shown[0] == "-m":
+    if name.startswith("python"):
+        shown = words[1:3] if words[1:2] == ["-m"] else words[1:2]
+        if shown and (len(shown) == 2 or not shown[0].startswith("-")):
             name = " ".join([name, *map(os.path.basename, shown)])
-    return "".join(letter if letter.isprintable() else "?" for letter in name)[:100]
+    return "".join(letter if letter.isprintable() else "?" for letter in name)[:100].strip()
 
 
 def _exists(pid: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from shmq import _native, layout, segments
 from shmq._native import Broker, ShmqError
 from shmq.layout import DirectoryView
+from shmq.logs import shorten_log
 from shmq.options import Options
 from shmq.segments import Permits
 from shmq.storage import metadata
@@ -229,6 +230,8 @@ class Supervisor:
                 self._signal = signal.SIGHUP
             if self._starter is not None and now >= look_at:
                 look_at = now + _STARTER_EVERY
+                with contextlib.suppress(OSError):
+                    shorten_log()  # what the starter gave us as stderr has no other bound
                 alone = self._roster.other_clients(self._broker.client) == 0
                 if alone and not self._starter.alive:
                     _log.info("the process that started this instance has ended; stopping")

@@ -51,10 +51,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def reload(server: Server) -> None:
     """Signal it and wait for both processes."""
-    before = [server.log.count(f"gateway {number}: reloaded") for number in (0, 1)]
+
+    def counts() -> list[int]:
+        return [server.log.count(f"gateway {number}: reloaded") for number in (0, 1)]
+
+    before = counts()
     server.process.send_signal(signal.SIGHUP)
-    for number in (0, 1):
-        eventually(lambda: server.log.count(f"gateway {number}: reloaded") == before[number] + 1)
+    eventually(lambda: counts() == [number + 1 for number in before])
 
 
 def shown_https(server: Server) -> str:
