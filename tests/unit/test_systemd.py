@@ -339,7 +339,7 @@ def test_the_service_is_hardened(
     ended = analyze("security", "--offline=true", "--no-pager", "./shmq@x.service")
     level = re.search(r"Overall exposure level for shmq@x.service: ([0-9.]+)", ended.stdout)
     assert level is not None, ended.stderr
-    assert float(level[1]) <= 2.0, ended.stdout
+    assert float(level[1]) <= 1.4, ended.stdout
 
 
 def settings(unit: str) -> dict[str, list[str]]:
@@ -359,6 +359,22 @@ def test_the_service_leaves_shared_memory_alone() -> None:
     assert service["ProtectProc"] == ["default"]
     assert service["ProcSubset"] == ["all"]
     assert "PrivateIPC" not in service
+
+
+def test_the_service_is_contained() -> None:
+    """What runs away ends there, and nobody on another host is talked to unless that is asked for."""
+    service = settings("shmq@.service")
+    assert service["MemoryMax"] == ["75%"]
+    assert int(service["TasksMax"][0]) >= 256
+    assert service["LimitCORE"] == ["0"]
+    for unit in ("shmq@.service", "shmq@.socket", "shmq-http@.socket"):
+        found = settings(unit)
+        assert (found["IPAddressDeny"], found["IPAddressAllow"]) == (["any"], ["localhost"]), unit
+    assert "run code as user shmq" in (UNITS / "shmq@.service").read_text()
+
+
+def test_the_service_is_reloaded_by_a_hangup() -> None:
+    assert settings("shmq@.service")["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
 
 
 def test_the_service_says_flags_that_there_are() -> None:
