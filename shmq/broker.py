@@ -578,7 +578,7 @@ def _attach(instance: str, kind: Kind) -> tuple[_native.Broker, segments.Permits
         except NotRunning:
             layout.open_readonly(instance)  # says what it is, if it is something else
             raise
-        permits.take()
+        permits.take(0 if kind == Kind.GATEWAY else segments.reserve())
         try:
             opener = functools.partial(segments.open_queue, instance)
             return _native.Broker(fd, opener, int(kind), instance), permits

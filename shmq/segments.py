@@ -267,6 +267,28 @@ def _files() -> Iterator[str]:
 
 # ---- the attach semaphore ----
 
+#: Client entries that only the gateway and commands that administer may take, so that one program
+#: that takes all others does not lock its administrator out.
+RESERVE = 8
+
+_administers = False
+
+
+@contextlib.contextmanager
+def administration() -> Iterator[None]:
+    """Inside, this process may attach with an entry of the reserve."""
+    global _administers
+    before, _administers = _administers, True
+    try:
+        yield
+    finally:
+        _administers = before
+
+
+def reserve() -> int:
+    """Client entries that this process is to leave to others."""
+    return 0 if _administers else RESERVE
+
 
 class Permits:
     """The named semaphore that counts free client entries, so that a full table is a clear error.
@@ -307,15 +329,19 @@ class Permits:
         """How many are there to take now."""
         return int(self._semaphore.value)
 
-    def take(self) -> None:
-        """Take one without waiting. TooManyClients."""
-        try:
-            self._semaphore.acquire(0)
-        except posix_ipc.BusyError:
-            raise TooManyClients(
-                f"instance {self._instance!r}: all 1024 client entries are taken: detach processes "
-                "that are not needed, or use one Broker per process"
-            ) from None
+    def take(self, reserve: int = 0) -> None:
+        """Take one without waiting, but none of the last `reserve`. TooManyClients."""
+        with contextlib.suppress(posix_ipc.BusyError):
+            if self.free > reserve:  # looked at before, so that many who fail never hold the last
+                self._semaphore.acquire(0)
+                if self.free >= reserve:
+                    return
+                self._semaphore.release()  # others came at the same time
+        kept = f" but {reserve} for the gateway and `shmq topic`, `channel`, `lease`"
+        raise TooManyClients(
+            f"instance {self._instance!r}: all 1024 client entries{kept if reserve else ''} are "
+            "taken: detach processes that are not needed, or use one Broker per process"
+        )
 
     def give(self) -> None:
         """Give one back."""

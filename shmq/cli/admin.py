@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 import shmq
+from shmq import segments
 from shmq.cli import COMPLETIONS, OK, instance_option, json_option
 from shmq.cli.output import patience, print_json
 
@@ -41,7 +42,7 @@ def _add_verbs(group: click.Group, what: str, *names: str) -> None:
 def _command(verb: str, what: str):  # type: ignore[no-untyped-def]
     def command(instance: str, as_json: bool, **names: str) -> int:
         asked = f"{verb} {what} {'/'.join(names.values())}"
-        with shmq.attach(instance) as broker, patience(asked):
+        with segments.administration(), shmq.attach(instance) as broker, patience(asked):
             result = getattr(broker, f"{verb}_{what}")(*names.values())
         if as_json:
             print_json({"done": verb, **names} | ({"dropped": result} if verb == "empty" else {}))

@@ -8,7 +8,7 @@ import time
 import click
 
 import shmq
-from shmq import layout
+from shmq import layout, segments
 from shmq.cli import OK, complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.output import age, patience, print_json, print_rows
 
@@ -87,7 +87,8 @@ def _end(
     instance: str, as_json: bool, topic: str, channel: str, lease_id: int, requeue: bool
 ) -> int:
     verb = "requeue" if requeue else "drop"
-    with shmq.attach(instance) as broker, patience(f"{verb} lease {lease_id}"):
+    doing = patience(f"{verb} lease {lease_id}")
+    with segments.administration(), shmq.attach(instance) as broker, doing:
         messages = broker.end_lease(topic, channel, lease_id, requeue)
     if as_json:
         print_json({"done": verb, "topic": topic, "channel": channel, "messages": messages})

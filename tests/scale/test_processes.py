@@ -12,6 +12,7 @@ from processes import Child, eventually, say
 from room import MIB, need_memory
 
 import shmq
+from shmq import segments
 from shmq.layout import constant
 
 CROWD = 1000
@@ -89,7 +90,7 @@ def test_a_thousand_processes(
 
     # the table is full a few later, with a sentence
     more = []
-    for _ in range(constant("CLIENTS") - CROWD - 2):
+    for _ in range(constant("CLIENTS") - CROWD - 2 - segments.RESERVE):
         more.append(shmq.attach(instance))
     with pytest.raises(shmq.TooManyClients):
         shmq.attach(instance)

@@ -35,6 +35,7 @@ from shmq import (
     segments,
 )
 from shmq._native import LAYOUT_VERSION
+from shmq.broker import attach_gateway
 
 MOST = 100_000  # max_msg_size
 READY = 300  # mem_queue_size
@@ -654,7 +655,7 @@ def test_without_a_permit_nobody_attaches(broker: shmq.Broker) -> None:
     for _ in range(free):
         permits.take()
     try:
-        with pytest.raises(TooManyClients, match="all 1024 client entries are taken"):
+        with pytest.raises(TooManyClients, match=r"all 1024 client entries but 8 .* are taken"):
             shmq.attach(broker.instance)
     finally:
         for _ in range(free):
@@ -662,6 +663,33 @@ def test_without_a_permit_nobody_attaches(broker: shmq.Broker) -> None:
     shmq.attach(broker.instance).close()
     assert permits.free == free
     permits.close()
+
+
+def test_who_takes_all_entries_does_not_lock_the_administrator_out(broker: shmq.Broker) -> None:
+    """The last ones are for the gateway and for commands that administer."""
+
+    def command(*words: str) -> int:
+        argv = [sys.executable, "-m", "shmq", *words, f"--instance={broker.instance}"]
+        return subprocess.run(argv, capture_output=True, check=False).returncode
+
+    taken = []
+    try:
+        permits = segments.Permits(broker.instance)
+        while permits.free > segments.RESERVE:
+            taken.append(shmq.attach(broker.instance))
+        permits.close()
+        with pytest.raises(TooManyClients, match="all 1024 client entries but 8 for the gateway"):
+            shmq.attach(broker.instance)
+        assert command("pub", "t", "x") == 1
+        assert command("topic", "create", "t") == 0
+        gateway = attach_gateway(broker.instance, 1.0)
+        assert command("channel", "create", "t", "c") == 0
+        gateway.close()
+        taken.pop().close()
+        assert command("pub", "t", "x") == 0
+    finally:
+        for client in taken:
+            client.close()
 
 
 def test_a_full_table_of_consumers_is_an_error_and_frees_when_they_close() -> None:

@@ -362,7 +362,7 @@ def test_the_service_leaves_shared_memory_alone() -> None:
 
 
 def test_the_service_is_contained() -> None:
-    """What runs away ends there, and nobody on another host is talked to unless that is asked for."""
+    """What runs away ends there, and only this host is talked to unless more is asked for."""
     service = settings("shmq@.service")
     assert service["MemoryMax"] == ["75%"]
     assert int(service["TasksMax"][0]) >= 256
