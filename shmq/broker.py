@@ -9,8 +9,8 @@ import logging
 import operator
 import os
 import secrets
+import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self, TypeVar
 
-from shmq import _native, homes, layout, segments, stats
+from shmq import _native, homes, interpreter, layout, ownership, segments, stats
 from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
 from shmq.client.disk import Files
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
@@ -39,6 +39,8 @@ _REQUEST_SECONDS: Final = 10.0
 _EXIT_PATIENCE_NS: Final = 1_000_000_000
 #: How long it may take from its start to the first request, adoption included.
 _START_SECONDS: Final = 60.0
+
+_BUS: Final = " (SIGBUS: somebody who may write a segment of it has cut that short)"
 
 _MAX_IN_FLIGHT: Final = 200
 _MOST_IN_FLIGHT: Final = (1 << 32) - 1
@@ -83,19 +85,29 @@ class Broker:
             self._join(instance, _Server(chosen, temporary=data_path is None))
 
     @classmethod
-    def _attached(cls, instance: str, kind: Kind = Kind.CLIENT) -> Self:
+    def _attached(
+        cls, instance: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
+    ) -> Self:
         self = object.__new__(cls)
-        self._join(check_instance(instance), None, kind)
+        self._join(check_instance(instance), None, kind, owner)
         return self
 
-    def _join(self, instance: str, server: _Server | None, kind: Kind = Kind.CLIENT) -> None:
+    def _join(
+        self,
+        instance: str,
+        server: _Server | None,
+        kind: Kind = Kind.CLIENT,
+        owner: str | int | None = None,
+    ) -> None:
         self.instance = instance
         """Name of the broker on this host."""
+        self.owner = owner
+        """The user who was named as its owner in `attach`, or None."""
         self._server = server
         if server is not None:
             server.start()
         try:
-            self._attachment = _Attachment(instance, kind)
+            self._attachment = _Attachment(instance, kind, owner)
         except BaseException:
             if server is not None:
                 server.stop()
@@ -462,16 +474,25 @@ class Broker:
         return native, *found
 
 
-def attach(instance: str | None = None, timeout: float = 0) -> Broker:
+def attach(
+    instance: str | None = None, timeout: float = 0, owner: str | int | None = None
+) -> Broker:
     """Join a running broker.
 
     instance: its name; None: SHMQ_INSTANCE, else `default`. timeout: seconds to wait for it to come
-    up. Raises NotRunning, TooManyClients, LayoutMismatch, BadName; ShmqError if its shared memory
-    is another user's.
+    up. owner: the user (name or uid) whose broker it may be, beside this process's own user and
+    root; None: SHMQ_OWNER, else nobody. Any user may start a broker of any name, and who made the
+    shared memory can read and forge all of it, so no other user's is used unless it is named.
+
+    Raises NotRunning, TooManyClients, LayoutMismatch, BadName; ShmqError if its shared memory
+    is another user's, with the remedy; ValueError if there is no user `owner`.
     """
     if not timeout >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
-    return _attach_within(timeout, check_instance(instance or segments.default_instance()))
+    if owner is not None:
+        ownership.uid_of(owner)
+    name = check_instance(instance or segments.default_instance())
+    return _attach_within(timeout, name, owner=owner)
 
 
 def attach_gateway(instance: str, timeout: float) -> Broker:
@@ -480,11 +501,13 @@ def attach_gateway(instance: str, timeout: float) -> Broker:
     return _attach_within(timeout, instance, Kind.GATEWAY)
 
 
-def _attach_within(timeout: float, name: str, kind: Kind = Kind.CLIENT) -> Broker:
+def _attach_within(
+    timeout: float, name: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
+) -> Broker:
     deadline = time.monotonic() + timeout
     for pause in _pauses():
         try:
-            return Broker._attached(name, kind)
+            return Broker._attached(name, kind, owner)
         except ShmqError as exc:
             left = deadline - time.monotonic()
             coming = (
@@ -507,9 +530,12 @@ def _pauses() -> Iterator[float]:
 class _Attachment:
     """This process's client entry in an instance; in a forked child it is taken anew when used."""
 
-    def __init__(self, instance: str, kind: Kind = Kind.CLIENT) -> None:
+    def __init__(
+        self, instance: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
+    ) -> None:
         self._instance = instance
         self._kind = kind
+        self._owner = owner
         self._locks: dict[int, threading.Lock] = {}
         self._attached: _native.Broker | None = None
         self._permits: segments.Permits | None = None
@@ -526,7 +552,7 @@ class _Attachment:
             if self.closed:
                 raise Gone(f"the broker {self._instance!r} was closed in this process")
             if self._attached is None or self._attached.forked:
-                self._attached, self._permits = _attach(self._instance, self._kind)
+                self._attached, self._permits = _attach(self._instance, self._kind, self._owner)
             return self._attached
 
     def source(self) -> NativeSource:
@@ -570,17 +596,20 @@ class _Attachment:
         return self._locks.setdefault(_native.fork_generation(), threading.Lock())
 
 
-def _attach(instance: str, kind: Kind) -> tuple[_native.Broker, segments.Permits]:
-    fd = segments.open_directory(instance)
+def _attach(
+    instance: str, kind: Kind, owner: str | int | None
+) -> tuple[_native.Broker, segments.Permits]:
+    fd = segments.open_directory(instance, owner=owner)
     try:
+        owners = frozenset({os.fstat(fd).st_uid})  # everything else is to be the same user's
         try:
-            permits = segments.Permits(instance)
+            permits = segments.Permits(instance, owners)
         except NotRunning:
-            layout.open_readonly(instance)  # says what it is, if it is something else
+            layout.open_readonly(instance, owner)  # says what it is, if it is something else
             raise
         permits.take(0 if kind == Kind.GATEWAY else segments.reserve())
         try:
-            opener = functools.partial(segments.open_queue, instance)
+            opener = functools.partial(segments.open_queue, instance, owners=owners)
             return _native.Broker(fd, opener, int(kind), instance), permits
         except BaseException:
             permits.give()
@@ -667,9 +696,9 @@ class _Server:
         self._said.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "shmq", "serve", *self.options.to_argv()]
+        words = ["serve", *self.options.to_argv(), f"--starter-pid={self._owner}"]
         return subprocess.Popen(
-            [*argv, f"--starter-pid={self._owner}"],
+            interpreter.run_module("shmq", words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,
@@ -693,7 +722,7 @@ class _Server:
 
     def _answers(self, pid: int) -> bool:
         """Is it entered in the directory, and is everything there that a client needs?"""
-        with contextlib.suppress(NotRunning, LayoutMismatch, Gone):
+        with contextlib.suppress(ShmqError):  # what is there may be another user's
             directory = layout.open_readonly(self.options.instance).directory
             segments.Permits(self.options.instance).close()
             return directory.read("supervisor_pid") == pid and layout.supervisor_alive(directory)
@@ -711,10 +740,11 @@ class _Server:
                     self._clean_up()
                 return
             _log.warning(
-                "the supervisor of instance %r (pid %d) ended with status %d; starting another%s",
+                "the supervisor of instance %r (pid %d) ended with status %d%s; starting another%s",
                 self.options.instance,
                 process.pid,
                 status,
+                _BUS if status == -signal.SIGBUS else "",
                 self._last_words(),
             )
             # the first time at once; one that does not live for seconds is not worth a storm

@@ -17,7 +17,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
@@ -220,6 +220,11 @@ class _View:
         self._backed: dict[str, int] = {}  # entries of them that have pages
         self.header: Array = np.ndarray((), dtype(self.STRUCTURE), self._buffer)
         """The segment's header, a record array of no dimensions: `int(view.header["epoch"])`."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are mapped; nothing of them is looked at."""
+        return self._buffer.nbytes
 
     def read(self, field: str) -> int:
         """One number of the header, as it is now."""
@@ -791,8 +796,12 @@ class ReadOnlySource:
     after it is closed.
     """
 
-    def __init__(self, instance: str, buffer: mmap.mmap) -> None:
+    def __init__(
+        self, instance: str, buffer: mmap.mmap, owners: Collection[int] | None = None
+    ) -> None:
+        """owners: uids that may have made its queues; None: as `segments.open_segment`."""
         self.instance = instance
+        self._owners = owners
         self.directory = DirectoryView(buffer, f"instance {instance!r}")
         self._queues: dict[int, QueueView] = {}
 
@@ -803,7 +812,9 @@ class ReadOnlySource:
             self._queues.pop(entry.serial, None)
             what = f"queue {entry.serial} of instance {self.instance!r}"
             try:
-                fd = segments.open_queue(self.instance, entry.serial, read_only=True)
+                fd = segments.open_queue(
+                    self.instance, entry.serial, read_only=True, owners=self._owners
+                )
             except FileNotFoundError:
                 raise Gone(f"{what} was deleted") from None
             view = self._queues[entry.serial] = QueueView(_map(fd, what), what)
@@ -820,11 +831,13 @@ class ReadOnlySource:
         self.close()
 
 
-def open_readonly(instance: str | None = None) -> ReadOnlySource:
-    """Map an instance's directory read-only. NotRunning if there is none, LayoutMismatch."""
+def open_readonly(instance: str | None = None, owner: str | int | None = None) -> ReadOnlySource:
+    """Map an instance's directory read-only. NotRunning if there is none, LayoutMismatch;
+    ShmqError if it belongs to neither this user nor root nor `owner` (None: SHMQ_OWNER)."""
     instance = instance or segments.default_instance()
-    what = f"instance {instance!r}"
-    return ReadOnlySource(instance, _map(segments.open_directory(instance, read_only=True), what))
+    fd = segments.open_directory(instance, read_only=True, owner=owner)
+    owners = frozenset({os.fstat(fd).st_uid})
+    return ReadOnlySource(instance, _map(fd, f"instance {instance!r}"), owners)
 
 
 def _map(fd: int, what: str) -> mmap.mmap:

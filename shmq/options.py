@@ -384,7 +384,8 @@ class Options:
     group: str = _option(
         "",
         Kind.TEXT,
-        "name or number of a group whose members may attach too (empty: only this user)",
+        "name or number of a group whose members may attach too (empty: only this user); they can "
+        "then run code as this user and as everybody who attaches",
         group="broker",
         nsqd=False,
     )

@@ -7,7 +7,8 @@
 
 The core maps file descriptors and knows no names; this is the only place that makes them. Only the
 supervisor creates and unlinks. Modes and group are set on the object itself, whatever the umask.
-Descriptors that come from here are close-on-exec and belong to the caller.
+Descriptors that come from here are close-on-exec and belong to the caller. Anybody may have put
+anything under these names: see `ownership`, which every open goes through.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ import contextlib
 import grp
 import os
 import re
+import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 import posix_ipc
 
+from shmq import ownership
 from shmq.errors import NotRunning, ShmqError, TooManyClients
 from shmq.names import check_instance, valid_instance
+from shmq.ownership import NotTrusted, Own
 
 #: Where Linux keeps POSIX shared memory, and (as sem.NAME) named semaphores.
 SHM_DIRECTORY = "/dev/shm"
 
 #: What `group` means where no group is asked for.
 NO_GROUP = -1
+
+_SEMAPHORE = 16  # bytes that every C library's semaphore has at least
 
 _YOUNG = 1.0  # seconds in which an object gets its group and mode, generously
 
@@ -74,35 +80,48 @@ def semaphore_path_of(name: str) -> str:
 # ---- open ----
 
 
-def open_segment(name: str, *, read_only: bool = False) -> int:
-    """A new descriptor of an existing object. FileNotFoundError, PermissionError."""
-    try:
-        fd = posix_ipc.SharedMemory(name, read_only=read_only).fd
-    except posix_ipc.ExistentialError:
-        raise FileNotFoundError(2, "no such shared memory object", path_of(name)) from None
-    except posix_ipc.PermissionsError:
-        raise PermissionError(13, "not allowed to open shared memory", path_of(name)) from None
-    os.set_inheritable(fd, False)
-    return int(fd)
+def own() -> Own:
+    """Whose segments a supervisor takes up: those of its own user."""
+    return Own({os.geteuid()})
 
 
-def open_directory(instance: str, *, read_only: bool = False) -> int:
+def open_segment(
+    name: str, *, read_only: bool = False, owners: Collection[int] | None = None
+) -> int:
+    """A new descriptor of an existing object. FileNotFoundError, PermissionError; NotTrusted if it
+    is none of `owners` (uids; None: of one's own user, root and SHMQ_OWNER)."""
+    flags = os.O_RDONLY if read_only else os.O_RDWR
+    if owners is None:
+        owners = ownership.trusted()
+    return ownership.open_owned(path_of(name), flags, owners)
+
+
+def open_directory(
+    instance: str, *, read_only: bool = False, owner: str | int | None = None
+) -> int:
     """A new descriptor of the directory segment.
 
-    NotRunning if there is none; ShmqError, naming owner and mode, if it is not ours to open.
+    owner: the user (name or uid) who may have made it, beside one's own and root; None:
+    SHMQ_OWNER. NotRunning if there is none; ShmqError, naming owner and mode, if it is not ours to
+    open; NotTrusted if somebody else made it.
     """
     name = directory_name(instance)
     try:
-        return open_segment(name, read_only=read_only)
+        return open_segment(name, read_only=read_only, owners=ownership.trusted(owner))
     except FileNotFoundError:
         raise not_running(instance) from None
     except PermissionError as exc:
         raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path_of(name))}") from exc
 
 
-def open_queue(instance: str, serial: int, *, read_only: bool = False) -> int:
-    """A new descriptor of a queue segment. FileNotFoundError if it was deleted."""
-    return open_segment(queue_name(instance, serial), read_only=read_only)
+def open_queue(
+    instance: str, serial: int, *, read_only: bool = False, owners: Collection[int] | None = None
+) -> int:
+    """A new descriptor of a queue segment. FileNotFoundError if it was deleted, NotTrusted.
+
+    owners: the directory's, for whoever has that; None: as `open_segment`.
+    """
+    return open_segment(queue_name(instance, serial), read_only=read_only, owners=owners)
 
 
 def not_running(instance: str) -> NotRunning:
@@ -116,7 +135,7 @@ def not_running(instance: str) -> NotRunning:
 
 def _forbidden(path: str) -> str:
     try:
-        status = os.stat(path)
+        status = os.lstat(path)
     except OSError:
         return f"permission denied on {path}"
     remedy = "run as its owner, or start the supervisor with --group"
@@ -136,7 +155,7 @@ def just_made(instance: str) -> bool:
     and mode are set."""
     for path in (directory_path(instance), semaphore_path_of(attach_semaphore_name(instance))):
         with contextlib.suppress(OSError):
-            if time.time() - os.stat(path).st_ctime < _YOUNG:
+            if time.time() - os.lstat(path).st_ctime < _YOUNG:
                 return True
     return False
 
@@ -149,15 +168,13 @@ def create_segment(name: str, mode: int, group: int = NO_GROUP) -> int:
 
     mode: exact permission bits; group: gid that owns it, or NO_GROUP.
     """
+    path = path_of(name)
     try:
-        fd = int(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd)
-    except posix_ipc.ExistentialError:
-        raise FileExistsError(17, "shared memory object exists", path_of(name)) from None
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise FileExistsError(17, "shared memory object exists", path) from None
     try:
-        os.set_inheritable(fd, False)
-        if group != NO_GROUP:
-            _give(fd, group, path_of(name))
-        os.fchmod(fd, mode)
+        set_permissions(fd, path, mode, group)
     except BaseException:
         os.close(fd)
         unlink_segment(name)
@@ -165,10 +182,20 @@ def create_segment(name: str, mode: int, group: int = NO_GROUP) -> int:
     return fd
 
 
-def _give(file: int | str, group: int, path: str) -> None:
+def set_permissions(fd: int, path: str, mode: int, group: int = NO_GROUP) -> None:
+    """Give an object of ours these permissions and this group, by its descriptor. PermissionError,
+    with a sentence; `path` is for that only."""
+    status = os.fstat(fd)
+    if group not in (NO_GROUP, status.st_gid):
+        _give(fd, group, path)
+    if stat.S_IMODE(status.st_mode) != mode or group not in (NO_GROUP, status.st_gid):
+        os.fchmod(fd, mode)
+
+
+def _give(fd: int, group: int, path: str) -> None:
     """To the group. PermissionError, with a sentence."""
     try:
-        os.chown(file, -1, group)
+        os.fchown(fd, -1, group)
     except PermissionError as exc:
         sentence = f"cannot give it to group {group}: this user (uid {os.geteuid()}) is no member"
         raise PermissionError(exc.errno, sentence, path) from exc
@@ -185,10 +212,15 @@ def create_queue(instance: str, serial: int, mode: int, group: int = NO_GROUP) -
 
 
 def unlink_segment(name: str) -> bool:
-    """Remove a name; who has it mapped keeps it. False if it was not there."""
+    """Remove a name; who has it mapped keeps it. False if it was not there. PermissionError if it
+    is another user's."""
+    return _unlink(path_of(name))
+
+
+def _unlink(path: str) -> bool:
     try:
-        posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
+        os.unlink(path)
+    except FileNotFoundError:
         return False
     return True
 
@@ -196,6 +228,24 @@ def unlink_segment(name: str) -> bool:
 def unlink_queue(instance: str, serial: int) -> bool:
     """Remove a queue's name. False if it was not there."""
     return unlink_segment(queue_name(instance, serial))
+
+
+def is_short(instance: str, serial: int, size: int) -> bool:
+    """Whether a queue's segment has fewer than the `size` bytes that are mapped: who touches the
+    rest is ended by SIGBUS. Anybody who may write a segment can cut it short."""
+    return _size(path_of(queue_name(instance, serial)), size) < size
+
+
+def is_directory_short(instance: str, size: int) -> bool:
+    """The same of the directory."""
+    return _size(directory_path(instance), size) < size
+
+
+def _size(path: str, unknown: int) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return unknown
 
 
 def set_aside_queue(instance: str, serial: int) -> str:
@@ -206,7 +256,8 @@ def set_aside_queue(instance: str, serial: int) -> str:
 
 
 def unlink_instance(instance: str) -> list[str]:
-    """Remove every object of the instance, the directory first; what was removed."""
+    """Remove every object of the instance that is this user's, the directory first; what was
+    removed."""
     removed = [item.name for item in list_objects(instance) if item.unlink()]
     return removed
 
@@ -216,34 +267,45 @@ def unlink_instance(instance: str) -> list[str]:
 
 @dataclass(frozen=True)
 class SharedObject:
-    """One object in /dev/shm. kind: "directory", "queue" (then `serial`) or "semaphore"."""
+    """One object in /dev/shm. kind: "directory", "queue" (then `serial`) or "semaphore"; uid: its
+    owner, whatever it is."""
 
     name: str
     kind: str
     serial: int | None = None
+    uid: int = 0
+
+    @property
+    def path(self) -> str:
+        """The file behind it."""
+        return semaphore_path_of(self.name) if self.kind == "semaphore" else path_of(self.name)
 
     def unlink(self) -> bool:
-        """Remove the name. False if it was not there."""
-        if self.kind != "semaphore":
-            return unlink_segment(self.name)
-        try:
-            posix_ipc.unlink_semaphore(self.name)
-        except posix_ipc.ExistentialError:
-            return False
-        return True
+        """Remove the name. False if it was not there. PermissionError if it is another user's."""
+        return _unlink(self.path)
 
 
-def list_objects(instance: str) -> list[SharedObject]:
-    """Every object of the instance, for the sweeper: directory, semaphore, queues by serial."""
+def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObject]:
+    """Every object of the instance, for the sweeper: directory, semaphore, queues by serial.
+
+    Only those of this user, unless `everybodys`: what another user has put under these names is
+    nothing of this user's instance.
+    """
     directory, attach = directory_name(instance), attach_semaphore_name(instance)
     found = []
     for file in _files():
+        item = None
         if file == directory[1:]:
-            found.append(SharedObject(directory, "directory"))
+            item = SharedObject(directory, "directory")
         elif file == f"sem.{attach[1:]}":
-            found.append(SharedObject(attach, "semaphore"))
-        elif file.startswith(f"{directory[1:]}.") and file[len(directory) :].isdecimal():
-            found.append(SharedObject(f"/{file}", "queue", int(file[len(directory) :])))
+            item = SharedObject(attach, "semaphore")
+        elif file.startswith(f"{directory[1:]}.") and _QUEUE.fullmatch(file[len(directory) - 1 :]):
+            item = SharedObject(f"/{file}", "queue", int(file[len(directory) :]))
+        if item is not None:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                uid = os.lstat(item.path).st_uid
+                if everybodys or uid == os.geteuid():
+                    found.append(replace(item, uid=uid))
     order = {"directory": 0, "semaphore": 1, "queue": 2}
     return sorted(found, key=lambda item: (order[item.kind], item.serial or 0))
 
@@ -290,6 +352,16 @@ def reserve() -> int:
     return 0 if _administers else RESERVE
 
 
+def _open_semaphore(path: str, owners: Collection[int]) -> int:
+    """A descriptor of a semaphore's file. FileNotFoundError, PermissionError, NotTrusted."""
+    fd = ownership.open_owned(path, os.O_RDWR, owners)
+    size = os.fstat(fd).st_size
+    if size < _SEMAPHORE:
+        os.close(fd)
+        raise NotTrusted(f"{path} has {size} bytes and is no semaphore: remove it")
+    return fd
+
+
 class Permits:
     """The named semaphore that counts free client entries, so that a full table is a clear error.
 
@@ -297,32 +369,82 @@ class Permits:
     client the reaper gives it. The supervisor creates it and, at adoption, sets it right.
     """
 
-    def __init__(self, instance: str) -> None:
-        """Open it. NotRunning if it is not there, ShmqError if it is not ours to open."""
+    def __init__(self, instance: str, owners: Collection[int] | None = None) -> None:
+        """Open it. NotRunning if it is not there, ShmqError if it is not ours to open, NotTrusted
+        if it is none of `owners` (as `open_segment`)."""
         self._instance = instance
+        owners = ownership.trusted() if owners is None else owners
         name = attach_semaphore_name(instance)
+        path = semaphore_path_of(name)
         try:
-            self._semaphore = posix_ipc.Semaphore(name)
-        except posix_ipc.ExistentialError:
+            fd = _open_semaphore(path, owners)
+            try:
+                self._semaphore = posix_ipc.Semaphore(name)
+                self._compare(fd, path)
+            finally:
+                os.close(fd)
+        except (FileNotFoundError, posix_ipc.ExistentialError):
             raise not_running(instance) from None
-        except posix_ipc.PermissionsError as exc:
-            path = semaphore_path_of(name)
-            raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path)}") from exc
+        except (PermissionError, posix_ipc.PermissionsError) as exc:
+            if isinstance(exc, PermissionError):
+                cause: BaseException = exc
+            else:
+                cause = PermissionError(13, "not allowed to open the semaphore", path)
+            raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path)}") from cause
+
+    def _compare(self, fd: int, path: str) -> None:
+        """posix_ipc opens by name and shows no descriptor. /dev/shm is sticky: with the file that
+        was looked at under the name before and after, it was there all the time."""
+        before = os.fstat(fd)
+        try:
+            after = os.lstat(path)
+        except FileNotFoundError:
+            self.close()
+            raise
+        if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+            self.close()
+            raise not_running(self._instance)
 
     @classmethod
     def create(cls, instance: str, free: int, mode: int, group: int = NO_GROUP) -> Permits:
-        """The supervisor's way: make it or take over the one that is there; `free` entries are."""
+        """The supervisor's way: make it or take over the one that is there; `free` entries are.
+
+        One that is ours but cannot be used is made anew. NotTrusted if another user has its name.
+        """
         name = attach_semaphore_name(instance)
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=free).close()
-        # posix_ipc.Semaphore has no descriptor; the directory is sticky, so the path is ours
         path = semaphore_path_of(name)
-        if group != NO_GROUP:
-            _give(path, group, path)
-        os.chmod(path, mode)
-        permits = cls(instance)
+        fd = cls._own_file(name, path, free)
+        try:
+            set_permissions(fd, path, mode, group)
+        finally:
+            os.close(fd)
+        permits = cls(instance, own())
         permits.set(free)
         return permits
+
+    @staticmethod
+    def _own_file(name: str, path: str, free: int) -> int:
+        """A descriptor of the semaphore's file, made if it is missing: links are not followed, and
+        what has the name already is used only if it is ours."""
+        while True:
+            with contextlib.suppress(posix_ipc.ExistentialError):
+                posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=free).close()
+            try:
+                return _open_semaphore(path, own())
+            except FileNotFoundError:
+                continue
+            except NotTrusted:
+                if os.lstat(path).st_uid != os.geteuid():
+                    raise
+                _unlink(path)
+
+    @classmethod
+    def check_name(cls, instance: str) -> None:
+        """NotTrusted if another user has put something under the semaphore's name."""
+        path = semaphore_path_of(attach_semaphore_name(instance))
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(path).st_uid != os.geteuid():
+                os.close(ownership.open_owned(path, os.O_RDWR, own()))
 
     @property
     def free(self) -> int:

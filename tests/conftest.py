@@ -26,7 +26,7 @@ def _own_environment() -> Iterator[None]:
     shell or nohup does to its jobs, and CI may be one: SIGINT or SIGHUP ignored, by all of their
     children."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SHMQ_INSTANCE", *(() if SANITIZED else ("SHMQ_NATIVE",))):
+        for name in ("SHMQ_INSTANCE", "SHMQ_OWNER", *(() if SANITIZED else ("SHMQ_NATIVE",))):
             patch.delenv(name, raising=False)
         interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
         hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -47,7 +47,7 @@ def new_instance() -> Iterator[Callable[[], str]]:
     yield name
     for instance in made:
         processes.remove_instance(instance)
-        assert not segments.list_objects(instance)
+        assert not segments.list_objects(instance, everybodys=True)
         for bad in Path("/dev/shm").glob(f"shmq.{instance}.*.bad"):  # set aside, as it should be
             bad.unlink()
 

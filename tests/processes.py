@@ -309,7 +309,8 @@ def remove_instance(instance: str) -> list[str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         wait_ended(pid)
-    return segments.unlink_instance(instance)
+    objects = segments.list_objects(instance, everybodys=True)
+    return [item.name for item in objects if item.unlink()]
 
 
 def readable(fd: int, seconds: float) -> bool:

@@ -15,6 +15,7 @@ import click
 
 from shmq import __version__, segments
 from shmq.errors import NotRunning, ShmqError
+from shmq.ownership import OWNER_VARIABLE, uid_of
 
 OK, ERROR, USAGE, NOT_RUNNING, DEGRADED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -80,7 +81,7 @@ COMPLETIONS = {"instance": complete_instance, "topic": complete_topic, "channel"
 
 
 def instance_option(command: _Command) -> _Command:
-    """`--instance`, on every command."""
+    """`--instance`, on every command, and `--owner`, whose it may be."""
     return click.option(
         "--instance",
         envvar="SHMQ_INSTANCE",
@@ -90,7 +91,38 @@ def instance_option(command: _Command) -> _Command:
         metavar="NAME",
         shell_complete=complete_instance,
         help="Name of the broker on this host.",
+    )(owner_option(command))
+
+
+def owner_option(command: _Command) -> _Command:
+    """`--owner`. Everything that opens shared memory looks for it in the environment."""
+    return click.option(
+        "--owner",
+        envvar=OWNER_VARIABLE,
+        show_envvar=True,
+        metavar="USER",
+        expose_value=False,
+        callback=_name_owner,
+        help="Whose broker it may be, beside your own and root's.",
     )(command)
+
+
+def _name_owner(context: click.Context, parameter: click.Parameter, owner: str | None) -> None:
+    if not owner:
+        return
+    try:
+        uid_of(owner)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    before = os.environ.get(OWNER_VARIABLE)
+
+    def restore() -> None:
+        os.environ.pop(OWNER_VARIABLE, None)
+        if before is not None:
+            os.environ[OWNER_VARIABLE] = before
+
+    os.environ[OWNER_VARIABLE] = owner
+    context.call_on_close(restore)
 
 
 def json_option(command: _Command) -> _Command:

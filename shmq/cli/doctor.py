@@ -23,6 +23,7 @@ from shmq.cli import (
     complete_instance,
     host,
     json_option,
+    owner_option,
     stale,
 )
 from shmq.cli.output import patience, print_json
@@ -32,6 +33,7 @@ from shmq.errors import ShmqError
 
 @click.command()
 @json_option
+@owner_option
 @click.option(
     "--instance",
     metavar="NAME",

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shmq import segments
+from shmq import ownership, segments
 from shmq.cli.output import size
 from shmq.cli.report import Finding, ok, problem
 from shmq.options import OPTIONS
@@ -263,7 +263,7 @@ def _lingers(uid: int, root: Path) -> bool:
 
 def data_path_of(pid: int) -> Path | None:
     """Where a supervisor keeps its files: the one directory it has open and locked."""
-    locked = _locks()
+    locked = ownership.flocks()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             link = f"/proc/{pid}/fd/{name}"
@@ -277,18 +277,6 @@ def data_path_of(pid: int) -> Path | None:
 
 def _place(status: os.stat_result) -> tuple[int, int, int]:
     return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
-
-
-def _locks() -> dict[tuple[int, int, int], int]:
-    """Who holds a flock on what, as far as the kernel shows it."""
-    found = {}
-    with contextlib.suppress(OSError), open("/proc/locks") as file:
-        for line in file:
-            match = re.match(r"\d+: FLOCK\s+\S+\s+\S+ (-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
-            if match is not None:
-                place = int(match[2], 16), int(match[3], 16), int(match[4])
-                found[place] = int(match[1])
-    return found
 
 
 def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
@@ -316,8 +304,13 @@ def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
         found.append(problem("data path", f"{path} has only {size(free)} of disk left",
                               "make room there: when it is full, publishers wait or get Full",
                               ))  # fmt: skip
+    refused, warned = ownership.who_else_may_write(status, str(path))
+    if refused or warned:
+        found.append(problem("data path", f"{path}: {refused or warned}",
+                              "let only the broker's user write there: chmod go-w, chown",
+                              ))  # fmt: skip
     found += _bad_files(path)
-    holder = _locks().get(_place(status))
+    holder = ownership.flocks().get(_place(status))
     if pid is not None and holder is not None and holder not in (pid, 0, -1):
         found.append(problem("data path", f"{path} is locked by pid {holder} and not by its "
                               f"supervisor, pid {pid}", "end one of the two"))  # fmt: skip

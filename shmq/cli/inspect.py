@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -72,7 +73,14 @@ def _find(text: str) -> Path:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not keep us
+    # a FIFO must not keep us; in /dev/shm a link may be anybody's
+    flags = os.O_NOFOLLOW if path.parent == Path(segments.SHM_DIRECTORY) else 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as exc:
+        if exc.errno != errno.ELOOP:
+            raise
+        raise ShmqError(f"inspect {path}: it is a symbolic link and no regular file") from exc
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ShmqError(f"inspect {path}: it is no regular file")

@@ -50,13 +50,14 @@ class Instance:
 
 def survey(name: str) -> Instance | None:
     """An instance; None if nothing of it is there."""
-    found = segments.list_objects(name)
+    found = segments.list_objects(name, everybodys=True)
     if not found:
         return None
+    found = [item for item in found if item.uid == found[0].uid]
     uid, nbytes, is_file = os.getuid(), 0, False
     for number, item in enumerate(found):
         with contextlib.suppress(OSError):
-            status = os.lstat(stale.path_of(item))
+            status = os.lstat(item.path)
             nbytes += status.st_blocks * 512
             if number == 0:
                 uid, is_file = status.st_uid, stat.S_ISREG(status.st_mode)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from shmq import layout, segments, stats
+from shmq import layout, ownership, segments, stats
 from shmq.cli.host import check_data_path, data_path_of, number
 from shmq.cli.output import age, size
 from shmq.cli.report import Finding, ok, problem
@@ -36,6 +36,7 @@ from shmq.errors import Gone, LayoutMismatch, ShmqError
 from shmq.homes import is_own
 from shmq.layout import Ready
 from shmq.names import valid_instance
+from shmq.ownership import NotTrusted
 from shmq.segments import SharedObject
 
 _LONG_AGO = 60.0  # seconds: longer than any creation takes
@@ -61,21 +62,14 @@ def instances() -> list[str]:
 def owners(names: Iterable[str]) -> Iterator[int]:
     """Users to whom these instances belong."""
     for name in names:
-        for item in segments.list_objects(name)[:1]:
-            with contextlib.suppress(OSError):
-                yield os.stat(path_of(item)).st_uid
-
-
-def path_of(item: SharedObject) -> str:
-    """The file behind it."""
-    if item.kind == "semaphore":
-        return segments.semaphore_path_of(item.name)
-    return segments.path_of(item.name)
+        for item in segments.list_objects(name, everybodys=True)[:1]:
+            yield item.uid
 
 
 def check_instance(name: str) -> Iterator[Finding]:
     """All that can be said of one instance."""
-    objects, bad = segments.list_objects(name), segments.list_set_aside(name)
+    objects = segments.list_objects(name, everybodys=True)
+    bad = segments.list_set_aside(name)
     if bad:
         yield _set_aside(bad)
     if not objects:
@@ -85,25 +79,54 @@ def check_instance(name: str) -> Iterator[Finding]:
     if objects[0].kind != "directory":
         yield from _orphans(name, objects)
         return
-    path = path_of(objects[0])
     try:
-        _check_regular(path)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = segments.open_segment(objects[0].name, read_only=True)
     except FileNotFoundError:
         yield Finding("segments", "note", "it was stopped just now")
         return
-    except ShmqError as exc:
-        yield problem("segments", str(exc), f"see whose it is (ls -l {path}) and remove it")
+    except NotTrusted as exc:
+        yield _not_checked(exc, objects[0])
         return
     except PermissionError:
-        status = os.stat(path)
-        yield Finding("segments", "note", f"belongs to uid {status.st_uid}; run doctor as that "
+        yield Finding("segments", "note", f"belongs to uid {objects[0].uid}; run doctor as that "
                       "user or as root to have it looked at")  # fmt: skip
         return
     try:
-        yield from _directory(name, fd, objects)
+        uid = os.fstat(fd).st_uid
+        yield from _strangers(uid, objects)
+        yield from _group(os.fstat(fd))
+        yield from _directory(name, fd, [item for item in objects if item.uid == uid])
     finally:
         os.close(fd)
+
+
+def _not_checked(exc: NotTrusted, item: SharedObject) -> Finding:
+    """Of a directory that is another user's, or none: nothing of it is believed."""
+    if item.uid in ownership.trusted():
+        return problem("segments", str(exc), f"remove it: rm {item.path}")
+    return Finding("segments", "note", f"{item.path} is owned by {ownership.user(item.uid)}, not "
+                   "checked: name its owner to have it looked at (--owner)")  # fmt: skip
+
+
+def _strangers(uid: int, objects: list[SharedObject]) -> Iterator[Finding]:
+    """What others have put under names of this instance."""
+    others = [item for item in objects if item.uid != uid]
+    if others:
+        yield problem("segments", f"{others[0].path} is owned by {ownership.user(others[0].uid)} "
+                       f"and not by the broker's user ({len(others)} such); nothing uses it",
+                       f"as root: rm {' '.join(item.path for item in others[:3])}"
+                       f"{' ...' if len(others) > 3 else ''}")  # fmt: skip
+
+
+def _group(status: os.stat_result) -> Iterator[Finding]:
+    """How far the trust goes that whoever started it has granted."""
+    if status.st_mode & 0o022:
+        members = "every user of this host"
+        if not status.st_mode & 0o002:
+            members = f"members of group {ownership.group(status.st_gid)}"
+        yield Finding("trust", "note", f"{members} may write its memory, and so run code as "
+                      f"{ownership.user(status.st_uid)} and as everybody who attaches: let only "
+                      "those in who may do all that")  # fmt: skip
 
 
 def _set_aside(paths: list[str]) -> Finding:
@@ -176,7 +199,7 @@ def _directory(name: str, fd: int, objects: list[SharedObject]) -> Iterator[Find
         return
     head = _head(fd)
     if int(head["magic"]) != layout.MAGIC:
-        yield problem("segments", f"{path_of(objects[0])} was not made by shmq (magic "
+        yield problem("segments", f"{objects[0].path} was not made by shmq (magic "
                        f"{int(head['magic']):#x}), so no instance can have this name",
                        "remove it by hand, or use another --instance")  # fmt: skip
         return
@@ -213,6 +236,11 @@ def _objects(objects: list[SharedObject]) -> str:
 def _orphans(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     """Queues or a semaphore without a directory."""
     text = f"{_objects(objects)}, but its directory is gone"
+    uids = {item.uid for item in objects}
+    if not uids & ownership.trusted():
+        yield _not_checked(NotTrusted(), objects[0])
+        return
+    objects = [item for item in objects if item.uid in ownership.trusted()]
     busy = _in_use(objects)
     if busy is None:
         yield Finding("segments", "note", f"{text}; only their owner or root can tell whether "
@@ -220,7 +248,7 @@ def _orphans(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     elif busy:
         yield problem("segments", f"{text}; processes still use them",
                        "end these processes; what they hold is flushed by their supervisor, if it "
-                       f"lives: fuser {path_of(objects[0])}")  # fmt: skip
+                       f"lives: fuser {objects[0].path}")  # fmt: skip
     else:
         finding = problem("segments", text, "shmq doctor --fix, or `shmq serve`")
         yield replace(finding, fix=lambda: remove_orphans(name))
@@ -331,7 +359,7 @@ def _queues(source: layout.ReadOnlySource, objects: list[SharedObject]) -> Itera
 
 def _is_old(item: SharedObject) -> bool:
     with contextlib.suppress(OSError):
-        return time.time() - os.stat(path_of(item)).st_ctime > _LONG_AGO
+        return time.time() - os.lstat(item.path).st_ctime > _LONG_AGO
     return False
 
 
@@ -363,18 +391,12 @@ def _strain(pid: int) -> Iterator[Finding]:
 # ---- removing what is dead ----
 
 
-def _check_regular(path: str) -> None:
-    """ShmqError if it is a pipe, a link or a device, which would have us wait or go elsewhere."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise ShmqError(f"{path} is not shared memory: somebody put it there")
-
-
 def _in_use(objects: Iterable[SharedObject]) -> bool | None:
     """Whether any process has one of them open for writing, as everybody has who attached. None:
     not ours to find out."""
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # what the kernel sends a lease's holder
     try:
-        paths = [path_of(item) for item in objects if item.kind != "semaphore"]
+        paths = [item.path for item in objects if item.kind != "semaphore"]
         return sum(map(_is_open, paths)) > 0  # all of them: one that we may not ask decides
     except PermissionError:
         return None
@@ -394,8 +416,10 @@ def _refuse(busy: bool | None) -> None:
 def _is_open(path: str) -> bool:
     """PermissionError if this is another user's."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = ownership.open_owned(path, os.O_RDONLY, ownership.trusted())
     except FileNotFoundError:
+        return False
+    except NotTrusted:  # a FIFO or the like: no process has it as shared memory
         return False
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -421,7 +445,9 @@ def remove_leftover(instance: str) -> str:
     try:
         _lock(instance, fd)
         why = _dead_directory(fd)
-        objects = segments.list_objects(instance)
+        uid = os.fstat(fd).st_uid
+        objects = [item for item in segments.list_objects(instance, everybodys=True)
+                   if item.uid == uid]  # fmt: skip
         others = [item for item in objects if item.kind != "directory"]
         if not why:
             raise ShmqError("it has come to life")
@@ -438,12 +464,12 @@ def remove_dead(instance: str) -> int:
 
     Under the lock that makes a supervisor the only one; the directory last.
     """
-    path = segments.directory_path(instance)
-    _check_regular(path)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = segments.open_segment(segments.directory_name(instance), read_only=True)
     try:
         _lock(instance, fd)
-        objects = segments.list_objects(instance)
+        uid = os.fstat(fd).st_uid
+        found = segments.list_objects(instance, everybodys=True)
+        objects = [item for item in found if item.uid == uid]
         try:
             _refuse(_in_use(objects))
         except ShmqError as exc:
@@ -512,8 +538,9 @@ def remove_without_directory(instance: str) -> int:
     try:
         _lock(instance, fd)
         try:
-            orphans = [item for item in segments.list_objects(instance)
-                       if item.kind != "directory"]  # fmt: skip
+            orphans = [item for item in segments.list_objects(instance, everybodys=True)
+                       if item.kind != "directory"
+                       and item.uid in ownership.trusted()]  # fmt: skip
             _refuse(_in_use(orphans))
             return sum([item.unlink() for item in orphans])
         finally:
@@ -530,7 +557,7 @@ def _lock(instance: str, fd: int) -> None:
         raise ShmqError("a supervisor has it") from None
     with contextlib.suppress(FileNotFoundError):
         path = segments.path_of(segments.directory_name(instance))
-        if os.stat(path).st_ino == os.fstat(fd).st_ino:
+        if os.lstat(path).st_ino == os.fstat(fd).st_ino:
             return
     raise ShmqError("an instance of this name has come up")
 

@@ -4,8 +4,8 @@ Left never knows right:
 
     C       layout atomics killpoint plant <- clock owner <- lock arena heap <- internal.h <- rest
     binding <Python.h>, "shmq.h" and its own headers only; core/ is closed to it
-    Python  _native <- errors <- names <- segments <- options, layout <- stats <- storage
-            <- client <- broker <- { supervisor | gateway | spark } <- cli
+    Python  _native <- errors <- names, ownership, interpreter <- segments <- options, layout
+            <- stats <- storage <- client <- broker <- { supervisor | gateway | spark } <- cli
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ RANKS = {
     "_native": 0,
     "errors": 1,
     "names": 2,
+    "ownership": 2,
+    "interpreter": 2,
     "segments": 3,
     "options": 4,
     "audit": 4,

@@ -675,9 +675,14 @@ def become(uid: int, *groups: int) -> str:
 
 @pytest.fixture
 def group_service(
-    instance: str, foreign_path: Path, keep: Callable[[Any], Any]
+    instance: str,
+    foreign_path: Path,
+    keep: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Child]:
-    """`shmq serve` as the supervisor's user; returns when it answers or has ended."""
+    """`shmq serve` as the supervisor's user, whom this process and its children trust; returns when
+    it answers or has ended."""
+    monkeypatch.setenv("SHMQ_OWNER", str(SUPERVISOR))
 
     def start(
         *words: str, groups: tuple[int, ...] = (GROUP,), command: tuple[str, ...] = ()
@@ -742,7 +747,7 @@ def test_two_users_of_a_group_work_together(
     made = person(CLIENT, (GROUP,), publish_to_a_new_topic, instance)
     assert made.wait() == 0, made.errors
 
-    objects = segments.list_objects(instance)
+    objects = segments.list_objects(instance, everybodys=True)
     assert {item.kind for item in objects} == {"directory", "queue", "semaphore"}
     for item in objects:
         path = segments.path_of(item.name)
@@ -842,7 +847,7 @@ def test_a_supervisor_outside_of_the_group_says_so(
     assert f"cannot give it to group {GROUP}: this user (uid {SUPERVISOR}) is no member" in (
         server.errors
     )
-    assert segments.list_objects(instance) == []
+    assert segments.list_objects(instance, everybodys=True) == []
 
 
 def attach_early(instance: str) -> None:

@@ -1,0 +1,52 @@
+"""Starting Python processes that run code of this package, and no other by accident.
+
+`python -m` and `python -c` put the working directory first on the module path: whoever may write
+there could have a `numpy.py` of his run by a broker that is started there, as root even. So every
+Python that shmq starts gets `-P`. Where the packages are that shmq needs, as this process found
+them, is handed over explicitly and comes last on the path: it is used for what is found nowhere
+else (a checkout beside a script, a directory that a script added) and hides nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+#: What a process of shmq imports, as far as it is installed.
+_NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam")
+
+_PLACES = "import sys; sys.path += [path for path in {places!r} if path not in sys.path]; {code}"
+_RUN = (
+    "import runpy; del sys.argv[0]; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
+def run_module(module: str, words: Sequence[str] = ()) -> list[str]:
+    """The command that runs `python -m MODULE WORDS...` without the working directory on its
+    module path."""
+    return run_code(_RUN, [module, *words])
+
+
+def run_code(code: str, words: Sequence[str] = ()) -> list[str]:
+    """The command that runs `python -c CODE WORDS...` in the same way; `sys` is imported."""
+    return [sys.executable, "-P", "-c", _PLACES.format(places=_places(), code=code), *words]
+
+
+def _places() -> list[str]:
+    """Absolute directories in which this process finds what shmq needs, each once."""
+    found: dict[str, None] = {}
+    for name in _NEEDED:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # a module that was made by hand
+            continue
+        if spec is None or spec.origin is None:
+            continue
+        place = os.path.dirname(os.path.abspath(spec.origin))
+        if spec.submodule_search_locations is not None:
+            place = os.path.dirname(place)
+        found[place] = None
+    return list(found)

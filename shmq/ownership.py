@@ -1,0 +1,300 @@
+"""Whose a file is and what kind of thing it is: asked of a descriptor, never of a path.
+
+Everybody may make files in /dev/shm, and the names of shared memory objects can be guessed. So a
+name says nothing: another user may have put a file of its own there, a FIFO that keeps its reader
+waiting, or a link to a file of somebody else. Whatever is opened here is opened without following a
+link and without waiting, and is then looked at through its descriptor; between the look and the use
+nobody can put something else in its place.
+
+A user trusts itself and root, who can do everything anyway. Other owners have to be named: in the
+call, or by SHMQ_OWNER.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+
+from shmq.errors import ShmqError
+
+#: Environment variable with the user (name or uid) whose brokers are trusted beside one's own.
+OWNER_VARIABLE = "SHMQ_OWNER"
+
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+#: How long an open waits for a lease (`shmq doctor` takes one to see who uses a file): as long as
+#: the kernel gives its holder, /proc/sys/fs/lease-break-time, and a little more.
+_LEASE_SECONDS = 50.0
+
+_KINDS: list[tuple[Callable[[int], bool], str]] = [
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+]
+
+
+class Own(frozenset[int]):
+    """The owner (a uid) of what a supervisor takes up: its own user, nobody else, named or not."""
+
+
+class NotTrusted(ShmqError):
+    """A file is not what its name says, or belongs to a user who is not trusted. Nothing in it was
+    read or changed."""
+
+
+# ---- users ----
+
+
+def uid_of(owner: str | int) -> int:
+    """The uid of a user, by name or number. ValueError if there is no such user."""
+    if isinstance(owner, int) and not isinstance(owner, bool):
+        if owner < 0:
+            raise ValueError(f"owner must be a user's name or uid, not {owner!r}")
+        return owner
+    if not isinstance(owner, str) or not owner:
+        raise ValueError(f"owner must be a user's name or uid, not {owner!r}")
+    if owner.isascii() and owner.isdecimal():
+        return int(owner)
+    try:
+        return pwd.getpwnam(owner).pw_uid
+    except KeyError:
+        raise ValueError(f"owner {owner!r} is no user of this host") from None
+
+
+def trusted(owner: str | int | None = None) -> frozenset[int]:
+    """The uids whose segments a client uses: its own, root's, and that of `owner` (None: of
+    SHMQ_OWNER, if that is set). ValueError if there is no such user."""
+    named = os.environ.get(OWNER_VARIABLE) if owner is None else owner
+    return frozenset({os.geteuid(), 0, *([] if named in (None, "") else [uid_of(named)])})
+
+
+def user(uid: int) -> str:
+    """A user for an error's text: `alice (uid 1000)`."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+# ---- directories ----
+
+
+def who_else_may_write(status: os.stat_result, path: str) -> tuple[str, str]:
+    """Whether others may put files into a directory, or replace those in it, that this process
+    then reads: (a reason not to use it, a reason to warn), as sentences with the remedy; empty if
+    there is none."""
+    mode = status.st_mode
+    is_sticky = bool(mode & stat.S_ISVTX)
+    if mode & stat.S_IWOTH and not is_sticky:
+        return f"every user of this host may replace the files in it: chmod o-w {path}", ""
+    warned = []
+    if status.st_uid not in (os.geteuid(), 0):
+        warned.append(f"it belongs to {user(status.st_uid)}, who may replace the files in it")
+    if mode & stat.S_IWOTH:
+        warned.append("every user of this host may put files into it: use a directory of its own")
+    elif mode & stat.S_IWGRP and not is_sticky and not _is_private_group(status.st_gid):
+        warned.append(
+            f"members of group {group(status.st_gid)} may replace the files in it: chmod g-w {path}"
+        )
+    return "", "; ".join(warned)
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether it is the group that a distribution makes for a user alone."""
+    try:
+        group, mine = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return mine.pw_gid == gid and group.gr_name == mine.pw_name and not group.gr_mem
+
+
+def group(gid: int) -> str:
+    """A group for an error's text: `brokers (gid 990)`."""
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"
+
+
+# ---- locks ----
+
+
+def flock_holder(fd: int) -> int | None:
+    """The process that holds a flock on the file behind `fd`, as far as the kernel shows it: 0 or
+    less if it is in another PID namespace, None if there is none to be seen."""
+    status = os.fstat(fd)
+    return flocks().get((os.major(status.st_dev), os.minor(status.st_dev), status.st_ino))
+
+
+def flocks() -> dict[tuple[int, int, int], int]:
+    """Who holds a flock on which file (major, minor, inode), as far as the kernel shows it."""
+    found = {}
+    with contextlib.suppress(OSError), open("/proc/locks") as file:
+        for line in file:
+            match = re.match(r"\d+: FLOCK\s+\S+\s+\S+ (-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
+            if match is not None:
+                place = int(match[2], 16), int(match[3], 16), int(match[4])
+                found[place] = int(match[1])
+    return found
+
+
+def process(pid: int) -> str:
+    """A process for an error's text: `pid 12 (python3, of alice (uid 1000))`."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = "".join(letter if letter.isprintable() else "?" for letter in file.read()[:-1])
+    except OSError:
+        return f"pid {pid} (which has ended; a child of it may have inherited the lock)"
+    return f"pid {pid} ({name}, of {user(uid)})"
+
+
+# ---- opening ----
+
+
+def open_regular(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
+    """`os.open` of a regular file: OSError for a link, a FIFO or anything else, at once. The
+    descriptor is close-on-exec."""
+    path = os.fspath(path)
+    try:
+        fd = _open(path, flags, mode)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):
+            raise OSError(exc.errno, f"it is {_kind_at(path)} and no regular file", path) from exc
+        raise
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(fd)
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(number, f"it is {_kind(kind)} and no regular file", path)
+    return fd
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a regular file; OSError as `open_regular`."""
+    with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+        return file.read()
+
+
+def open_owned(path: str, flags: int, owners: Collection[int]) -> int:
+    """A descriptor of a regular file that one of `owners` (uids) made and that has one name only.
+
+    Raises FileNotFoundError, PermissionError, or NotTrusted with a remedy.
+    """
+    for pause in _pauses():
+        try:
+            fd = _open(path, flags)
+            break
+        except FileNotFoundError:
+            raise
+        except PermissionError:
+            _check(os.stat(path, follow_symlinks=False), path, owners)
+            raise
+        except BlockingIOError:  # somebody has a lease on it
+            _check(os.stat(path, follow_symlinks=False), path, owners)
+            if not pause:
+                raise
+            time.sleep(pause)
+        except OSError as exc:
+            status = os.stat(path, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                raise
+            raise _odd(status, path) from exc
+    try:
+        status = os.fstat(fd)
+        if not status.st_nlink:  # removed between the opening and this look
+            raise FileNotFoundError(errno.ENOENT, "no such shared memory object", path)
+        _check(status, path, owners)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_descriptor(
+    fd: int, path: str, owners: Collection[int], *, directory: bool = False, forbidden: int = 0
+) -> os.stat_result:
+    """Is what `fd` stands for a regular file (or a directory) of one of `owners`, without the
+    permission bits `forbidden`? Its status. `path` is for the text of NotTrusted only."""
+    status = os.fstat(fd)
+    if directory and not stat.S_ISDIR(status.st_mode):
+        raise NotTrusted(f"{path} is {_kind(status.st_mode)} and no directory")
+    _check(status, path, owners, directory)
+    if status.st_mode & forbidden:
+        raise NotTrusted(
+            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it; take that "
+            f"from them: chmod {stat.S_IMODE(status.st_mode) & ~forbidden:04o} {path}"
+        )
+    return status
+
+
+def _open(path: str, flags: int, mode: int = 0o600) -> int:
+    return os.open(path, flags | _SAFE, mode)
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two tries while somebody has a lease; 0 at last."""
+    until = time.monotonic() + _LEASE_SECONDS
+    while time.monotonic() < until:
+        yield 0.002
+    yield 0.0
+
+
+def _check(
+    status: os.stat_result, path: str, owners: Collection[int], directory: bool = False
+) -> None:
+    if not directory and not stat.S_ISREG(status.st_mode):
+        raise _odd(status, path)
+    if status.st_uid not in owners:
+        raise NotTrusted(_foreign(status, path, owners))
+    if not directory and status.st_nlink > 1:
+        raise NotTrusted(
+            f"{path} has {status.st_nlink} names (hard links), so it may be there under a wrong "
+            f"one: find the others (find {os.path.dirname(path)} -inum {status.st_ino}) and remove "
+            "them"
+        )
+
+
+def _foreign(status: os.stat_result, path: str, owners: Collection[int]) -> str:
+    owner, mine = user(status.st_uid), user(os.geteuid())
+    if isinstance(owners, Own):
+        return (
+            f"{path} belongs to {owner}, and a supervisor takes up only what its own user made, "
+            f"{mine}: run it as that user, use another --instance, or have {owner} or root remove "
+            "the file"
+        )
+    name = owner.partition(" (")[0].removeprefix("uid ")
+    return (
+        f"{path} belongs to {owner}, who is neither this process's user, {mine}, nor root nor a "
+        f"named owner: nothing in it was used. If you trust that user, say so: "
+        f"SHMQ_OWNER={name}, shmq.attach(owner={name!r}) or --owner {name}"
+    )
+
+
+def _odd(status: os.stat_result, path: str) -> NotTrusted:
+    return NotTrusted(
+        f"{path} is {_kind(status.st_mode)} of {user(status.st_uid)} and no shared memory: have "
+        "that user or root remove it, or use another instance's name"
+    )
+
+
+def _kind(mode: int) -> str:
+    return next((text for is_it, text in _KINDS if is_it(mode)), "no regular file")
+
+
+def _kind_at(path: str) -> str:
+    """For an error's text only."""
+    try:
+        return _kind(os.stat(path, follow_symlinks=False).st_mode)
+    except OSError:
+        return "something else"
