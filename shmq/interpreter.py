@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 #: What a process of shmq imports, as far as it is installed.
-_NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam")
+_NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam", "re2", "uvloop")
 
 _PLACES = "import sys; sys.path += [path for path in {places!r} if path not in sys.path]; {code}"
 _RUN = (

@@ -27,7 +27,7 @@ from typing import Any
 import click
 
 import shmq
-from shmq import layout
+from shmq import interpreter, layout
 from shmq.cli import OK, json_option
 from shmq.cli.output import print_json, print_rows
 from shmq.errors import ShmqError
@@ -140,8 +140,8 @@ def _run(broker: shmq.Broker, plan: Plan, advance: Callable[[int], Any]) -> dict
 def _worker(role: str, plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
     """A fresh Python in one of the ROLES; ended with the block."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "from shmq.cli import bench; bench.work()", role,
-         json.dumps(asdict(plan))],
+        interpreter.run_code("from shmq.cli import bench; bench.work()",
+                             [role, json.dumps(asdict(plan))]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for us, who end it

@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from shmq import __version__, segments
+from shmq import __version__, interpreter, segments
 from shmq.cli import ERROR
 from shmq.errors import ShmqError
 from shmq.gateway import access, listen
@@ -46,7 +46,7 @@ _NSQD_BUILT_WITH = "go1.21.5"
 
 _OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "starter-pid", "version")
 
-_WORKER = [sys.executable, "-m", "shmq.gateway.worker"]
+_WORKER = "shmq.gateway.worker"
 
 
 def two_dashes(words: list[str]) -> list[str]:
@@ -244,7 +244,7 @@ class Gateway:
         if asked or (options.https_address and options.tls_cert) or self._passed:
             _check_installed()
             for _ in range(options.gateway_workers):
-                self._launched.append(launch(_WORKER))
+                self._launched.append(launch(interpreter.run_module(_WORKER)))
 
     def dismiss(self) -> None:
         """End those that nobody has taken."""
@@ -322,7 +322,8 @@ class Gateway:
             for index, sockets in enumerate(listeners.workers)
         ]
         launched, self._launched = self._launched, []
-        return Children(_WORKER, documents, lambda: {**news(), **self._wish()}, launched)
+        argv = interpreter.run_module(_WORKER)
+        return Children(argv, documents, lambda: {**news(), **self._wish()}, launched)
 
     def _wish(self) -> dict[str, Any]:
         """What the processes are to reload."""
