@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from shmq.ownership import open_regular, read_regular
 from shmq.storage import StorageError
 from shmq.storage.diskqueue import RECORD_OVERHEAD
 from shmq.storage.metadata import atomic_write, sync_directory, valid_name
@@ -312,7 +313,7 @@ class Sidecar:
     def _open(self, file: ChunkFile) -> None:
         """Enter a chunk by its file; delete the file if nothing is left in it."""
         path = self.data_path / file.name
-        data = path.read_bytes()
+        data = read_regular(path)
         first, count, wrong = _check(data)
         if not wrong and file.read <= first and count and len(data) > _HEADER.size + _DUE.size:
             due = _DUE.unpack_from(data, _HEADER.size)[0]
@@ -418,7 +419,8 @@ class Sidecar:
         """(due, record, offset behind it) of what is left; a record None is damage."""
         at = start = chunk.offset
         block = memoryview(b"")
-        with open(self.data_path / chunk.name, "rb", buffering=0) as file:
+        path = self.data_path / chunk.name
+        with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size - _CRC.size
             for _ in range(chunk.count):
                 need = _LEAST_ENTRY

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
 from types import TracebackType
 
+from shmq import ownership
 from shmq.storage import StorageError
+
+_log = logging.getLogger(__name__)
 
 
 class DataPathLocked(StorageError):
@@ -42,7 +46,7 @@ class DirLock:
 
         Raises DataPathLocked if somebody else has it, FileNotFoundError if the directory does not
         exist, NotADirectoryError if it is something else, StorageError if the file system has no
-        flock.
+        flock or everybody may write there. Warns if a group or another user may.
         """
         if self.held:
             return
@@ -51,11 +55,21 @@ class DirLock:
         except FileNotFoundError as exc:
             sentence = "data path does not exist; create the directory first"
             raise FileNotFoundError(errno.ENOENT, sentence, str(self.path)) from exc
+        refused, warned = ownership.who_else_may_write(os.fstat(fd), str(self.path))
+        if refused:
+            os.close(fd)
+            sentence = f"data path is not safe: {refused}"
+            raise StorageError(errno.EACCES, sentence, str(self.path))
+        if warned:
+            _log.warning("data path %s: %s", self.path, warned)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
+            holder = ownership.flock_holder(fd)
             os.close(fd)
             sentence = "failed to lock data path: in use by another instance of shmq or nsqd"
+            if holder is not None and holder > 0:
+                sentence += f": {ownership.process(holder)} holds its lock"
             raise DataPathLocked(exc.errno, sentence, str(self.path)) from exc
         except OSError as exc:
             os.close(fd)

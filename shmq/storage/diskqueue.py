@@ -37,6 +37,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shmq.ownership import open_regular, read_regular
 from shmq.storage import StorageError
 from shmq.storage.metadata import replace, sync_directory, valid_name
 
@@ -526,9 +527,9 @@ class DiskQueue:
     def _open_write(self, file: int, *, create: bool = True) -> int:
         if self._write_file != file:
             self._close_write()
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            flags = os.O_RDWR | (os.O_CREAT if create else 0)
             self._new_names = self._new_names or create
-            self._write_fd = os.open(self.file_path(file), flags, 0o600)
+            self._write_fd = open_regular(self.file_path(file), flags)
             self._write_file = file
             if self._lowest is not None:
                 self._lowest = min(self._lowest, file)
@@ -658,7 +659,7 @@ class DiskQueue:
     def _open_read(self, file: int) -> int:
         if self._read_file != file:
             self._close_read()
-            self._read_fd = os.open(self.file_path(file), os.O_RDONLY | os.O_CLOEXEC)
+            self._read_fd = open_regular(self.file_path(file), os.O_RDONLY)
             self._read_file = file
         return self._read_fd
 
@@ -751,7 +752,7 @@ class DiskQueue:
         if file == self._write_file:
             os.fsync(self._write_fd)
             return
-        fd = os.open(self.file_path(file), os.O_RDWR | os.O_CLOEXEC)
+        fd = open_regular(self.file_path(file), os.O_RDWR)
         try:
             os.fsync(fd)
         finally:
@@ -792,7 +793,7 @@ class DiskQueue:
         anything after the third line are accepted. Raises OSError if it cannot be read.
         """
         try:
-            text = self.meta_path.read_bytes()
+            text = read_regular(self.meta_path)
         except FileNotFoundError:
             return None
         meta = parse_meta(text)

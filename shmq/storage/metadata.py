@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shmq.ownership import read_regular
 from shmq.storage import StorageError
 
 METADATA_NAME = "nsqd.dat"
@@ -216,7 +217,7 @@ def _compact(document: dict[str, Any]) -> bytes:
 def _read(path: Path) -> bytes:
     """The bytes of a file; without one what says nothing."""
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return b"null"
     except OSError as exc:
