@@ -42,6 +42,7 @@ from shmq.supervisor.arbiter import Bell, Pace
 from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
 
 _TICK = 1.0  # seconds without a ring
+_TAKEN = 1000  # names in a row that others have, after which no queue is made
 _SHARE = 0.002  # of a core's time for looking whether ephemeral channels are left, at most
 
 #: What a request is called in the audit log, of those that somebody asks for.
@@ -196,8 +197,7 @@ class Creator:
         meta = self.positions(disk)
         sidecar = self._roster.sidecar(disk.base)
         sidecar.take_up(self.chunks.pop(disk.base, ()))
-        index, serial = self._broker.reserve_queue()
-        fd = segments.create_queue(self.instance, serial, self._mode, self._group)
+        index, serial, fd = self._segment()
         try:
             self._broker.create_queue(
                 fd, index, serial, topic.index, disk.base,
@@ -216,6 +216,20 @@ class Creator:
         finally:
             os.close(fd)
         return self._roster.enter_queue(index, serial, topic, channel, disk, sidecar)
+
+    def _segment(self) -> tuple[int, int, int]:
+        """(index, serial, descriptor) of a new queue's segment."""
+        for _ in range(_TAKEN):
+            index, serial = self._broker.reserve_queue()
+            with contextlib.suppress(FileExistsError):  # anybody may have put something there
+                fd = segments.create_queue(self.instance, serial, self._mode, self._group)
+                return index, serial, fd
+        name = segments.queue_name(self.instance, serial)
+        raise FileExistsError(
+            errno.EEXIST,
+            f"this name and the {_TAKEN - 1} before it are taken; have them removed",
+            segments.path_of(name),
+        )
 
     def positions(self, disk: DiskQueue) -> Meta:
         """Where a queue goes on that has no positions of its own."""
@@ -330,8 +344,9 @@ class Creator:
             return
         with queue.lock:
             try:
-                self._broker.audit(index)
-                return
+                if not segments.is_short(self.instance, queue.serial, queue.view.nbytes):
+                    self._broker.audit(index)
+                    return
             except LayoutMismatch:
                 pass  # nobody was under its locks, and nobody can use it any more
             except ShmqError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy as np
 from shmq import _native, layout, segments
 from shmq._native import Broker, ShmqError
 from shmq.layout import Array
+from shmq.names import is_ephemeral, valid_name
+from shmq.options import Options
 from shmq.storage import deferred
 from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, Sidecar
 from shmq.storage.diskqueue import DiskQueue, Meta, encode_records
@@ -97,6 +100,14 @@ def _mend_chunks(broker: Broker, queue: Queue) -> None:
 # -- a segment
 
 
+def parse_base(base: str) -> tuple[str, str | None] | None:
+    """Topic and channel (None: a backlog) of a base name; None if it cannot be one."""
+    topic, colon, channel = base.partition(":")
+    if not valid_name(topic) or (colon and not valid_name(channel)):
+        return None
+    return topic, channel if colon else None
+
+
 class _Found(NamedTuple):
     """A message in a slot. turn: its place among the others; due: Unix ns, or 0."""
 
@@ -118,7 +129,7 @@ def salvage(
 
     `sidecar` has taken up its chunks. Raises OSError; nothing is lost then, and nothing set aside.
     """
-    fd = segments.open_queue(instance, serial)
+    fd = segments.open_queue(instance, serial, owners=segments.own())
     try:
         wreck = _Wreck(fd, committed)
         found = [] if ephemeral else sorted(wreck.messages())
@@ -132,6 +143,54 @@ def salvage(
     finally:
         os.close(fd)
         disk.close()
+
+
+def rescue(options: Options, serial: int, committed: int = 0) -> str | None:
+    """Put what a queue's segment holds that has no name in the directory any more behind what is in
+    the files that the segment's own header names, and remove the segment. That name, which is the
+    files'; None: the header names none, and the segment was set aside, or nothing of it counts.
+
+    committed: its topic's commit word; 0: not known, and what was not published to the end is left
+    out. Raises OSError; nothing is lost then, and a second try may write messages twice.
+    """
+    fd = segments.open_queue(options.instance, serial, owners=segments.own())
+    try:
+        wreck, name = _Wreck(fd, committed), segments.queue_name(options.instance, serial)
+        if not wreck.is_open:
+            segments.unlink_queue(options.instance, serial)
+            return None
+        base = wreck.base
+        if base is None:
+            wreck.close()
+            bad = segments.set_aside_queue(options.instance, serial)
+            _log.error("%s: nothing says whose queue it was; set aside as %s", name, bad)
+            return None
+        topic, _, channel = base.partition(":")
+        found = []
+        if not is_ephemeral(channel or topic):
+            found = sorted(wreck.messages())
+            data_path = Path(options.data_path or ".")
+            sidecar = Sidecar(data_path, base)
+            sidecar.take_up(deferred.existing(data_path).get(base, ()))
+            disk = DiskQueue(
+                data_path,
+                base,
+                max_bytes_per_file=options.max_bytes_per_file,
+                max_msg_size=max(options.max_msg_size, *(len(one.record) for one in found), 0),
+                sync_every=options.sync_every,
+                sync_timeout=options.sync_timeout,
+            )
+            try:
+                _append(disk, wreck.positions, [one.record for one in found if not one.due])
+                _defer(sidecar, sorted((one.due, one.record) for one in found if one.due))
+            finally:
+                disk.close()
+        wreck.close()
+        segments.unlink_queue(options.instance, serial)
+        _log.error("%s: %d messages of %s are kept in its files", name, len(found), base)
+        return None if is_ephemeral(channel or topic) else base
+    finally:
+        os.close(fd)
 
 
 def _append(disk: DiskQueue, positions: tuple[int, int], records: list[bytes]) -> None:
@@ -179,8 +238,25 @@ class _Wreck:
         """As the header has it, if that can be."""
         return int(self._header["paused"]) == 1
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was made to the end and not removed, as far as can be told."""
+        head = self._header["segment"]
+        return int(head["ready"]) not in (layout.Ready.RAW, layout.Ready.CLOSED) or self._size == 0
+
+    @property
+    def base(self) -> str | None:
+        """The base name of its files, by its header; None if that cannot be one, or if another
+        build of shmq has made the segment."""
+        head, base = self._header["segment"], layout.text(self._header["base"])
+        is_ours = int(head["magic"]) == layout.MAGIC
+        is_ours = is_ours and int(head["fingerprint"]) == layout.FINGERPRINT
+        return base if is_ours and parse_base(base) else None
+
     def close(self) -> None:
         """Who has it mapped is to find it gone."""
+        if self._size < self._header.dtype.itemsize:
+            return  # nobody who has it mapped can look
         ready = _native.LAYOUT["segment"]["ready"]
         os.pwrite(self._fd, layout.Ready.CLOSED.to_bytes(4, "little"), ready[1])
 
@@ -210,7 +286,7 @@ class _Wreck:
         kind = layout.dtype("slot")
         places = [int(self._header[name]) for name in _PLACES]
         end = min((at for at in places if at > self._slots_at), default=self._size)
-        count = (min(end, self._size) - self._slots_at) // kind.itemsize
+        count = max(min(end, self._size) - self._slots_at, 0) // kind.itemsize
         return np.frombuffer(os.pread(self._fd, count * kind.itemsize, self._slots_at), kind)
 
     def _body(self, row: Array) -> bytes | None:

@@ -9,7 +9,11 @@ One loop. It tells the service manager only after a look at everything that coul
 * a disk that refuses work which there is: no sign of life. A full one is well: another supervisor
   finds no more room on it, publishers wait or get Full, and the status line says so;
 * the directory segment's name gone from /dev/shm (RemoveIPC, `rm`): nobody finds the instance any
-  more, while all messages are still mapped here. `lost` is called: flush them and begin anew.
+  more, while all messages are still mapped here. `lost` is called: flush them and begin anew;
+* a segment that is shorter than what is mapped of it (`truncate` by a member of the group). Who
+  touches the rest gets SIGBUS, so it is only seen in time if nobody did. A queue is replaced. For
+  the directory this process ends at once, for a stop would touch it: the next start writes what the
+  queues hold to disk.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ _STUCK = 10.0  # seconds without a sign of life after which a loop is ill
 _SECOND_LOOK = 0.2  # who holds a lock so long is not just passing through it
 _EXTEND_EVERY = 1.0
 _EXTEND_BY = 30.0
+_CUT = 1  # exit status
 _STALLED = 60.0  # seconds without any progress of the stop after which no more time is asked for
 
 _TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK
@@ -73,17 +78,22 @@ class Service:
         options: Options,
         health: Callable[[], str],
         lost: Callable[[str], None],
+        broken: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """health: nsqd's. lost: called once, with a sentence, when the instance must begin anew."""
+        """health: nsqd's. lost: called once, with a sentence, when the instance must begin anew.
+        broken: called with the index of a queue that is to be replaced."""
         self._notifier = notifier
         self._arbiter = arbiter
         self._broker = broker
         self._roster = roster
         self._data_path = Path(options.data_path or ".")
         self._path = segments.directory_path(options.instance)
-        self._inode = os.stat(self._path).st_ino
+        self._inode = os.lstat(self._path).st_ino
         self._health = health
         self._lost = lost
+        self._broken = broken
+        self._instance = options.instance
+        self._told_short: set[int] = set()
         self._counted: tuple[Queue, ...] = ()
         self._headers: list[Array] = []
         self._hot: Array | None = None
@@ -95,6 +105,7 @@ class Service:
         """The loop."""
         notifier, now = self._notifier, time.monotonic()
         alive_at, status = now, Pace(_STATUS_EVERY, _STATUS_SHARE)
+        sizes = Pace(_TICK, _STATUS_SHARE)
         interval = notifier.watchdog / 2
         tick = min(_TICK, interval) if interval else _TICK
         while not bell.stopped:
@@ -105,6 +116,11 @@ class Service:
                     "nobody can attach any more; writing everything to disk to begin anew"
                 )
                 return
+            if segments.is_directory_short(self._instance, self._roster.directory.nbytes):
+                self._end_at_once()
+            if sizes.is_due(now):
+                self._find_short()
+                sizes.did(now)
             if interval and now >= alive_at:
                 alive_at = now + interval
                 self._sign_of_life()
@@ -122,13 +138,31 @@ class Service:
     def is_named(self) -> bool:
         """Whether the instance's name still stands for its directory segment."""
         try:
-            return os.stat(self._path).st_ino == self._inode
+            return os.lstat(self._path).st_ino == self._inode
         except FileNotFoundError:
             return False
 
     def owns_name(self) -> bool:
         """Whether the name is not another instance's by now."""
-        return self.is_named() or not os.path.exists(self._path)
+        return self.is_named() or not os.path.lexists(self._path)
+
+    def _end_at_once(self) -> None:
+        _log.critical(
+            "%s is shorter than it was made: somebody who may write it has cut it; ending before "
+            "it is touched, the next start saves what the queues hold", self._path,
+        )  # fmt: skip
+        logging.shutdown()
+        os._exit(_CUT)
+
+    def _find_short(self) -> None:
+        """Have queues replaced whose segments are shorter than what is mapped of them."""
+        for queue in self._roster.queues:
+            if queue.serial not in self._told_short and segments.is_short(
+                self._instance, queue.serial, queue.view.nbytes
+            ):
+                self._told_short.add(queue.serial)
+                _log.error("%s: somebody has cut its segment short; replacing it", queue)
+                self._broken(queue.index)
 
     # -- the self-check
 

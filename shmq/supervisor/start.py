@@ -5,9 +5,15 @@ itself, which ends with its holder, whatever ends that. What is there decides:
 
     nothing                          make it, then topics and channels from nsqd.dat and the files
     raw, or closed                   a death while making or unlinking: remove it, make it
+    cut short (`truncate`)           write what its queues hold to disk, remove it, make it
     ready, its supervisor dead       adopt: same segments, clients go on
     ready, its supervisor alive      refuse
     another layout or build          refuse, name both, leave everything where it is
+    another user's, or no segment    refuse, name its owner, leave everything where it is
+
+A member of the instance's group may cut a segment short while it is mapped. The kernel ends who
+touches what is gone with SIGBUS, and nothing in Python can catch that: then this supervisor's end
+is said by faulthandler and by whoever started it, and the next start does the rest.
 """
 
 from __future__ import annotations
@@ -16,21 +22,23 @@ import fcntl
 import logging
 import os
 import shlex
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from shmq import _native, layout, segments
+from shmq import _native, layout, ownership, segments
 from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
 from shmq.layout import DirectoryView, EntryState, QueueEntry, Ready
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
 from shmq.storage import deferred, diskqueue, metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
-from shmq.supervisor import damage
+from shmq.supervisor import damage, rescue
 from shmq.supervisor.creator import Creator
+from shmq.supervisor.process import is_alive
 from shmq.supervisor.progress import Progress
 from shmq.supervisor.roster import Queue, Roster, Topic
 from shmq.supervisor.systemd import Notifier
@@ -55,16 +63,18 @@ class Directory:
 def enter(options: Options) -> Directory:
     """Make or lock the directory segment; fresh: it is new and empty of topics.
 
-    Raises ShmqError if another supervisor has it, LayoutMismatch, Full if /dev/shm is.
+    Raises ShmqError if another supervisor has it or another user has one of its names,
+    LayoutMismatch, Full if /dev/shm is.
     """
     name = segments.directory_name(options.instance)
     mode, group = options.permissions()
+    segments.Permits.check_name(options.instance)
     for _ in range(_TRIES):
         try:
             fd, made = segments.create_segment(name, mode, group), True
         except FileExistsError:
             try:
-                fd, made = segments.open_segment(name), False
+                fd, made = segments.open_segment(name, owners=segments.own()), False
             except FileNotFoundError:
                 continue
         try:
@@ -85,31 +95,85 @@ def _locked(options: Options, name: str, fd: int, made: bool) -> Directory | Non
     except BlockingIOError:
         raise ShmqError(_running(options.instance, fd)) from None
     try:
-        if os.stat(segments.path_of(name)).st_ino != os.fstat(fd).st_ino:
+        if os.lstat(segments.path_of(name)).st_ino != os.fstat(fd).st_ino:
             return None
     except FileNotFoundError:
         return None
     if made:
-        # what a former instance of this name may have left; nobody can have it in use
-        for item in segments.list_objects(options.instance):
-            if item.kind != "directory":
-                item.unlink()
         try:
+            # what a former instance of this name may have left; nobody can have it in use
+            for item in segments.list_objects(options.instance):
+                if item.kind != "directory":
+                    item.unlink()
             _native.create_directory(fd, **options.limits())
         except BaseException:
             segments.unlink_segment(name)
             raise
         return Directory(fd, True)
-    if _leftover(fd):
+    is_short, is_leftover = _cut_short(fd), _leftover(fd)
+    if is_short:
+        _log.error(
+            "%s: somebody has cut it short, to %d bytes; writing what its queues hold to disk and "
+            "making it anew", name, os.fstat(fd).st_size,
+        )  # fmt: skip
+    elif is_leftover:
         _log.warning("%s: its making or its end was cut short; making it anew", name)
+    if is_short or _is_raw(fd):
+        rescue.rescue_all(options)
+    if is_short or is_leftover:
         segments.unlink_segment(name)
         return None
+    _keep_private(fd, name, options)
     return Directory(fd, False)
+
+
+def _keep_private(fd: int, name: str, options: Options) -> None:
+    """Give a segment that is taken up the permissions that the options ask for now."""
+    mode, group = options.permissions()
+    before = stat.S_IMODE(os.fstat(fd).st_mode)
+    if before & ~mode:
+        _log.warning(
+            "%s had mode %04o, now %04o: who had it open meanwhile may still write it",
+            name, before, mode,
+        )  # fmt: skip
+    segments.set_permissions(fd, segments.path_of(name), mode, group)
+
+
+def open_queue(options: Options, serial: int) -> int:
+    """A descriptor of a queue's segment, for the supervisor: its own only, with the permissions
+    that the options ask for. FileNotFoundError, NotTrusted."""
+    name = segments.queue_name(options.instance, serial)
+    fd = segments.open_segment(name, owners=segments.own())
+    try:
+        _keep_private(fd, name, options)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _head(fd: int, size: int) -> bytes:
     """The first bytes behind `fd`, zeros where it is shorter."""
     return os.pread(fd, size, 0).ljust(size, b"\0")
+
+
+def _cut_short(fd: int) -> bool:
+    """Whether it has fewer bytes than it was made with."""
+    kind = layout.dtype("segment")
+    size = os.fstat(fd).st_size
+    if 0 < size < kind.itemsize:  # anything so short may be of another program
+        magic = layout.MAGIC.to_bytes(8, "little")
+        return magic.startswith(_head(fd, min(size, 8)))
+    head = np.frombuffer(_head(fd, kind.itemsize), kind)[0]
+    is_ours = int(head["magic"]) == layout.MAGIC and int(head["fingerprint"]) == layout.FINGERPRINT
+    return is_ours and int(head["ready"]) == Ready.READY and int(head["size"]) > size
+
+
+def _is_raw(fd: int) -> bool:
+    """Whether nothing says that it was ever made: it may also be what is left of one."""
+    kind = layout.dtype("segment")
+    head = np.frombuffer(_head(fd, kind.itemsize), kind)[0]
+    return int(head["magic"]) == 0 and int(head["ready"]) == Ready.RAW
 
 
 def _leftover(fd: int) -> bool:
@@ -125,12 +189,38 @@ def _leftover(fd: int) -> bool:
 
 def _running(instance: str, fd: int) -> str:
     kind = layout.dtype("directory")
-    pid = int(np.frombuffer(_head(fd, kind.itemsize), kind)[0]["supervisor_pid"])
+    header = np.frombuffer(_head(fd, kind.itemsize), kind)[0]
+    pid = int(header["supervisor_pid"])
+    holder = ownership.flock_holder(fd)
+    if holder != pid and not is_alive(pid, int(header["supervisor_start_time"])):
+        # any process that may open the segment can lock it
+        path = segments.path_of(segments.directory_name(instance))
+        if holder is None or holder <= 0:
+            return (
+                f"instance {instance!r}: a process that is not to be seen from here (of another "
+                f"container?) holds the supervisor's lock on {path}: end it (fuser {path}), then "
+                "start again"
+            )
+        if _user_of(holder) != os.geteuid():
+            return (
+                f"instance {instance!r}: {ownership.process(holder)} holds a lock (flock) on "
+                f"{path} that only its supervisor is to have, and is none: end that process "
+                f"(kill {holder}), then start again; to keep such users out, leave out --group or "
+                "take them from the group"
+            )
+        pid = holder
     who = f"pid {pid}" if pid else "just starting"
     return (
         f"instance {instance!r} is already running ({who}): stop that supervisor first, or use "
         "another name (--instance)"
     )
+
+
+def _user_of(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
 
 
 # -- which data path
@@ -266,6 +356,8 @@ def adopt(
     Raises OSError if files cannot be opened; clients then go on with what is in memory.
     """
     directory, data_path = roster.directory, Path(options.data_path or ".")
+    lost = rescue.mend_names(broker, directory, options)
+    rescued = rescue.drop(broker, directory, options, lost)
     creator.chunks, files = deferred.existing(data_path), _data_files(data_path)
     had_another = _had_another(directory, data_path)
     if had_another:
@@ -317,6 +409,8 @@ def adopt(
         progress.step()
     if had_another:
         _make_missing(creator, data_path, notifier)
+    elif lost:
+        rescue.restore(creator, roster, data_path, rescued)
     _finish_deletions(broker, directory, options)
     _sweep(directory, options.instance)
     _log.info("adopted %d topics, %d queues", len(roster.topics), len(roster.queues))

@@ -153,7 +153,7 @@ class Supervisor:
         self._ledger_bell = arbiter.add("ledger", self._ledger.run)
         service = Service(
             self._notifier, arbiter, self._broker, self._roster, options,
-            lambda: self._spiller.health, self._has_lost,
+            lambda: self._spiller.health, self._has_lost, self._is_broken,
         )  # fmt: skip
         arbiter.add("service", service.run)
         if self._companions is not None:
@@ -184,7 +184,7 @@ class Supervisor:
         reserve = metadata.load_reserve(self._data_path)
 
         def opener(serial: int) -> int:
-            return segments.open_queue(options.instance, serial)
+            return start.open_queue(options, serial)
 
         self._broker = broker = Broker(directory.fd, opener, 1, options.instance)
         before = int(DirectoryView(broker.view()).limits["max_msg_size"])

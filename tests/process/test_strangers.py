@@ -1,0 +1,742 @@
+"""Users who may not attach: what they put under shmq's names hangs nobody, is used by nobody, and
+stops no other instance; whatever they own is not trusted unless it is named.
+
+The attackers are other uids (`setpriv`, or a Python that becomes one), so this needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from processes import Child, eventually
+
+import shmq
+from shmq import layout, ownership, segments
+from shmq.ownership import NotTrusted
+
+SETPRIV = shutil.which("setpriv")
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or SETPRIV is None, reason="only root, with setpriv, can be somebody else"
+)
+
+STRANGER, SERVICE, GROUP = 64301, 64302, 64310  # made up: ids need no accounts
+RUN = "from shmq.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def as_user(uid: int, *words: object, gid: int | None = None) -> None:
+    """Run a command as another user."""
+    command = ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", "--clear-groups"]
+    subprocess.run([*command, "--", *map(str, words)], check=True)
+
+
+def become(uid: int, gid: int | None = None) -> str:
+    """Python that makes its process another user's. The code it will need may lie where that user
+    cannot read, so it is imported before."""
+    return (
+        "import os, sys, importlib, pkgutil, psutil, shmq.cli, shmq.supervisor.supervisor\n"
+        "for found in pkgutil.iter_modules(shmq.cli.__path__, 'shmq.cli.'):\n"
+        "    importlib.import_module(found.name)\n"
+        "import numpy.linalg, concurrent.futures.thread, encodings.idna\n"
+        f"os.setgroups([]); os.setgid({gid or uid}); os.setuid({uid})\n"
+    )
+
+
+@pytest.fixture
+def path_of_a_user(keep: Callable[[Any], Any]) -> Iterator[Callable[[int], Path]]:
+    """`path_of_a_user(uid)`: a data path of that user's, in directories everybody may enter."""
+    made: list[Path] = []
+
+    def make(uid: int) -> Path:
+        made.append(Path(tempfile.mkdtemp(prefix="shmq-test-", dir="/tmp")))
+        os.chown(made[-1], uid, uid)
+        return made[-1]
+
+    yield make
+    for path in made:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def serve_as(
+    instance: str, path_of_a_user: Callable[[int], Path], keep: Callable[[Any], Any]
+) -> Callable[..., Child]:
+    """`serve_as(uid, *words)`: `shmq serve` of `instance` as that user; returns when it runs."""
+
+    def start(uid: int, *words: str, gid: int | None = None) -> Child:
+        path = path_of_a_user(uid)
+        argv = [sys.executable, "-c", f"{become(uid, gid)}{RUN}", "serve", *words]
+        argv += [f"--instance={instance}", f"--data-path={path}", *processes.NO_GATEWAY]
+        server: Child = keep(Child(argv))
+        eventually(lambda: "running, pid" in server.errors or server.process.poll() is not None)
+        assert server.process.poll() is None, server.errors
+        return server
+
+    return start
+
+
+def run(*words: str, uid: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command of the command line, to its end; AssertionError if that does not come."""
+    argv = [sys.executable, "-c", f"import sys\n{become(uid) if uid else ''}{RUN}", *words]
+    environment = {**os.environ, **more}
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment,
+                              timeout=processes.WATCHDOG * 2, stdin=subprocess.DEVNULL)  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{words} hangs") from None
+
+
+# ---- whose broker it is ----
+
+
+def test_a_squatted_instance_gets_nothing_from_anybody(
+    serve_as: Callable[..., Child], instance: str
+) -> None:
+    serve_as(STRANGER, "--mode=0666")
+    for uid in (0, SERVICE):
+        done = run("pub", f"--instance={instance}", "orders", "card=4111", uid=uid)
+        assert done.returncode == 1
+        assert f"belongs to uid {STRANGER}" in done.stderr
+        assert f"SHMQ_OWNER={STRANGER}" in done.stderr
+        assert f"--owner {STRANGER}" in done.stderr
+        assert "Traceback" not in done.stderr
+    for command in ("stat", "peek"):
+        done = run(command, f"--instance={instance}", *(["orders"] if command == "peek" else []))
+        assert (done.returncode, done.stdout) == (1, ""), command
+        assert f"belongs to uid {STRANGER}" in done.stderr
+    with pytest.raises(NotTrusted, match=f"uid {STRANGER}"):
+        shmq.attach(instance, timeout=processes.WATCHDOG)  # it is not waited for
+    with pytest.raises(NotTrusted):
+        shmq.attach(instance, owner=SERVICE)
+    with layout.open_readonly(instance, STRANGER) as source:
+        assert source.directory.live_topics() == []
+
+
+def test_a_named_owner_is_trusted_by_call_environment_and_option(
+    serve_as: Callable[..., Child],
+    child: Callable[..., Child],
+    instance: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve_as(SERVICE)
+    with shmq.attach(instance, owner=SERVICE) as broker:
+        broker.create_channel("t", "c")
+        broker.producer("t").publish(b"by uid")
+    assert run("pub", f"--instance={instance}", f"--owner={SERVICE}", "t", "2").returncode == 0
+    assert run("pub", f"--instance={instance}", "t", "3", SHMQ_OWNER=str(SERVICE)).returncode == 0
+    assert run("stat", f"--instance={instance}", f"--owner={SERVICE}").returncode == 0
+    assert run("stat", f"--instance={instance}", "--owner=nobody-of-this-name").returncode == 2
+    assert ownership.OWNER_VARIABLE not in os.environ
+    with pytest.raises(ValueError, match="no user of this host"):
+        shmq.attach(instance, owner="nobody-of-this-name")
+    monkeypatch.setenv(ownership.OWNER_VARIABLE, str(SERVICE))
+    forked = child(attach_and_fork, instance)
+    assert forked.succeed() == ["parent 3", "child 3"]
+
+
+def attach_and_fork(instance: str) -> None:
+    broker = shmq.attach(instance)
+    say("parent", broker.channel_depth("t", "c"))  # noqa: F821 - of PRELUDE
+    if not os.fork():
+        say("child", broker.channel_depth("t", "c"))  # noqa: F821
+        broker.close()
+        os._exit(0)
+    os.wait()
+    broker.close()
+
+
+def test_the_owner_named_in_a_call_holds_after_a_fork(
+    serve_as: Callable[..., Child], child: Callable[..., Child], instance: str
+) -> None:
+    serve_as(SERVICE)
+    with shmq.attach(instance, owner=SERVICE) as broker:
+        broker.create_channel("t", "c")
+    assert child(name_and_fork, instance, SERVICE).succeed() == ["child 0"]
+
+
+def name_and_fork(instance: str, owner: int) -> None:
+    broker = shmq.attach(instance, owner=owner)
+    if not os.fork():
+        say("child", broker.channel_depth("t", "c"))  # noqa: F821 - of PRELUDE
+        broker.close()
+        os._exit(0)
+    os.wait()
+    broker.close()
+
+
+def test_a_supervisor_does_not_take_up_what_another_user_left(
+    serve_as: Callable[..., Child], instance: str, path_of_a_user: Callable[[int], Path]
+) -> None:
+    left = serve_as(STRANGER, "--mode=0666", "--on-stop=keep")
+    left.process.terminate()
+    assert left.wait() == 0
+    path = segments.directory_path(instance)
+    before = os.stat(path)
+    for uid in (SERVICE, 0):
+        data_path = path_of_a_user(uid)
+        done = run("serve", f"--instance={instance}", f"--data-path={data_path}",
+                   *processes.NO_GATEWAY, uid=uid)  # fmt: skip
+        assert done.returncode == 1
+        assert f"{segments.SHM_DIRECTORY}/" in done.stderr
+        assert f"{instance}" in done.stderr
+        assert f"belongs to uid {STRANGER}, and a supervisor takes up only" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert (os.stat(path).st_ino, os.stat(path).st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
+
+
+def test_a_queue_of_another_user_is_not_mapped(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> None:
+    serve()
+    with attach() as broker:
+        broker.create_channel("t", "c")
+    with layout.open_readonly(instance) as source:
+        (entry,) = source.directory.live_queues()
+    path = segments.path_of(segments.queue_name(instance, entry.serial))
+    copy = Path(path).read_bytes()
+    os.unlink(path)
+    Path(path).write_bytes(copy)
+    os.chown(path, STRANGER, STRANGER)
+    with attach() as broker, pytest.raises(shmq.ShmqError, match=f"belongs to uid {STRANGER}"):
+        broker.consumer("t", "c").take(0)
+
+
+def test_a_second_name_of_a_segment_is_refused(
+    serve: Callable[..., Child], instance: str, new_instance: Callable[[], str]
+) -> None:
+    serve()
+    other = new_instance()
+    os.link(segments.directory_path(instance), segments.directory_path(other))
+    with pytest.raises(NotTrusted, match="2 names"):
+        shmq.attach(other)
+    os.unlink(segments.directory_path(other))
+    shmq.attach(instance).close()
+
+
+def test_permissions_of_what_is_taken_up_are_those_of_the_options(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> None:
+    server = serve(mode="0666", on_stop="keep")
+    with attach() as broker:
+        broker.create_channel("t", "c")
+    server.process.terminate()
+    assert server.wait() == 0
+    server = serve()
+    assert "had mode 0666, now 0600" in server.errors
+
+    def modes() -> set[int]:
+        objects = segments.list_objects(instance)
+        return {stat.S_IMODE(os.stat(item.path).st_mode) for item in objects}
+
+    eventually(lambda: modes() == {0o600})
+
+
+# ---- what is put under a name ----
+
+
+def plant_fifo(path: str) -> None:
+    as_user(STRANGER, "mkfifo", "-m", "666", path)
+
+
+def plant_link(path: str) -> None:
+    as_user(STRANGER, "ln", "-s", "/etc/hostname", path)
+
+
+def plant_directory(path: str) -> None:
+    as_user(STRANGER, "mkdir", "-m", "777", path)
+
+
+def plant_file(path: str) -> None:
+    as_user(STRANGER, "sh", "-c", f"umask 0; head -c 100000 /dev/zero > {path}")
+
+
+def plant_private_file(path: str) -> None:
+    as_user(STRANGER, "sh", "-c", f"umask 077; echo hello > {path}")
+
+
+def plant_socket(path: str) -> None:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as made:
+        made.bind(path)
+    os.chown(path, STRANGER, STRANGER)
+
+
+def plant_device(path: str) -> None:
+    """Only root can, but a device would keep its reader waiting as a FIFO does."""
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(5, 0))
+    except PermissionError:
+        pytest.skip("no devices may be made here")
+    os.chown(path, STRANGER, STRANGER)
+
+
+KINDS = [plant_fifo, plant_link, plant_directory, plant_file, plant_private_file, plant_socket,
+         plant_device]  # fmt: skip
+
+
+@pytest.fixture(params=KINDS, ids=lambda plant: plant.__name__.removeprefix("plant_"))
+def plant(new_instance: object, request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
+    """`plant(path)`: a stranger's thing there; gone after the test."""
+    planted: list[str] = []
+
+    def put(path: str) -> None:
+        request.param(path)
+        planted.append(path)
+
+    yield put
+    for path in planted:
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+
+
+def test_nobody_hangs_at_a_planted_directory_segment(
+    plant: Callable[[str], None],
+    instance: str,
+    new_instance: Callable[[], str],
+    data_path: Path,
+    serve: Callable[..., Child],
+) -> None:
+    squatted = new_instance()
+    path = segments.directory_path(squatted)
+    plant(path)
+    before = os.lstat(path)
+    for words in (["stat"], ["pub", "t", "x"], ["peek", "t"], ["doctor", "--json"]):
+        done = run(words[0], f"--instance={squatted}", *words[1:])
+        assert "Traceback" not in done.stderr
+        assert done.returncode in ((0, 4) if words[0] == "doctor" else (1,)), (words, done)
+        said = done.stdout if words[0] == "doctor" else done.stderr
+        assert path in said
+        assert f"uid {STRANGER}" in said
+    serve()  # another instance, and then its data path for the squatted one
+    (data_path.parent / "other").mkdir()
+    done = run("serve", f"--instance={squatted}", f"--data-path={data_path.parent / 'other'}",
+               *processes.NO_GATEWAY)  # fmt: skip
+    assert done.returncode == 1
+    assert path in done.stderr
+    assert "Traceback" not in done.stderr
+    with pytest.raises(shmq.ShmqError, match="uid 64301"):
+        shmq.Broker(instance=squatted)
+    assert run("doctor").returncode in (0, 4)  # all instances
+    shmq.attach(instance).close()
+    after = os.lstat(path)
+    assert (after.st_ino, after.st_mode, after.st_size) == (
+        before.st_ino, before.st_mode, before.st_size,
+    )  # fmt: skip
+
+
+def test_a_planted_queue_segment_stops_nothing(
+    plant: Callable[[str], None], instance: str, serve: Callable[..., Child],
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    for serial in range(1, 4):
+        plant(segments.path_of(segments.queue_name(instance, serial)))
+    server = serve()
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        broker.producer("t").publish(b"x")
+        message = broker.consumer("t", "c").take(10)
+        assert message is not None
+        assert bytes(message.body) == b"x"
+    with layout.open_readonly(instance) as source:
+        assert all(entry.serial > 3 for entry in source.directory.live_queues())
+    done = run("doctor", f"--instance={instance}")
+    assert f"owned by uid {STRANGER} and not by the broker's user (3 such)" in done.stdout
+    server.process.terminate()
+    assert server.wait() == 0, server.errors
+    assert segments.list_objects(instance) == []
+    assert len(segments.list_objects(instance, everybodys=True)) == 3
+    again = serve()
+    again.process.terminate()
+    assert again.wait() == 0, again.errors
+
+
+def test_a_planted_semaphore_is_refused_and_nothing_is_left(
+    plant: Callable[[str], None], instance: str, data_path: Path
+) -> None:
+    path = segments.semaphore_path_of(segments.attach_semaphore_name(instance))
+    plant(path)
+    victim = os.stat("/etc/hostname")
+    done = run("serve", f"--instance={instance}", f"--data-path={data_path}", f"--group={GROUP}",
+               *processes.NO_GATEWAY)  # fmt: skip
+    assert done.returncode == 1
+    assert path in done.stderr
+    assert f"uid {STRANGER}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not os.path.lexists(segments.directory_path(instance))
+    now = os.stat("/etc/hostname")
+    assert (now.st_gid, now.st_mode) == (victim.st_gid, victim.st_mode)
+    assert os.lstat(path).st_uid == STRANGER
+    assert run("doctor", f"--instance={instance}").returncode in (0, 4)
+
+
+def test_a_semaphore_planted_at_the_last_moment_gives_nothing_away(
+    instance: str, tmp_path: Path
+) -> None:
+    """As if between the look at its name and the making."""
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    secret.chmod(0o600)
+    path = segments.semaphore_path_of(segments.attach_semaphore_name(instance))
+    as_user(STRANGER, "ln", "-s", secret, path)
+    try:
+        with pytest.raises(NotTrusted, match="a symbolic link"):
+            segments.Permits.create(instance, 5, 0o660, GROUP)
+    finally:
+        os.unlink(path)
+    status = secret.stat()
+    assert (status.st_gid, stat.S_IMODE(status.st_mode)) == (0, 0o600)
+
+
+def test_a_clients_semaphore_is_looked_at_too(serve: Callable[..., Child], instance: str) -> None:
+    serve()
+    path = segments.semaphore_path_of(segments.attach_semaphore_name(instance))
+    content = Path(path).read_bytes()
+    os.unlink(path)
+    Path(path).write_bytes(content)
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(NotTrusted, match=f"{path} belongs to uid {STRANGER}"):
+        shmq.attach(instance)
+
+
+def test_a_spoilt_semaphore_of_ones_own_is_made_anew(
+    serve: Callable[..., Child], instance: str
+) -> None:
+    server = serve(on_stop="keep")
+    server.process.terminate()
+    assert server.wait() == 0
+    path = segments.semaphore_path_of(segments.attach_semaphore_name(instance))
+    os.truncate(path, 0)
+    serve()
+    shmq.attach(instance).close()
+
+
+# ---- who the instance lets in ----
+
+
+@pytest.fixture
+def kept(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> Callable[..., Child]:
+    """`kept()`: a supervisor of an instance with a group, killed, with messages in two channels of
+    two topics."""
+
+    def make() -> Child:
+        server = serve(group=GROUP)
+        with attach() as broker:
+            for topic in ("one", "two"):
+                broker.create_channel(topic, "c")
+                broker.producer(topic).publish_many([b"%d" % number for number in range(20)])
+        server.kill()
+        return server
+
+    return make
+
+
+@pytest.fixture
+def taken_up(serve: Callable[..., Child]) -> Callable[[], Child]:
+    """`taken_up()`: the next supervisor, when it has adopted everything."""
+
+    def start() -> Child:
+        server = serve(group=GROUP)
+        eventually(lambda: "running, pid" in server.errors)
+        return server
+
+    return start
+
+
+def bodies(broker: shmq.Broker, topic: str, channel: str = "c") -> list[bytes]:
+    consumer, came = broker.consumer(topic, channel), []
+    while batch := consumer.take_many(100, 1.0):
+        came += batch.bodies()
+        batch.finish()
+    return sorted(came, key=int)
+
+
+ALL = [b"%d" % number for number in range(20)]
+
+
+def test_a_lock_of_a_member_is_said(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str, data_path: Path,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    dead = kept()
+    path = segments.directory_path(instance)
+    hold = subprocess.Popen(
+        ["setpriv", f"--reuid={STRANGER}", f"--regid={GROUP}", "--clear-groups", "--",
+         "flock", path, "sh", "-c", "echo locked; read x"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with hold:
+        assert hold.stdout is not None
+        assert hold.stdout.readline() == b"locked\n"
+        done = run("serve", f"--instance={instance}", f"--data-path={data_path}",
+                   f"--group={GROUP}", *processes.NO_GATEWAY)  # fmt: skip
+        assert done.returncode == 1
+        assert f"pid {hold.pid} (flock, of uid {STRANGER})" in done.stderr
+        assert f"kill {hold.pid}" in done.stderr
+        assert str(dead.pid) not in done.stderr
+        hold.communicate(b"\n")
+    taken_up()
+    with attach() as broker:
+        assert bodies(broker, "one") == ALL
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 5000, 200_000])
+def test_a_directory_that_was_cut_short_costs_no_message(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str, size: int,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    kept()
+    as_user(STRANGER, "truncate", "-s", size, segments.directory_path(instance), gid=GROUP)
+    server = taken_up()
+    with attach() as broker:
+        assert bodies(broker, "one") == ALL
+        assert bodies(broker, "two") == ALL
+    assert "20 messages of one:c are kept in its files" in server.errors
+
+
+def test_a_running_supervisor_says_why_it_ends(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> None:
+    """By its own look at the size, or, if a loop touched what is gone before that, with the words
+    of faulthandler."""
+    server = serve(group=GROUP)
+    with attach() as broker:
+        broker.create_channel("one", "c")
+        broker.producer("one").publish_many(ALL)
+    as_user(STRANGER, "truncate", "-s", 0, segments.directory_path(instance), gid=GROUP)
+    assert server.wait() in (1, -signal.SIGBUS)
+    assert "is shorter than it was made" in server.errors or "Bus error" in server.errors
+    serve(group=GROUP)
+    with attach() as broker:
+        assert bodies(broker, "one") == ALL
+
+
+def test_a_queue_that_was_cut_short_costs_that_queue_only(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    kept()
+    with layout.open_readonly(instance) as source:
+        one = source.directory.find_topic("one")
+        assert one is not None
+        entry = source.directory.find_queue(one.index, "c")
+    assert entry is not None
+    path = segments.path_of(segments.queue_name(instance, entry.serial))
+    as_user(STRANGER, "truncate", "-s", 0, path, gid=GROUP)
+    taken_up()
+    with attach() as broker:
+        assert bodies(broker, "two") == ALL
+        broker.producer("one").publish(b"5")
+        assert bodies(broker, "one") == [b"5"]
+
+
+def test_a_queue_cut_short_while_everything_runs_is_replaced(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> None:
+    """Cut behind what anybody touches, so that nobody is ended by it."""
+    server = serve(group=GROUP)
+    broker = attach()
+    broker.create_channel("one", "c")
+    broker.producer("one").publish_many(ALL)
+    with layout.open_readonly(instance) as source:
+        (entry,) = source.directory.live_queues()
+        size = source.queue(entry).nbytes
+    path = segments.path_of(segments.queue_name(instance, entry.serial))
+    as_user(STRANGER, "truncate", "-s", size - (1 << 20), path, gid=GROUP)
+    eventually(lambda: segments.list_set_aside(instance))
+    assert server.process.poll() is None
+    assert "somebody has cut its segment short" in server.errors
+
+    def again() -> list[bytes]:
+        with contextlib.suppress(shmq.ShmqError):  # the old one is gone, the new one not there yet
+            return bodies(broker, "one")
+        return []
+
+    assert eventually(again) == ALL
+
+
+def write_name(instance: str, structure: str, index: int, name: bytes) -> None:
+    """As a member does, into the directory."""
+    with layout.open_readonly(instance) as source:
+        table = {"topic": "topics_at", "entry": "queues_at"}[structure]
+        kind = layout.dtype(structure)
+        assert kind.fields is not None
+        place = source.directory.read(table) + index * kind.itemsize + kind.fields["name"][1]
+    command = ["setpriv", f"--reuid={STRANGER}", f"--regid={GROUP}", "--clear-groups", "--", "dd",
+               f"of={segments.directory_path(instance)}", "bs=1", f"seek={place}", "conv=notrunc",
+               "status=none"]  # fmt: skip
+    subprocess.run(command, input=name.ljust(80, b"\0"), check=True)
+
+
+def index_of(instance: str, topic: str) -> int:
+    with layout.open_readonly(instance) as source:
+        found = source.directory.find_topic(topic)
+    assert found is not None
+    return found.index
+
+
+@pytest.mark.parametrize("name", [b"../../../etc/x", b"", b"\xff" * 80, b"two", b"other"])
+def test_a_topics_name_that_was_overwritten_is_mended(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str, name: bytes,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    kept()
+    write_name(instance, "topic", index_of(instance, "one"), name)
+    server = taken_up()
+    assert "something has overwritten the name of topic 'one'" in server.errors
+    with attach() as broker:
+        assert {topic.name for topic in broker.stats().topics} == {"one", "two"}
+        assert bodies(broker, "one") == ALL
+        assert bodies(broker, "two") == ALL
+
+
+def test_a_channels_name_that_was_overwritten_is_mended(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    kept()
+    index = index_of(instance, "one")
+    with layout.open_readonly(instance) as source:
+        entry = source.directory.find_queue(index, "c")
+    assert entry is not None
+    write_name(instance, "entry", entry.index, b"../c")
+    taken_up()
+    with attach() as broker:
+        assert bodies(broker, "one") == ALL
+        assert bodies(broker, "two") == ALL
+
+
+def test_a_topic_whose_name_nothing_says_costs_itself_only(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    """Its queue's header was overwritten too: the segment is set aside, and the topic is made anew
+    as nsqd.dat has it."""
+    kept()
+    index = index_of(instance, "one")
+    with layout.open_readonly(instance) as source:
+        entry = source.directory.find_queue(index, "c")
+    assert entry is not None
+    fields = layout.dtype("queue").fields
+    assert fields is not None
+    with open(segments.open_queue(instance, entry.serial), "r+b", buffering=0) as segment:
+        segment.seek(fields["base"][1])
+        segment.write(b"/" * 144)
+    write_name(instance, "topic", index, b"/")
+    server = taken_up()
+    assert "nothing says" in server.errors
+    with attach() as broker:
+        assert bodies(broker, "two") == ALL
+        broker.producer("one").publish(b"7")
+        assert bodies(broker, "one") == [b"7"]
+    assert len(segments.list_set_aside(instance)) == 1
+
+
+def test_doctor_says_how_far_a_groups_trust_goes(
+    serve: Callable[..., Child], instance: str
+) -> None:
+    serve(group=GROUP)
+    done = run("doctor", f"--instance={instance}")
+    (line,) = [line for line in done.stdout.splitlines() if " trust " in line]
+    assert f"members of group gid {GROUP} may write its memory" in line
+    assert "run code as" in line
+
+
+def test_doctor_says_nothing_of_trust_without_a_group(
+    serve: Callable[..., Child], instance: str
+) -> None:
+    serve()
+    assert " trust " not in run("doctor", f"--instance={instance}").stdout
+
+
+# ---- the data path ----
+
+
+def test_a_data_path_that_everybody_may_write_is_refused(instance: str, data_path: Path) -> None:
+    data_path.chmod(0o777)
+    done = run("serve", f"--instance={instance}", f"--data-path={data_path}",
+               *processes.NO_GATEWAY)  # fmt: skip
+    assert done.returncode == 1
+    assert f"chmod o-w {data_path}" in done.stderr
+    assert segments.list_objects(instance) == []
+
+
+@pytest.mark.parametrize(("mode", "owner", "said"), [
+    (0o1777, 0, "every user of this host may put files into it"),
+    (0o775, 0, "members of group"),
+    (0o755, STRANGER, f"it belongs to uid {STRANGER}"),
+])  # fmt: skip
+def test_a_data_path_that_some_may_write_is_warned_of(
+    serve: Callable[..., Child], data_path: Path, mode: int, owner: int, said: str
+) -> None:
+    os.chown(data_path, owner, STRANGER)
+    data_path.chmod(mode)
+    assert said in serve().errors
+    assert said in run("doctor", f"--data-path={data_path}").stdout
+
+
+def a_link(path: Path, target: Path) -> None:
+    path.symlink_to(target)
+
+
+def a_fifo(path: Path, target: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("make", [a_link, a_fifo])
+def test_a_link_or_fifo_instead_of_a_data_file_is_not_written(
+    serve: Callable[..., Child],
+    attach: Callable[[], shmq.Broker],
+    data_path: Path,
+    tmp_path: Path,
+    make: Callable[[Path, Path], None],
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"untouched")
+    server = serve()
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        broker.producer("t").publish_many(ALL)
+    planted = data_path / "t:c.diskqueue.000001.dat"
+    make(planted, secret)
+    server.process.terminate()
+    assert server.wait() == 1, server.errors
+    assert "no regular file" in server.errors
+    assert "the rest stays in shared memory" in server.errors
+    assert secret.read_bytes() == b"untouched"
+    planted.unlink(missing_ok=True)
+    serve()
+    with attach() as broker:
+        assert bodies(broker, "t") == ALL
+
+
+@pytest.mark.parametrize("make", [a_link, a_fifo])
+@pytest.mark.parametrize("name", ["nsqd.dat", "t:c.diskqueue.meta.dat", "t:c.diskqueue.000002.dat"])
+def test_a_link_or_fifo_instead_of_what_a_start_reads_is_refused(
+    instance: str, data_path: Path, tmp_path: Path, make: Callable[[Path, Path], None], name: str
+) -> None:
+    target = tmp_path / "elsewhere"
+    target.write_text('{"topics":[],"version":"1.3.0"}')
+    make(data_path / name, target)
+    (data_path / "t:c.diskqueue.000001.dat").write_bytes(b"\0\0\0\1x")
+    done = run("serve", f"--instance={instance}", f"--data-path={data_path}",
+               *processes.NO_GATEWAY)  # fmt: skip
+    assert done.returncode == 1
+    assert "no regular file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert segments.list_objects(instance) == []
