@@ -186,10 +186,15 @@ def _dead_directory(fd: int) -> str:
         return "half-made: whoever made it died"
     if state == Ready.CLOSED:
         return "its removal was cut short"
-    boot = boot_id()
-    if any(boot) and tuple(int(word) for word in head["boot_id"]) != boot:
+    if _dead_words(tuple(int(word) for word in head["boot_id"])):
         return "from before the last boot, or from another machine"
     return ""
+
+
+def _dead_words(words: tuple[int, ...]) -> bool:
+    """Whether a segment with this boot id is of another boot."""
+    boot = boot_id()
+    return any(boot) and words != boot
 
 
 def _directory(name: str, fd: int, objects: list[SharedObject]) -> Iterator[Finding]:
@@ -223,10 +228,33 @@ def _leftover(name: str, fd: int, why: str, objects: list[SharedObject]) -> Iter
     if time.time() - os.fstat(fd).st_ctime < _LONG_AGO and _in_use(objects):
         yield Finding("segments", "note", "it is being made or removed just now")
         return
+    whole = 0 if int(_head(fd)["ready"]) == Ready.CLOSED else sum(map(_is_whole, objects))
+    if whole:  # a start saves what they hold
+        yield problem("segments", f"somebody has cut its directory short; {whole} of its queues "
+                       "are whole", "start it again: shmq serve writes what they hold to disk",
+                       )  # fmt: skip
+        return
     finding = problem(
         "segments", f"{why} ({_objects(objects)})", "shmq doctor --fix, or `shmq serve`"
     )
     yield replace(finding, fix=lambda: remove_leftover(name))
+
+
+def _is_whole(item: SharedObject) -> bool:
+    """Whether it is a queue of this boot that was made to the end and not removed."""
+    if item.kind != "queue":
+        return False
+    try:
+        fd = segments.open_segment(item.name, read_only=True)
+    except (ShmqError, OSError):
+        return False
+    try:
+        head = _head(fd)
+    finally:
+        os.close(fd)
+    words = tuple(int(word) for word in head["boot_id"])
+    is_ready = int(head["magic"]) == layout.MAGIC and int(head["ready"]) == Ready.READY
+    return is_ready and not _dead_words(words)
 
 
 def _objects(objects: list[SharedObject]) -> str:
@@ -445,12 +473,14 @@ def remove_leftover(instance: str) -> str:
     try:
         _lock(instance, fd)
         why = _dead_directory(fd)
-        uid = os.fstat(fd).st_uid
+        uid, is_closed = os.fstat(fd).st_uid, int(_head(fd)["ready"]) == Ready.CLOSED
         objects = [item for item in segments.list_objects(instance, everybodys=True)
                    if item.uid == uid]  # fmt: skip
         others = [item for item in objects if item.kind != "directory"]
         if not why:
             raise ShmqError("it has come to life")
+        if not is_closed and any(map(_is_whole, objects)):
+            raise ShmqError("queues of it are whole: `shmq serve` saves what they hold")
         _refuse(_in_use(objects))
         count = sum([item.unlink() for item in others])
         return _removed(count + segments.unlink_segment(segments.directory_name(instance)))

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from shmq._native import Broker
+from shmq.ownership import open_regular
 
 _PROBE = "shmq.dat.0.tmp"  # as a leftover it is swept by the next start
 
@@ -57,7 +58,7 @@ def probe(data_path: Path, nbytes: int = 1) -> None:
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
             raise
         named = data_path / _PROBE  # NFS and others have no O_TMPFILE
-        fd = os.open(named, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fd = open_regular(named, os.O_CREAT | os.O_WRONLY)
     try:
         written = os.write(fd, bytes(nbytes))
         if written < nbytes:  # what is left does not hold it

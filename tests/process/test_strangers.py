@@ -509,6 +509,21 @@ def test_a_directory_that_was_cut_short_costs_no_message(
     assert "20 messages of one:c are kept in its files" in server.errors
 
 
+def test_doctor_removes_nothing_that_a_start_can_save(
+    kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str,
+    attach: Callable[[], shmq.Broker],
+) -> None:  # fmt: skip
+    kept()
+    as_user(STRANGER, "truncate", "-s", 0, segments.directory_path(instance), gid=GROUP)
+    done = run("doctor", f"--instance={instance}", "--fix", "--yes")
+    assert done.returncode == 4
+    assert "2 of its queues are whole" in done.stdout
+    assert "shmq serve writes what they hold to disk" in done.stdout
+    taken_up()
+    with attach() as broker:
+        assert bodies(broker, "two") == ALL
+
+
 def test_a_running_supervisor_says_why_it_ends(
     serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
 ) -> None:
@@ -590,7 +605,11 @@ def index_of(instance: str, topic: str) -> int:
     return found.index
 
 
-@pytest.mark.parametrize("name", [b"../../../etc/x", b"", b"\xff" * 80, b"two", b"other"])
+@pytest.mark.parametrize(
+    "name",
+    [b"../../../etc/x", b"", b"\xff" * 80, b"two", b"other"],
+    ids=["path", "empty", "bytes", "another's", "new"],
+)
 def test_a_topics_name_that_was_overwritten_is_mended(
     kept: Callable[..., Child], taken_up: Callable[[], Child], instance: str, name: bytes,
     attach: Callable[[], shmq.Broker],
