@@ -28,7 +28,7 @@ from processes import ROOT, Child, answers, eventually
 from recount import recount_all
 
 import shmq
-from shmq import layout
+from shmq import layout, segments
 from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.storage import deferred
 
@@ -372,9 +372,28 @@ def replace(stage: Stage) -> Scenario:
     eventually(lambda: no_strangers(stage.instance))
 
 
+def rescue(stage: Stage) -> Scenario:
+    """It finds a directory that was cut short, and queues with files and deferred messages."""
+    before = stage.serve()
+    with stage.attach() as broker:
+        for channel in ("c", "d"):
+            broker.create_channel("t", channel)
+        fill(broker, 700)
+        broker.producer("t").publish_many(numbered(20, 700), defer=1.0)
+    before.kill()
+    os.truncate(segments.directory_path(stage.instance), 0)
+    yield stage.doomed(at_once=True)
+    stage.serve()
+    broker = stage.attach()
+    for channel in ("c", "d"):
+        eventually(lambda channel=channel: is_usable(broker, "t", channel))
+        assert sorted(set(take_all(broker, "t", channel).bodies)) == numbered(720)
+    eventually(lambda: no_strangers(stage.instance))
+
+
 SCENARIOS = [
     start, create_and_delete, overflow, read_back, flush, start_with_files, adopt, defer,
-    delete_with_files, make_room, replace,
+    delete_with_files, make_room, replace, rescue,
 ]  # fmt: skip
 
 
