@@ -186,8 +186,9 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def open_owned(path: str, flags: int, owners: Collection[int]) -> int:
-    """A descriptor of a regular file that one of `owners` (uids) made and that has one name only.
+def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = False) -> int:
+    """A descriptor of a regular file that one of `owners` (uids) made and that has one name only;
+    links: or more, for what says itself which name it is to have.
 
     Raises FileNotFoundError, PermissionError, or NotTrusted with a remedy.
     """
@@ -214,7 +215,7 @@ def open_owned(path: str, flags: int, owners: Collection[int]) -> int:
         status = os.fstat(fd)
         if not status.st_nlink:  # removed between the opening and this look
             raise FileNotFoundError(errno.ENOENT, "no such shared memory object", path)
-        _check(status, path, owners)
+        _check(status, path, owners, links=links)
     except BaseException:
         os.close(fd)
         raise
@@ -229,7 +230,7 @@ def check_descriptor(
     status = os.fstat(fd)
     if directory and not stat.S_ISDIR(status.st_mode):
         raise NotTrusted(f"{path} is {_kind(status.st_mode)} and no directory")
-    _check(status, path, owners, directory)
+    _check(status, path, owners, directory=directory, links=directory)
     if status.st_mode & forbidden:
         raise NotTrusted(
             f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it; take that "
@@ -251,13 +252,18 @@ def _pauses() -> Iterator[float]:
 
 
 def _check(
-    status: os.stat_result, path: str, owners: Collection[int], directory: bool = False
+    status: os.stat_result,
+    path: str,
+    owners: Collection[int],
+    *,
+    directory: bool = False,
+    links: bool = False,
 ) -> None:
     if not directory and not stat.S_ISREG(status.st_mode):
         raise _odd(status, path)
     if status.st_uid not in owners:
         raise NotTrusted(_foreign(status, path, owners))
-    if not directory and status.st_nlink > 1:
+    if not links and status.st_nlink > 1:
         raise NotTrusted(
             f"{path} has {status.st_nlink} names (hard links), so it may be there under a wrong "
             f"one: find the others (find {os.path.dirname(path)} -inum {status.st_ino}) and remove "

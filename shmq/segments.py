@@ -89,11 +89,16 @@ def open_segment(
     name: str, *, read_only: bool = False, owners: Collection[int] | None = None
 ) -> int:
     """A new descriptor of an existing object. FileNotFoundError, PermissionError; NotTrusted if it
-    is none of `owners` (uids; None: of one's own user, root and SHMQ_OWNER)."""
+    is none of `owners` (uids; None: of one's own user, root and SHMQ_OWNER).
+
+    A second name (a hard link) is refused for a directory. A queue says itself which one it is, and
+    the core looks: whoever may write one could otherwise keep everybody from it by such a name.
+    """
     flags = os.O_RDONLY if read_only else os.O_RDWR
     if owners is None:
         owners = ownership.trusted()
-    return ownership.open_owned(path_of(name), flags, owners)
+    links = _QUEUE.search(name) is not None
+    return ownership.open_owned(path_of(name), flags, owners, links=links)
 
 
 def open_directory(
@@ -226,8 +231,10 @@ def _unlink(path: str) -> bool:
 
 
 def unlink_queue(instance: str, serial: int) -> bool:
-    """Remove a queue's name. False if it was not there."""
-    return unlink_segment(queue_name(instance, serial))
+    """Remove a queue's name. False if it was not there, or is another user's."""
+    with contextlib.suppress(PermissionError):
+        return unlink_segment(queue_name(instance, serial))
+    return False
 
 
 def is_short(instance: str, serial: int, size: int) -> bool:

@@ -34,6 +34,7 @@ from shmq._native import (
 from shmq.layout import Kind
 from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
+from shmq.ownership import NotTrusted
 from shmq.storage import deferred
 from shmq.storage.deferred import ChunkFile
 from shmq.storage.diskqueue import DiskQueue, Meta
@@ -329,7 +330,7 @@ class Creator:
         sidecar.take_up(self.chunks.pop(base, ()))
         committed = int(self._roster.directory.topics[topic.index]["committed"])
         ephemeral, paused = is_ephemeral(topic.name if channel is None else channel), False
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotTrusted):
             paused = damage.salvage(self.instance, serial, committed, disk, sidecar, ephemeral)
         self._chunks_of(base, disk.data_path)
         return paused

@@ -91,7 +91,7 @@ def mend_names(broker: Broker, directory: DirectoryView, options: Options) -> Lo
 
 
 def _said(broker: Broker, entry: QueueEntry) -> _Said | None:
-    with contextlib.suppress(Gone, LayoutMismatch):
+    with contextlib.suppress(Gone, LayoutMismatch, NotTrusted):
         view = QueueView(broker.view(entry.index), f"queue {entry.serial}")
         found = damage.parse_base(view.base)
         if found is not None:

@@ -34,6 +34,7 @@ from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
 from shmq.layout import DirectoryView, EntryState, QueueEntry, Ready
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
+from shmq.ownership import NotTrusted
 from shmq.storage import deferred, diskqueue, metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 from shmq.supervisor import damage, rescue
@@ -420,7 +421,7 @@ def _can_be_used(broker: Broker, entry: QueueEntry) -> bool:
     """Whether its segment is there and its header one of ours."""
     try:
         broker.view(entry.index)
-    except (Gone, LayoutMismatch) as exc:
+    except (Gone, LayoutMismatch, NotTrusted) as exc:
         _log.error("queue %d: %s", entry.serial, exc)
         return False
     return True

@@ -226,6 +226,44 @@ def test_a_second_name_of_a_segment_is_refused(
     shmq.attach(instance).close()
 
 
+def test_a_supervisor_replaces_a_queue_whose_name_another_user_has(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
+) -> None:
+    """A member cannot take a name away; this is for what an administrator did."""
+    serve().kill()
+    server = serve()
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        broker.create_channel("other", "c")
+        broker.producer("other").publish(b"1")
+    server.kill()
+    with layout.open_readonly(instance) as source:
+        (entry, _) = source.directory.live_queues()
+    path = segments.path_of(segments.queue_name(instance, entry.serial))
+    os.unlink(path)
+    as_user(STRANGER, "mkfifo", "-m", "666", path)
+    server = serve()
+    eventually(lambda: "running, pid" in server.errors)
+    with attach() as broker:
+        broker.producer("t").publish(b"2")
+        assert bodies(broker, "t") == [b"2"]
+        assert bodies(broker, "other") == [b"1"]
+        os.link(live_path(instance, "t"), f"{live_path(instance, 't')}-copy")
+    with attach() as broker:  # a second name of a queue keeps nobody from it
+        broker.producer("t").publish(b"3")
+        assert bodies(broker, "t") == [b"3"]
+    os.unlink(f"{live_path(instance, 't')}-copy")
+
+
+def live_path(instance: str, topic: str) -> str:
+    with layout.open_readonly(instance) as source:
+        found = source.directory.find_topic(topic)
+        assert found is not None
+        entry = source.directory.find_queue(found.index, "c")
+    assert entry is not None
+    return segments.path_of(segments.queue_name(instance, entry.serial))
+
+
 def test_permissions_of_what_is_taken_up_are_those_of_the_options(
     serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str
 ) -> None:
