@@ -7,6 +7,7 @@ The attackers are other uids (`setpriv`, or a Python that becomes one), so this 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -280,6 +281,44 @@ def test_permissions_of_what_is_taken_up_are_those_of_the_options(
         return {stat.S_IMODE(os.stat(item.path).st_mode) for item in objects}
 
     eventually(lambda: modes() == {0o600})
+
+
+def attach_once(instance: str) -> None:
+    say("attaching")  # noqa: F821 - of PRELUDE
+    shmq.attach(instance).close()
+    say("attached")  # noqa: F821
+
+
+def test_a_lease_on_a_segment_is_waited_for(
+    serve: Callable[..., Child], child: Callable[..., Child], instance: str
+) -> None:
+    """As doctor takes one to see who has a segment open. The supervisor has it mapped only."""
+    server = serve(on_stop="keep")
+    server.process.terminate()
+    assert server.wait() == 0
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fd = os.open(segments.directory_path(instance), os.O_RDONLY)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        waiting = child(attach_once, instance)
+        waiting.said("attaching")
+        eventually(waiting.is_asleep)
+        assert waiting.lines == ["attaching"]
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        waiting.said("attached")
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
+
+
+def test_an_embedded_brokers_log_says_what_sigbus_means(
+    open_broker: Callable[..., shmq.Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = open_broker()
+    dead = broker.supervisor_pid
+    os.kill(dead, signal.SIGBUS)
+    eventually(lambda: broker.supervisor_pid != dead and broker.supervisor_alive())
+    assert "SIGBUS: somebody who may write a segment of it has cut that short" in caplog.text
 
 
 # ---- what is put under a name ----
