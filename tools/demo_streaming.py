@@ -213,8 +213,12 @@ def count(broker: shmq.Broker, work: Work, with_kill: bool) -> Table:
     last_news = last_shown = time.monotonic()
     try:
         while True:
+            # in this order: what is published after the look at the process would not be counted
+            status = producer.poll()
             published = broker.stats().topic(EVENTS).message_count
             now = time.monotonic()
+            if status:
+                raise Different(f"the publishing process failed with status {status}")
             if table.take(0.2):
                 last_news = now
             if now - last_shown > 1:
@@ -229,10 +233,8 @@ def count(broker: shmq.Broker, work: Work, with_kill: bool) -> Table:
                     bold=True,
                 )
                 driver, with_kill = start("drive", work), False
-            if producer.poll() is not None and table.total >= published:
+            if status is not None and table.total >= published:
                 break
-            if producer.poll():
-                raise Different(f"the publishing process failed with status {producer.returncode}")
             if driver.poll() is not None:
                 raise Different(f"the driver ended with status {driver.returncode}")
             if now - last_news > PATIENCE:

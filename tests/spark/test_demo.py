@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peers import missing, peer
 
+import shmq
+
 TOP = Path(__file__).resolve().parents[2]
 FILES = 60
 
-pytestmark = pytest.mark.spark
 
-
-@pytest.fixture(autouse=True)
-def spark() -> None:
+@pytest.fixture
+def java() -> None:
     peer("java")
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:
@@ -47,6 +50,8 @@ def source_tree(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("java")
 def test_a_killed_worker_costs_no_path_and_doubles_none(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -59,6 +64,8 @@ def test_a_killed_worker_costs_no_path_and_doubles_none(tmp_path: Path) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("shmq.demo-")]
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("java")
 def test_a_killed_driver_costs_no_event_and_doubles_none(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -68,3 +75,49 @@ def test_a_killed_driver_costs_no_event_and_doubles_none(tmp_path: Path) -> None
     assert "the driver and its JVM are killed" in words
     assert "12000 events in" in words
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("shmq.demo-")]
+
+
+def test_what_is_published_while_nobody_looks_is_waited_for(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publishing process may do all its work, and end, between two looks at the topic."""
+    monkeypatch.syspath_prepend(str(TOP / "tools"))
+    demo_streaming: Any = importlib.import_module("demo_streaming")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "module.py").write_text("pass\n" * 50)
+    work = demo_streaming.Work(broker.instance, str(tree), str(tmp_path), 40, 0.0)
+    broker.create_channel(demo_streaming.EVENTS, demo_streaming.QUERY)
+    broker.create_channel(demo_streaming.COUNTS, demo_streaming.TABLE)
+    # the driver is somebody who does nothing; the publishing process ends as soon as it may
+    programs = {"produce": "import sys; sys.stdin.read()", "drive": "import time; time.sleep(1000)"}
+    started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(what: str, _: Any) -> subprocess.Popen[bytes]:
+        started[what] = subprocess.Popen(
+            [sys.executable, "-c", programs[what]], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return started[what]
+
+    takes, take = [0], demo_streaming.Table.take
+
+    def slow_take(table: Any, timeout: float) -> Any:
+        takes[0] += 1
+        if takes[0] == 1:
+            demo_streaming.produce(work)
+            started["produce"].communicate()
+        elif takes[0] == 3:
+            rows = json.loads(work.tally.read_text())
+            counts = [{"window": window, "package": name, "count": n} for window, name, n in rows]
+            producer = broker.producer(demo_streaming.COUNTS)
+            producer.publish_many([json.dumps(row).encode() for row in counts])
+        return take(table, min(timeout, 0.05))
+
+    monkeypatch.setattr(demo_streaming, "start", start)
+    monkeypatch.setattr(demo_streaming.Table, "take", slow_take)
+    table = demo_streaming.count(broker, work, with_kill=False)
+    for process in started.values():
+        assert process.stdin is not None
+        process.stdin.close()
+    assert table.total == 40
+    demo_streaming.compare(table, work)
