@@ -317,7 +317,7 @@ class Http:
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         topic = _topic(params, "INVALID_TOPIC")
-        await self._call(self._hub.producer, topic)
+        await self._make(topic)
         defer = None
         if "defer" in params:
             text = params["defer"]
@@ -332,7 +332,7 @@ class Http:
         options = self._options
         _declared(request, options.max_body_size, "BODY_TOO_BIG")
         topic = _topic(params, "INVALID_TOPIC")
-        await self._call(self._hub.producer, topic)
+        await self._make(topic)
         body = await _read(request, options.max_body_size, "BODY_TOO_BIG")
         binary = "binary" in params and params["binary"] not in ("false", "0")
         if binary:
@@ -343,6 +343,11 @@ class Http:
                 raise HttpError(413, "MSG_TOO_BIG")
         await self._publish_many(topic, messages)
         return "OK"
+
+    async def _make(self, topic: str) -> None:
+        """The topic, if it is missing; what is there needs no thread."""
+        if topic.encode() not in self._hub.producers:
+            await self._call(self._hub.producer, topic)
 
     async def _publish_many(self, topic: str, messages: list[bytes]) -> None:
         """All at once; what can never fit into memory, in halves."""
@@ -427,7 +432,7 @@ class Http:
             raise HttpError(400, "MISSING_ARG_CHANNEL")
         if not valid_name(channel):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
-        if self._hub.broker._source().directory.find_topic(topic) is None:
+        if self._hub.broker._handle().find_topic(topic) is None:
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return topic, channel
 

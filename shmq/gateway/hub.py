@@ -88,11 +88,11 @@ class Hub:
         if self.broker._handle().find_topic(topic) is None:
             with noted("create_topic", topic):
                 for channel in self.new_topic(topic):
-                    self.broker.create_channel(topic, channel)
+                    self.create_channel(topic, channel)
                 self.broker.create_topic(topic)
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Make the channel if it is missing, of a topic that there is."""
+        """Make the channel if it is missing."""
         with self._new_channel(topic, channel):
             self.broker.create_channel(topic, channel)
 

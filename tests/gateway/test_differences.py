@@ -308,3 +308,51 @@ def test_profiles(server: Server, kind: str) -> None:
     memory = json.loads(server.http("GET", "/stats?format=json").body)["memory"]
     assert memory["heap_in_use_bytes"] > 0
     assert (memory["next_gc_bytes"] > 0) == (kind == "nsqd")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "header", "value"),
+    [("POST", "/topic/create?topic=t", "Origin", "http://evil.example"),
+     ("GET", "/stats", "Host", "evil.example"),
+     ("GET", "/debug/pprof/", "X-Forwarded-For", "192.0.2.1")],
+)  # fmt: skip
+def test_another_sites_page(
+    server: Server, kind: str, method: str, path: str, header: str, value: str
+) -> None:
+    """And /debug, for who is not on this host."""
+    assert server.http(method, path, **{header: value}).status == (200 if kind == "nsqd" else 403)
+
+
+def test_an_address_that_is_none(start: Start, kind: str) -> None:
+    reply = start().http("PUT", "/config/nsqlookupd_tcp_addresses", b'["nowhere"]')
+    assert reply.status == (200 if kind == "nsqd" else 400)
+
+
+@pytest.mark.parametrize(("line", "status"), [("FOO /stats", 405), ("FOO /x", 404), ("GET *", 405)])
+def test_a_method_that_nobody_knows(server: Server, kind: str, line: str, status: int) -> None:
+    """Is answered alike; then nsqd goes on."""
+    with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
+        sock.sendall(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        with sock.makefile("rb") as file:
+            assert file.readline().startswith(b"HTTP/1.1 %d " % status)
+            headers = dict(iter(lambda: tuple(file.readline().strip().split(b": ", 1)), (b"",)))
+            assert headers[b"Content-Type"] == b"application/json; charset=utf-8"
+            assert headers.get(b"Allow") in (None, b"GET, OPTIONS", b"GET, OPTIONS, POST, PUT")
+            assert (headers.get(b"Connection") == b"close") == (kind == "shmq")
+
+
+def test_more_topics_than_there_may_be(start: Start, kind: str) -> None:
+    server = start(*(["--max-topics=1"] if kind == "shmq" else []))
+    assert server.post("/topic/create", topic="first").status == 200
+    reply = server.post("/topic/create", topic="second")
+    if kind == "nsqd":
+        assert reply.status == 200
+    else:
+        assert (reply.status, reply.message) == (503, "TOO_MANY_TOPICS")
+
+
+def test_passwords_of_urls(start: Start, authority: Authority, kind: str) -> None:
+    where = authority.flag.partition("=")[2]
+    server = start(f"--auth-http-address=http://user:password@{where}/auth")
+    shown = server.http("GET", "/config/auth_http_addresses").body
+    assert (b"password" in shown) == (kind == "nsqd")

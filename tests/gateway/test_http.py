@@ -88,6 +88,13 @@ def test_an_error_is_told(
         ("GET", "/x/..//ping", 301, "Location", "/ping"),
         ("POST", "//pub?topic=t", 307, "Location", "/pub?topic=t"),
         ("GET", "http://proxied/ping", 200, "Content-Length", "2"),
+        ("POST", "//ping", 404, "Content-Length", "23"),
+        ("GET", "//pub", 404, "Content-Length", "23"),
+        ("DELETE", "/Stats", 404, "Content-Length", "23"),
+        ("OPTIONS", "//stats", 404, "Content-Length", "23"),
+        ("PUT", "/config/log_level/", 307, "Location", "/config/log_level"),
+        ("OPTIONS", "*", 200, "Content-Length", "0"),
+        ("PROPFIND", "/pub", 405, "Allow", "OPTIONS, POST"),
     ],
 )
 def test_routes(
@@ -95,6 +102,45 @@ def test_routes(
 ) -> None:
     reply = server.http(method, path)
     assert (reply.status, reply.headers[header]) == (status, value)
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "answer"),
+    [("GET /ping HTTP/1.1", "", "HTTP/1.1 400 Bad Request: missing required Host header"),
+     ("GET /ping HTTP/1.0", "", "HTTP/1.0 200 OK"),
+     ("GET /ping HTTP/2.0", "Host: localhost\r\n",
+      "HTTP/1.1 505 HTTP Version Not Supported: unsupported protocol version"),
+     ("GET /ping HTTP/1.x", "Host: localhost\r\n", "HTTP/1.1 400 Bad Request"),
+     ("G(T /ping HTTP/1.1", "Host: localhost\r\n", "HTTP/1.1 400 Bad Request"),
+     ("hello", "", "HTTP/1.1 400 Bad Request")],
+)  # fmt: skip
+def test_what_is_no_request(server: Server, line: str, headers: str, answer: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
+        sock.sendall(f"{line}\r\n{headers}\r\n".encode())
+        with sock.makefile("rb") as file:
+            head, _, body = file.read().decode().partition("\r\n\r\n")
+    assert head.split("\r\n")[0] == answer
+    if " 200 " not in answer:
+        assert "Content-Type: text/plain; charset=utf-8\r\nConnection: close" in head
+        assert body == answer.partition(" ")[2]
+
+
+def test_a_long_answer_comes_in_chunks(server: Server, topic: str) -> None:
+    """As Go's server sends what is above 2 KiB."""
+    for number in range(30):
+        server.post("/topic/create", topic=f"{topic}-{number}")
+    for path in ("/stats", "/stats?format=json"):
+        headers = server.http("GET", path).headers
+        assert headers["Transfer-Encoding"] == "chunked"
+        assert "Content-Length" not in headers
+    for path in ("/info", "/ping", "/none"):
+        assert "Content-Length" in server.http("GET", path).headers
+
+
+def test_nobody_says_what_it_was_made_with(server: Server) -> None:
+    for method, path in (("GET", "/ping"), ("GET", "/none"), ("POST", "/stats"), ("FOO", "/stats"),
+                         ("GET", "/debug/pprof/"), ("OPTIONS", "*")):  # fmt: skip
+        assert "Server" not in server.http(method, path).headers
 
 
 def test_ping_and_info(server: Server) -> None:
