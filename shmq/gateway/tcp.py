@@ -23,6 +23,8 @@ _BUSY_BUFFER: Final = 256 << 10
 _HANDSHAKE_SECONDS: Final = 5.0
 #: How long a closing connection waits for its last bytes to be taken.
 _LAST_WORDS_SECONDS: Final = 5.0
+#: A client whose compressed bytes take longer than this is asked whether it is there, so often.
+_ASK_EVERY: Final = 1.0
 #: Bytes of one read below a layer.
 _SCRATCH: Final = 64 << 10
 #: Takes for one connection before the others of the process have their turn.
@@ -51,13 +53,14 @@ class Connection(asyncio.BufferedProtocol):
         self._timer_at = 0.0
         self._full_since = 0.0  # when the socket would not take more; 0: it does
         self._eof = self._lost = self._stopped = self._again = self._watched = False
-        self._working = self._pulled = self._paused = self._behind = self._asked = False
+        self._working = self._pulled = self._paused = self._behind = False
         self._shed = False
         self._job: Any = None
         self._login: asyncio.Future[Any] | None = None
         self._handshake_until = 0.0
         self.held = 0
         """Bytes in its buffers when they were last counted."""
+        self._pushed_at = self._asked_at = -_ASK_EVERY
         self._peer: select.poll | None = None  # once what it sent last takes more than a turn
 
     # ---- asyncio calls ----
@@ -88,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._stack is not None:
             self._stack.push(bytes(self._scratch[:nbytes]))
+            self._pushed_at = self._loop.time()
             self._work()
             return
         self._end += nbytes
@@ -214,17 +218,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def _look_after_peer(self) -> None:
         """Nothing is read while the session is behind, so whether the client is still there is
-        asked here. A client that only sends no more waits for answers; it can be told from one that
-        has closed by a frame to it, which the system of one that has closed resets."""
+        asked here. The system of a client that has closed says so only behind what it sent before,
+        and a client that only sends no more waits for its answers; but a frame that comes to one
+        that has closed is answered with a reset."""
         if self._peer is None:
             self._peer = select.poll()
             self._peer.register(self._transport.get_extra_info("socket"), select.POLLRDHUP)
-        for _, events in self._peer.poll(0):
-            if events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-                self.session.abort()
-            elif not self._asked:
-                self._asked = True
-                self.session.ask()
+        events = sum(events for _, events in self._peer.poll(0))
+        now = self._loop.time()
+        if events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+            self.session.abort()
+        elif (events or now - self._pushed_at >= _ASK_EVERY) and now - self._asked_at >= _ASK_EVERY:
+            self._asked_at = now
+            self.session.ask()
 
     def _work(self) -> None:
         """Everything there is to do now: input, delivery, output, and what to wait for next."""

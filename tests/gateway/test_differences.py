@@ -3,7 +3,8 @@
 Elsewhere: client certificates are `test_values.test_tls_auth_require` and
 `test_services.test_a_required_certificate_is_verified`, order and delays over a stop
 `test_appendix.test_21...`, pauses in nsqd.dat `test_values.test_pause_metadata`, requests that come
-by halves `test_hostile.test_a_request_has_its_time`.
+by halves `test_hostile.test_a_request_has_its_time`, commands that stall
+`test_session.test_a_command_has_its_time`.
 """
 
 from __future__ import annotations
@@ -285,6 +286,42 @@ def test_the_window_of_latencies(start: Start, kind: str) -> None:
     else:
         time.sleep(1.5)
         assert count() == 1
+
+
+def test_output_buffering(start: Start, kind: str) -> None:
+    """TestOutputBuffering of nsqd: a message smaller than the buffer waits for the buffer's
+    timeout. Not for others that are not there, here."""
+    server = start("--max-output-buffer-timeout=1h")
+    client = server.connect()
+    began = time.monotonic()
+    wait = 700 if kind == "nsqd" else 3_600_000
+    wishes = {"output_buffer_size": 65536, "output_buffer_timeout": wait}
+    assert client.identify(heartbeat_interval=60_000, **wishes) == OK
+    client.pub("t", b"x")
+    client.sub("t", "c", 10)
+    client.delivery()
+    assert time.monotonic() - began >= 0.65 or kind == "shmq"
+
+
+def test_a_second_compression(client: Client, kind: str) -> None:
+    client.identify(feature_negotiation=True, deflate=True)
+    to, out = (zlib.compressobj(6, zlib.DEFLATED, -15), zlib.decompressobj(-15))
+    words = b'{"feature_negotiation":true,"deflate":true}'
+    client.send(to.compress(b"IDENTIFY\n" + sized(words)) + to.flush(zlib.Z_SYNC_FLUSH))
+    text = b"E_INVALID cannot IDENTIFY with deflate in current state (already upgraded)"
+    wanted = b'"deflate":true' if kind == "nsqd" else text
+    plain = out.decompress(client.held())
+    while wanted not in plain:
+        data = client.sock.recv(65536)
+        assert data, plain
+        plain += out.decompress(data)
+
+
+def test_long_names(server: Server, client: Client, topic: str, kind: str) -> None:
+    client.identify(client_id="x" * 600)
+    client.sub(topic, "c")
+    shown = server.channel(topic, "c")["clients"][0]["client_id"]
+    assert len(shown) == (600 if kind == "nsqd" else 512)
 
 
 def test_plain_http_to_https(start: Start, certificate: tuple[str, str], kind: str) -> None:

@@ -461,6 +461,7 @@ def test_who_has_gone_is_not_worked_for(
     process = worker(server)
     files = process.num_fds()
     client = packed(server)
+    assert client.held() or client.sock.recv(100)  # so that it closes without a reset
     to = packer()
     block = to.compress(b"NOP\n" * (1 << 18)) + to.flush(zlib.Z_FULL_FLUSH)  # may be repeated
     client.sock.settimeout(0.5)
@@ -472,7 +473,7 @@ def test_who_has_gone_is_not_worked_for(
     client.close()
     eventually(lambda: process.num_fds() <= files)
     eventually(lambda: is_idle(process))
-    assert spent(process) - before < 2
+    assert spent(process) - before < 6
 
 
 def test_half_closed_while_it_is_behind(server: Server, topic: str) -> None:

@@ -106,16 +106,6 @@ def test_empty_command(client: Client, server: Server) -> None:
 # ---- delivery ----
 
 
-def test_output_buffering(client: Client, topic: str) -> None:
-    """TestOutputBuffering: a message smaller than the buffer waits for the buffer's timeout."""
-    began = time.monotonic()
-    assert client.identify(output_buffer_size=65536, output_buffer_timeout=700) == OK
-    client.pub(topic, b"x")
-    client.sub(topic, "c", 10)
-    client.delivery()
-    assert time.monotonic() - began >= 0.65
-
-
 def test_client_msg_timeout(client: Client, server: Server, topic: str) -> None:
     """TestClientMsgTimeout."""
     assert client.identify(msg_timeout=1000) == OK
