@@ -16,6 +16,7 @@ import enum
 import errno
 import mmap
 import os
+import stat
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -860,10 +861,17 @@ def _map(fd: int, what: str) -> mmap.mmap:
 
 def data_path_left(instance: str) -> str:
     """Where an instance whose supervisor is dead has its files; "" if there is none, or that is not
-    known or not ours to read."""
+    known or not ours to read.
+
+    Whoever may attach can have written there: only a directory of this user is believed, so that
+    nobody has us write through links of his own.
+    """
     with contextlib.suppress(ShmqError, OSError), open_readonly(instance) as source:
-        if not supervisor_alive(source.directory):
-            return source.directory.data_path
+        path = source.directory.data_path
+        if path and not supervisor_alive(source.directory):
+            status = os.stat(path)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid in (os.geteuid(), 0):
+                return path
     return ""
 
 

@@ -14,7 +14,7 @@ import click
 
 from shmq import layout, segments
 from shmq.cli import OK, complete_instance, json_option, stale
-from shmq.cli.output import patience, print_json, print_rows, size
+from shmq.cli.output import patience, print_json, print_rows, printable, size
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.names import check_instance
 
@@ -137,7 +137,7 @@ def _row(item: Instance) -> list[str]:
         shown(item.queues),
         shown(item.messages),
         size(item.nbytes),
-        item.data_path or "-",
+        printable(item.data_path or "-"),
     ]
 
 
@@ -191,11 +191,12 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         print_json({"instance": instance, "removed": count, "data_path": found.data_path,
                     "data_path_removed": is_removed})  # fmt: skip
         return OK
+    where = printable(found.data_path or "")
     click.echo(f"removed {count} object{'' if count == 1 else 's'} of shared memory", nl=False)
     if found.data_path is None:
         click.echo()
     else:
-        click.echo(f" and {own}" if is_removed else f"; its files stay in {found.data_path}")
+        click.echo(f" and {own}" if is_removed else f"; its files stay in {where}")
     return OK
 
 

@@ -110,10 +110,11 @@ def command_name(pid: int, room: int) -> str:
             name = " ".join(rest[1:2])
         elif rest and "-c" not in words[:-1]:
             name = os.path.basename(rest[0])
-    return shorten(_printable(name), room)
+    return shorten(printable(name), room)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A name or path for a terminal: what moves its cursor is escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 

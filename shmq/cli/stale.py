@@ -29,7 +29,7 @@ import psutil
 
 from shmq import layout, ownership, segments, stats
 from shmq.cli.host import check_data_path, data_path_of, number
-from shmq.cli.output import age, size
+from shmq.cli.output import age, printable, size
 from shmq.cli.report import Finding, ok, problem
 from shmq.cli.segment import boot_id
 from shmq.errors import Gone, LayoutMismatch, ShmqError
@@ -336,7 +336,7 @@ def _without_supervisor(
         text = f"its supervisor (pid {pid}) is dead; clients go on with what is in memory, "
         return problem("supervisor", f"{text}nothing else happens", remedy)
     text = f"left by an embedded broker whose process has ended (supervisor pid {pid}), with "
-    text += f"{found.messages} messages, files in {path}"
+    text += f"{found.messages} messages, files in {printable(path)}"
     if found.messages:
         return problem("supervisor", text, remedy)
     finding = problem("supervisor", text, f"shmq doctor --fix, or shmq rm {name}")

@@ -27,7 +27,7 @@ from shmq.cli import (
     stale,
 )
 from shmq.cli.instances import Instance, print_table, survey
-from shmq.cli.output import age, command_name, format_rows, patience, print_json, shorten
+from shmq.cli.output import age, command_name, format_rows, patience, print_json, printable, shorten
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
 _COUNTERS = ("message_count", "delivered", "requeue_count", "timeout_count")
@@ -362,7 +362,7 @@ def _percentiles(queue: ChannelStats) -> list[str]:
 
 def _troubles(taken: BrokerStats) -> list[str]:
     """What is wrong beside the supervisor, of which the headline tells."""
-    found = taken.trouble[0 if taken.supervisor_alive else 1 :]
+    found = [printable(text) for text in taken.trouble[0 if taken.supervisor_alive else 1 :]]
     since = taken.disk_trouble_since
     if since is not None and found:
         found[0] += f" (for {age(max(time.time() - since, 0))})"

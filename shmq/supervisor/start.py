@@ -257,18 +257,21 @@ def check_data_path(directory: Directory, options: Options) -> None:
         _log.warning("the files of instance %s were moved from %s to %s; going on there",
                      options.instance, recorded, given)  # fmt: skip
         return
+    quoted = shlex.quote(recorded)
+    is_there = os.path.isdir(recorded)
+    recorded = recorded if recorded.isprintable() else ascii(recorded)
     instead = f"{given}, the current directory," if not options.data_path else given
-    if os.path.isdir(recorded):
+    if is_there:
         raise ShmqError(
             f"instance {options.instance!r} has its files in {recorded}, so {instead} cannot be "
-            f"its data path: give --data-path={shlex.quote(recorded)}, or move all files from "
+            f"its data path: give --data-path={quoted}, or move all files from "
             f"there to {given} first"
         )
     raise ShmqError(
         f"instance {options.instance!r} has its files in {recorded}, which is not there any more, "
         f"and {instead} does not have them: mount or restore it, or give the directory that they "
         "were moved to (--data-path); to go on without what was on disk: mkdir "
-        f"{shlex.quote(recorded)}, then --data-path={shlex.quote(recorded)}"
+        f"{quoted}, then --data-path={quoted}"
     )
 
 

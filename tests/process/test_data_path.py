@@ -155,6 +155,21 @@ def test_the_same_directory_may_have_another_name(
     all_come(instance, link, left)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_is_not_written_to_because_the_segment_says_so(
+    left: list[bytes], start: Start, instance: str, data_path: Path, tmp_path: Path
+) -> None:
+    os.chown(data_path, 65534, 65534)
+    elsewhere, before = tmp_path / "elsewhere", dat_files(data_path)
+    elsewhere.mkdir()
+    refused = start("--drain", cwd=elsewhere)
+    assert refused.wait() == 1
+    assert f"--data-path={data_path}" in refused.errors
+    assert dat_files(data_path) == before
+    assert os.listdir(elsewhere) == []
+    all_come(instance, data_path, left)  # whoever names it has looked at it
+
+
 def leave_an_embedded_one(instance, state):
     os.environ["XDG_STATE_HOME"] = state
     broker = shmq.Broker(instance=instance)
