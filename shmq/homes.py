@@ -44,11 +44,8 @@ def parent() -> Path | None:
 
 
 def is_own(path: str | os.PathLike[str], instance: str) -> bool:
-    """Whether an embedded broker of this name made this directory for itself."""
-    name, above = Path(path).name, Path(path).parent
-    if above == parent() or above.name == "shmq":
-        return name == instance or name.startswith(f"{instance}-")
-    return name.startswith(f"shmq-{instance}-")
+    """Whether this is the directory that `opened` gives to the instance."""
+    return Path(path) == (parent() or Path()) / instance
 
 
 @contextlib.contextmanager

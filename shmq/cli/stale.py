@@ -12,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import re
 import resource
 import shlex
 import signal
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -33,7 +35,6 @@ from shmq.cli.output import age, printable, size
 from shmq.cli.report import Finding, ok, problem
 from shmq.cli.segment import boot_id
 from shmq.errors import Gone, LayoutMismatch, ShmqError
-from shmq.homes import is_own
 from shmq.layout import Ready
 from shmq.names import valid_instance
 from shmq.ownership import NotTrusted
@@ -332,7 +333,7 @@ def _without_supervisor(
         f"messages in memory to disk: shmq serve --drain --instance {name}; or throw it away: "
         f"shmq rm {name}"
     )
-    if not is_own(path, name) or _in_use(objects) is not False:
+    if not is_own_path(path, name, objects[0].uid) or _in_use(objects) is not False:
         text = f"its supervisor (pid {pid}) is dead; clients go on with what is in memory, "
         return problem("supervisor", f"{text}nothing else happens", remedy)
     text = f"left by an embedded broker whose process has ended (supervisor pid {pid}), with "
@@ -516,9 +517,22 @@ _BROKERS_FILE = re.compile(
 )
 
 
+def is_own_path(path: str, instance: str, uid: int) -> bool:
+    """Whether an embedded broker of this user and name, which was given no data path, has its files
+    in such a place."""
+    place, state = Path(path), os.environ.get("XDG_STATE_HOME")
+    if place.parent == Path(tempfile.gettempdir()):
+        return place.name.startswith(f"shmq-{instance}-")
+    homes = [Path(state) / "shmq"] if state else []
+    with contextlib.suppress(KeyError):
+        homes.append(Path(pwd.getpwuid(uid).pw_dir) / ".local/state/shmq")
+    pattern = rf"{re.escape(instance)}(-\w{{8}})?"
+    return place.parent in homes and re.fullmatch(pattern, place.name) is not None
+
+
 def own_directory(instance: str, data_path: str | None, uid: int) -> str | None:
     """The data path, if an embedded broker of this user made it for itself and it is there."""
-    if not data_path or not is_own(data_path, instance):
+    if not data_path or not is_own_path(data_path, instance, uid):
         return None
     with contextlib.suppress(OSError):
         status = os.lstat(data_path)

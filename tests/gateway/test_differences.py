@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from authority import Authority
 from peers import peer
 from processes import WATCHDOG, eventually
 from wire import ERROR, OK, Client, Server, drop_in, mpub, sized

@@ -20,7 +20,7 @@ from processes import serve as serve_child
 
 import shmq
 from shmq import cli, layout, segments
-from shmq.cli import stale
+from shmq.cli import instances, stale
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -66,7 +66,7 @@ def test_instances_are_listed_as_they_are(
     assert found is not None
     nbytes = found.pop("shm_bytes")
     assert nbytes == sum(
-        os.stat(stale.path_of(item)).st_blocks * 512 for item in segments.list_objects(instance)
+        os.stat(instances.file_of(item)).st_blocks * 512 for item in segments.list_objects(instance)
     )
     assert found == {
         "v": 1, "instance": instance, "state": "running", "uid": os.getuid(),
@@ -201,8 +201,11 @@ def leave(instance, state, messages):
 
 
 @pytest.fixture
-def embedded(child: Callable[..., Child], instance: str, tmp_path: Path) -> Callable[[int], Path]:
+def embedded(
+    child: Callable[..., Child], instance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], Path]:
     """`embedded(messages)`: leave a killed embedded broker; the directory it made for itself."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def left(messages: int) -> Path:
         runner = child(leave, instance, str(tmp_path), messages)
@@ -251,8 +254,11 @@ def test_doctor_removes_an_embedded_broker_only_if_it_holds_nothing(
     assert list(path.glob("t:c.diskqueue.*.dat"))
 
 
-def test_a_name_from_shared_memory_removes_nothing_of_another(tmp_path: Path) -> None:
-    own = tmp_path / "shmq" / "x-abc"
+def test_a_name_from_shared_memory_removes_nothing_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    own = tmp_path / "shmq" / "x-abcdefgh"
     own.mkdir(parents=True)
     for name in ("nsqd.dat", "t:c.diskqueue.000000.dat", "t.deferred.000001.dat", "a.tmp"):
         (own / name).touch()
@@ -262,6 +268,10 @@ def test_a_name_from_shared_memory_removes_nothing_of_another(tmp_path: Path) ->
     assert stale.own_directory("y", str(own), uid) is None
     assert stale.own_directory("x", str(own), uid + 1) is None
     assert stale.own_directory("x", str(tmp_path), uid) is None
+    assert not stale.is_own_path("/var/lib/shmq/x", "x", uid)  # a service's
+    assert not stale.is_own_path("/var/lib/shmq/x-abcdefgh", "x", uid)
+    assert stale.is_own_path(f"{tmp_path}/shmq/x", "x", uid)
+    assert not stale.is_own_path(f"{tmp_path}/shmq/../x", "x", uid)
     assert not stale.remove_own_directory(str(own), uid + 1)
     assert len(list(own.iterdir())) == 5
     assert not stale.remove_own_directory(str(own), uid)
