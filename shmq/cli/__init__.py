@@ -175,6 +175,24 @@ class _Commands(click.Group):
             formatter.write_dl(rows)
 
 
+class Grouped(click.Command):
+    """A command with so many options that its help has them under titles, as `options.py` has
+    them."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Its own options first."""
+        from shmq.options import OPTIONS
+
+        sections: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(context):
+            record, known = parameter.get_help_record(context), OPTIONS.get(parameter.name or "")
+            if record is not None:
+                sections.setdefault(known.group if known else "", []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(f"Options ({title})" if title else "Options"):
+                formatter.write_dl(rows)
+
+
 _EPILOG = """\b
 Examples:
   shmq serve --instance jobs --data-path /var/lib/jobs    run a broker

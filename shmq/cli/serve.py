@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 from shmq import __version__, interpreter, segments
-from shmq.cli import ERROR
+from shmq.cli import ERROR, Grouped
 from shmq.errors import ShmqError
 from shmq.gateway import access, listen
 from shmq.logs import set_log_level, set_up_logging
@@ -100,7 +100,7 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
         context.exit()
 
 
-@click.command()
+@click.command(cls=Grouped)
 @_add_options
 @click.option(
     "--nsqd",

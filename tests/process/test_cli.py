@@ -19,6 +19,7 @@ from processes import NO_GATEWAY, Child, answers, eventually
 
 import shmq
 from shmq import segments
+from shmq.options import OPTIONS
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -234,6 +235,16 @@ def test_a_supervisor_in_another_pid_namespace_is_not_called_dead(
         )
     finally:
         server.go_on()
+
+
+def test_the_options_of_serve_are_under_titles() -> None:
+    text = run("serve", "--help").stdout.decode()
+    titles = re.findall(r"^Options(?: \((.+)\))?:$", text, re.M)
+    assert titles[0] == ""
+    assert len(titles) == len(set(titles)) > 4
+    assert text.index("--drain") < text.index(f"({titles[1]})") < text.index("--mem-queue-size")
+    for option in OPTIONS.values():
+        assert len(re.findall(rf"^  {option.flag} ", text, re.M)) == 1, option.flag
 
 
 def test_summaries_are_whole(instance: str) -> None:
