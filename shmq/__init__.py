@@ -111,10 +111,11 @@ _HOMES = {
     "shmq.stats": ("BrokerStats", "ChannelStats", "ClientStats", "SessionStats", "TopicStats"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {*_HOMES, "shmq.names", "shmq.options", "shmq.segments", "shmq.storage"}
 
 
 def __getattr__(name: str) -> Any:
-    if f"shmq.{name}" in _HOMES:  # a module, which the import makes an attribute
+    if f"shmq.{name}" in _MODULES:  # a module, which the import makes an attribute
         return importlib.import_module(f"shmq.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
