@@ -1,11 +1,15 @@
 """shmq: a message broker for one host, with the data path in shared memory.
 
-with shmq.Broker(data_path="...") as broker:       # embedded: starts a supervisor
-    broker.producer("topic").publish(b"body")
-    message = broker.consumer("topic", "channel").take(timeout=1.0)
-    message.finish()
+    import shmq
 
-broker = shmq.attach("x")                          # join a running instance
+    with shmq.Broker() as broker:                       # embedded: starts a supervisor
+        broker.producer("topic").publish(b"body")
+        joined = shmq.attach(broker.instance)           # as another process does
+        consumer = joined.consumer("topic", "channel")
+        with consumer.take() as message:                # finished at the end, requeued if it raises
+            print(message.body)
+
+`help(shmq.Broker)`, `help(shmq.Producer)` and `help(shmq.Consumer)` say the rest.
 """
 
 from __future__ import annotations
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from shmq.broker import Broker, attach
     from shmq.client import Batch, Consumer, Lease, LeasedBatch, Lessee, Loan, Message, Producer
     from shmq.errors import (
+        BadArgument,
         BadName,
         Full,
         Gone,
@@ -77,8 +82,16 @@ if TYPE_CHECKING:
         ShmqError,
         TooManyClients,
     )
-    from shmq.layout import Peeked
-    from shmq.stats import BrokerStats, ChannelStats, ClientStats, SessionStats, TopicStats
+    from shmq.layout import LeaseEntry, Peeked
+    from shmq.options import OptionError
+    from shmq.stats import (
+        BrokerStats,
+        ChannelStats,
+        ClientStats,
+        Latency,
+        SessionStats,
+        TopicStats,
+    )
 
 #: Public name -> module that has it, imported when it is first asked for: a gateway or a command
 #: that needs few of them starts sooner.
@@ -95,6 +108,7 @@ _HOMES = {
         "Producer",
     ),
     "shmq.errors": (
+        "BadArgument",
         "BadName",
         "Full",
         "Gone",
@@ -107,11 +121,19 @@ _HOMES = {
         "ShmqError",
         "TooManyClients",
     ),
-    "shmq.layout": ("Peeked",),
-    "shmq.stats": ("BrokerStats", "ChannelStats", "ClientStats", "SessionStats", "TopicStats"),
+    "shmq.layout": ("LeaseEntry", "Peeked"),
+    "shmq.options": ("OptionError",),
+    "shmq.stats": (
+        "BrokerStats",
+        "ChannelStats",
+        "ClientStats",
+        "Latency",
+        "SessionStats",
+        "TopicStats",
+    ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = {*_HOMES, "shmq.names", "shmq.options", "shmq.segments", "shmq.storage"}
+_MODULES = {*_HOMES, "shmq.names", "shmq.segments", "shmq.storage"}
 
 
 def __getattr__(name: str) -> Any:
@@ -128,6 +150,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "BadArgument",
     "BadName",
     "Batch",
     "Broker",
@@ -137,8 +160,10 @@ __all__ = [
     "Consumer",
     "Full",
     "Gone",
+    "Latency",
     "LayoutMismatch",
     "Lease",
+    "LeaseEntry",
     "LeaseFenced",
     "LeaseLost",
     "LeasedBatch",
@@ -148,6 +173,7 @@ __all__ = [
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
+    "OptionError",
     "Peeked",
     "Producer",
     "SessionStats",

@@ -9,8 +9,12 @@ Times are nanoseconds here and seconds in the public classes built on top.
 """
 
 import builtins
+import queue
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias, final, overload
+
+import numpy.typing as npt
+from typing_extensions import Buffer  # type checkers know it without the package
 
 __version__: str
 LAYOUT_VERSION: int
@@ -24,11 +28,15 @@ CONSTANTS: dict[str, int]
 #: {status name: (number, exception name, sentence)}
 STATUS: dict[str, tuple[int, str, str]]
 
+#: Anything with a contiguous buffer: bytes, bytearray, memoryview, array, mmap, numpy, Message.
+_Body: TypeAlias = Buffer | npt.NDArray[Any] | Message
+
 class ShmqError(Exception): ...
 class NotRunning(ShmqError): ...
-class Full(ShmqError): ...
+class Full(ShmqError, queue.Full): ...
 class MessageTooBig(ShmqError, ValueError): ...
 class BadName(ShmqError, ValueError): ...
+class BadArgument(ShmqError, ValueError): ...
 class NotInFlight(ShmqError): ...
 class Gone(ShmqError): ...
 class LayoutMismatch(ShmqError): ...
@@ -102,6 +110,10 @@ class Broker:
     def forked(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def stopped(self) -> bool:
+        """Was the instance stopped in order, or is it being stopped? False after detach."""
+
     def supervisor_alive(self) -> bool: ...
     def detach(self, patience: int = ...) -> None:
         """Give back what this client holds and its entry, unmap. Idempotent.
@@ -335,11 +347,11 @@ class Producer:
     def topic(self) -> str: ...
     @property
     def closed(self) -> bool: ...
-    def publish(self, body: Any, defer: float | None = None, timeout: float | None = None) -> str:
+    def publish(self, body: _Body, defer: float | None = None, timeout: float | None = None) -> str:
         """16 hex digits. timeout: seconds to wait for room; None for ever, 0 not at all (Full)."""
 
     def publish_list(
-        self, bodies: Sequence[Any], defer: float | None = None, timeout: float | None = None
+        self, bodies: Sequence[_Body], defer: float | None = None, timeout: float | None = None
     ) -> int:
         """First id as a number; the k-th message has first + 1024 * k. 0: there were none."""
 
@@ -411,7 +423,11 @@ class Producer:
         """(last epoch under the key + 1, or 0; how far it got)."""
 
     def loan(
-        self, nbytes: int, defer: float | None = None, timeout: float | None = None
+        self,
+        nbytes: int,
+        defer: float | None = None,
+        timeout: float | None = None,
+        zero: bool = True,
     ) -> Loan: ...
     def close(self) -> None: ...
 
@@ -420,10 +436,14 @@ class Loan:
     """Context manager: yields a writable memoryview; publishes at the end, cancels on an error.
 
     BufferError, and nothing published, if a slice or array made of the memoryview outlives the
-    block. It is the loan itself that has the buffer, inside the block only.
+    block. It is the loan itself that has the buffer, inside the block only. zero=False: the buffer
+    holds what is there, of other messages.
     """
 
     id: str | None
+    def truncate(self, nbytes: int) -> None:
+        """Publish only so many bytes, from 1 to what was asked for; may be called again."""
+
     def __enter__(self) -> memoryview: ...
     def __exit__(self, *exc: object) -> None: ...
 
@@ -459,7 +479,10 @@ class Consumer:
 
     @property
     def max_in_flight(self) -> int: ...
-    def take(self, timeout: float | None = None) -> Message | None: ...
+    @overload
+    def take(self, timeout: None = None) -> Message: ...
+    @overload
+    def take(self, timeout: float | None) -> Message | None: ...
     def take_many(self, n: int, timeout: float | None = None) -> Any:
         """A batch_type with 1 to n messages, or an empty one after the timeout."""
 
@@ -525,6 +548,7 @@ class Message:
 
     A body of up to 4096 bytes is copied when it is taken; a longer one when it is first asked for,
     which raises NotInFlight if the message is no longer in flight. Exports its body as a buffer.
+    With: finish(), or requeue() after an error, unless it was settled in the block.
     """
 
     @property
@@ -541,6 +565,10 @@ class Message:
     def requeue(self, delay: float = 0.0) -> None: ...
     def touch(self) -> None: ...
     def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def __reduce__(self) -> NoReturn:
+        """TypeError: only the process that took it can settle it."""
 
 class Batch:
     """Deliveries taken together; bodies copied once into one Arrow-shaped buffer.

@@ -17,13 +17,15 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Self, TypeVar
+from typing import IO, Any, Final, Literal, Self, TypeVar, Unpack
 
 from shmq import _native, homes, interpreter, layout, ownership, segments, stats
 from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
 from shmq.client.disk import Files
+from shmq.client.handle import Reduction
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
+from shmq.keywords import Keywords
 from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
 from shmq.names import check_instance, check_name
 from shmq.options import Options, to_ns
@@ -60,22 +62,30 @@ class Broker:
     supervisor does not start (with the last lines it said).
 
     Any thread may use it. In a forked child it, its producers and its consumers attach anew by
-    themselves at their next call; the supervisor stays the parent's.
+    themselves at their next call; the supervisor stays the parent's. They can be pickled, so handed
+    to `multiprocessing.Process` and pools: what comes out attaches by itself, a broker as a joined
+    one.
+
+    `instance` is its name on this host. In asyncio, `async with`; publish there with timeout=0, or
+    in a thread, as one that waits for room would keep the loop waiting.
     """
+
+    instance: str = ""
 
     def __init__(
         self,
         data_path: str | os.PathLike[str] | None = None,
         instance: str | None = None,
-        **options: Any,
+        **options: Unpack[Keywords],
     ) -> None:
         instance = instance or os.environ.get("SHMQ_INSTANCE") or _unique_instance()
         check_instance(instance)
         options.setdefault("log_level", "warn")
         options.setdefault("audit_log", "")  # nobody reads what its supervisor writes
         options.setdefault("log_prefix", "[shmq] ")
-        for address in ("tcp_address", "http_address", "https_address"):
-            options.setdefault(address, "")  # of the gateway: only for who wants it
+        options.setdefault("tcp_address", "")  # of the gateway: only for who wants it
+        options.setdefault("http_address", "")
+        options.setdefault("https_address", "")
         if data_path is None:
             # a killed supervisor of this name has its files somewhere already
             left = layout.data_path_left(instance)
@@ -171,6 +181,26 @@ class Broker:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        from shmq.client import aio
+
+        await aio.in_thread(self.close)
+
+    def __reduce__(self) -> Reduction:
+        return _rejoin, (self.instance, getattr(self, "owner", None))
+
+    def _reduction(self, kind: str, *settings: Any) -> Reduction:
+        return _open_again, (self.instance, getattr(self, "owner", None), kind, settings)
+
+    def _lessee_again(
+        self, topic: str, channel: str, name: str, lessee: tuple[int, int, int, int]
+    ) -> Lessee:
+        files = functools.partial(self._files, *lessee[:2])
+        return Lessee._same(self._handle(), topic, channel, name, lessee, files)
+
     def __repr__(self) -> str:
         kind = "joined" if self._server is None else "embedded"
         return f"<shmq.Broker {self.instance!r} {kind}{', closed' if self.closed else ''}>"
@@ -204,7 +234,7 @@ class Broker:
         """
         check_name(topic, "topic")
         check_name(channel, "channel")
-        if not 1 <= operator.index(max_in_flight) <= _MOST_IN_FLIGHT:
+        if not 1 <= _whole("max_in_flight", max_in_flight) <= _MOST_IN_FLIGHT:
             raise ValueError(
                 f"max_in_flight must be from 1 to {_MOST_IN_FLIGHT}, not {max_in_flight}"
             )
@@ -239,7 +269,7 @@ class Broker:
         check_name(channel, "channel")
         times: list[int] = []
         for label, seconds in (("ttl", ttl), ("grace", ttl if grace is None else grace)):
-            if seconds is not None and not 0.001 <= seconds <= 1e9:
+            if seconds is not None and not 0.001 <= _number(label, seconds) <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
             times.append(0 if seconds is None else to_ns(seconds))
         ttl_ns, grace_ns = times
@@ -281,7 +311,7 @@ class Broker:
                 raise ValueError(f"msg_timeout must be seconds, None or 'server', not {seconds!r}")
             return 0
         most = int(self._source().directory.limits["max_msg_timeout"])
-        if not 0.001 <= seconds <= most / 1e9:  # not so for a NaN
+        if not 0.001 <= _number("msg_timeout", seconds) <= most / 1e9:  # not so for a NaN
             raise ValueError(
                 f"msg_timeout must be from 0.001 to {most / 1e9:g} seconds (max_msg_timeout), "
                 f"not {seconds}"
@@ -487,12 +517,43 @@ def attach(
     Raises NotRunning, TooManyClients, LayoutMismatch, BadName; ShmqError if its shared memory
     is another user's, with the remedy; ValueError if there is no user `owner`.
     """
-    if not timeout >= 0:
+    if not _number("timeout", timeout) >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
     if owner is not None:
         ownership.uid_of(owner)
     name = check_instance(instance or segments.default_instance())
     return _attach_within(timeout, name, owner=owner)
+
+
+def _rejoin(instance: str, owner: str | int | None) -> Broker:
+    """What a pickled broker becomes: one that is joined, as `attach` does."""
+    named: dict[str, Any] = {} if owner is None else {"owner": owner}
+    return attach(instance, **named)
+
+
+def _open_again(
+    instance: str, owner: str | int | None, kind: str, settings: tuple[Any, ...]
+) -> Producer | Consumer | Lessee:
+    """What a pickled handle becomes. All that a process gets of one instance share an attachment,
+    which ends with the last of them."""
+    broker = _for_handles.get((instance, owner))
+    if broker is None or _has_ended(broker):
+        broker = _for_handles[instance, owner] = _rejoin(instance, owner)
+    if kind == "producer":
+        return broker.producer(*settings)
+    return broker.consumer(*settings) if kind == "consumer" else broker._lessee_again(*settings)
+
+
+def _has_ended(broker: Broker) -> bool:
+    try:
+        return broker.ended
+    except Gone:
+        return True
+
+
+_for_handles: weakref.WeakValueDictionary[tuple[str, str | int | None], Broker] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def attach_gateway(instance: str, timeout: float) -> Broker:
@@ -519,6 +580,22 @@ def _attach_within(
                 raise
             time.sleep(min(pause, left))
     raise AssertionError  # _pauses never ends
+
+
+def _number(name: str, value: float) -> float:
+    """The value of an argument that is seconds. TypeError."""
+    try:
+        return float(value + 0)
+    except TypeError:
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
+
+
+def _whole(name: str, value: int) -> int:
+    """The value of an argument that is a count. TypeError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def _pauses() -> Iterator[float]:

@@ -48,6 +48,8 @@ def valid_instance(name: str) -> bool:
 
 def check_instance(name: str) -> str:
     """`name` itself; BadName if an instance may not be called this."""
+    if not isinstance(name, str):
+        raise TypeError(f"instance must be a name, not {name!r}")
     if not valid_instance(name):
         raise BadName(
             f"instance name {name!r} is not valid: use 1 to 64 of the characters A-Z a-z 0-9 _ . - "

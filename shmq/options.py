@@ -136,8 +136,10 @@ class Option:
         OptionError naming the bounds."""
         if self.kind in (Kind.TEXT, Kind.WORD):
             return self._check_text(value)
+        if isinstance(value, str) and self.kind is Kind.DURATION:
+            return self.check(_parse_duration(self.name, value))
         if isinstance(value, str):
-            return self.parse(value)
+            return self.check(self._convert(self.name, value))
         if self.kind is Kind.SWITCH:
             if not isinstance(value, bool):
                 raise OptionError(f"{self.name} must be true or false, not {value!r}")
@@ -225,12 +227,10 @@ class Option:
             except ValueError:
                 raise OptionError(f"{what} must be numbers, not {text!r}") from None
         base = 8 if self.kind is Kind.MODE else 10
-        if not re.fullmatch(r"[+-]?[0-9]+", text):
-            raise OptionError(f"{what} must be a whole number, not {text!r}")
-        try:
-            return int(text, base)
-        except ValueError:
-            raise OptionError(f"{what} must be an octal number, not {text!r}") from None
+        if not re.fullmatch(r"[+-]?[0-7]+" if base == 8 else r"[+-]?[0-9]+", text):
+            number = "an octal number such as 0660" if base == 8 else "a whole number"
+            raise OptionError(f"{what} must be {number}, not {text!r}")
+        return int(text, base)
 
 
 _SECRET = re.compile(r"secret|token|password")
@@ -314,6 +314,13 @@ _MADE_FROM = {
     "broadcast_address": "the host name",
     "gateway_workers": "one per 2 cores",
 }
+
+
+#: Keywords of others' queues -> the end of the sentence that says what is here instead.
+_OTHERS_NAMES = dict.fromkeys(
+    ("maxsize", "max_size", "maxlen", "max_len", "limit"),
+    ": mem_queue_size is how many messages of a topic or channel wait in memory; more wait on disk",
+)
 
 
 def default_gateway_workers() -> int:
@@ -972,6 +979,7 @@ class Options:
         if unknown:
             close = difflib.get_close_matches(unknown[0], OPTIONS, n=3)
             hint = f": did you mean {' or '.join(close)}?" if close else ""
+            hint = _OTHERS_NAMES.get(unknown[0], hint)
             raise TypeError(f"there is no option {unknown[0]!r}{hint}")
         return cls._of({name: value for name, value in keywords.items() if value is not None})
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import layout
+from shmq.errors import Gone
 from shmq.layout import Array, ClientState, DirectoryView, Kind, LeaseEntry, QueueView, Source
 from shmq.segments import SHM_DIRECTORY
 
@@ -113,7 +114,7 @@ class Latency:
     total_count: int
     """Messages finished since the channel was made, and the sum of their times in ns."""
     total_sum: int
-    buckets: NDArray[np.uint64]
+    buckets: NDArray[np.uint64] = field(repr=False)
     """Counts behind `count`; `bounds()` has each bucket's upper bound in ns."""
 
     @staticmethod
@@ -330,12 +331,13 @@ class BrokerStats:
         return None if room is None else room.f_bavail * room.f_frsize
 
     def topic(self, name: str) -> TopicStats:
-        """The topic of this name. KeyError."""
-        return _named(self.topics, name)
+        """The topic of this name. Gone, also a KeyError."""
+        return _named(self.topics, name, f"topic {name!r} on instance {self.instance!r}")
 
     def channel(self, topic: str, channel: str) -> ChannelStats:
-        """The channel of this name. KeyError."""
-        return _named(self.topic(topic).channels, channel)
+        """The channel of this name. Gone, also a KeyError."""
+        what = f"channel {topic}/{channel} on instance {self.instance!r}"
+        return _named(self.topic(topic).channels, channel, what)
 
     def to_json(
         self,
@@ -390,11 +392,17 @@ class BrokerStats:
         return shown
 
 
-def _named(items: list[_N], name: str) -> _N:
+class _Missing(Gone, KeyError):
+    """As everywhere else, Gone; a KeyError for who looks up a name."""
+
+    __str__ = Exception.__str__  # a KeyError's is the text in quotation marks
+
+
+def _named(items: list[_N], name: str, what: str) -> _N:
     for item in items:
         if item.name == name:
             return item
-    raise KeyError(name)
+    raise _Missing(f"there is no {what}")
 
 
 # ---- reading ----

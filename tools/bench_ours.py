@@ -114,7 +114,7 @@ def _publisher(producer: Any, plan: Plan, form: str) -> tuple[Callable[..., Any]
 
 
 def _write_in_place(producer: Any, data: bytes, timeout: float) -> None:
-    with producer.loan(len(data), timeout=timeout) as buffer:
+    with producer.loan(len(data), timeout=timeout, zero=False) as buffer:  # all of it is written
         buffer[:] = data
 
 

@@ -17,9 +17,24 @@ static int argument_find(const char *function, const argument *expected, Py_ssiz
 	return -1;
 }
 
+/* A new reference to `value` as an int. */
+static PyObject *index_parse(PyObject *value, const char *name)
+{
+	PyObject *number = PyNumber_Index(value);
+
+	if (!number && PyErr_ExceptionMatches(PyExc_TypeError))
+		PyErr_Format(PyExc_TypeError, "%s must be a whole number (int), not %R", name, value);
+	return number;
+}
+
 static int unsigned_parse(PyObject *value, const char *name, uint64_t most, uint64_t *out)
 {
-	*out = PyLong_AsUnsignedLongLong(value);
+	PyObject *number = index_parse(value, name);
+
+	if (!number)
+		return -1;
+	*out = PyLong_AsUnsignedLongLong(number);
+	Py_DECREF(number);
 	if (*out == (uint64_t)-1 && PyErr_Occurred())
 		return -1;
 	if (*out > most) {
@@ -49,6 +64,7 @@ static int text_parse(PyObject *value, const char *name, const char **out)
 
 static int argument_convert(const argument *a, PyObject *value)
 {
+	PyObject *object;
 	uint64_t number;
 	int truth;
 
@@ -71,7 +87,11 @@ static int argument_convert(const argument *a, PyObject *value)
 	case ARGUMENT_U64:
 		return unsigned_parse(value, a->name, UINT64_MAX, a->out);
 	case ARGUMENT_I64:
-		*(int64_t *)a->out = PyLong_AsLongLong(value);
+		object = index_parse(value, a->name);
+		if (!object)
+			return -1;
+		*(int64_t *)a->out = PyLong_AsLongLong(object);
+		Py_DECREF(object);
 		return PyErr_Occurred() ? -1 : 0;
 	case ARGUMENT_TEXT_OR_NONE:
 		if (value == Py_None) {

@@ -51,6 +51,13 @@ bool broker_usable(broker_object *self, const char *tried)
 	return false;
 }
 
+int broker_gone(broker_object *self, int status)
+{
+	bool stopped = status == SHMQ_GONE && self->handle && shmq_broker_stopped(self->handle);
+
+	return stopped ? CORE_STOPPED : status;
+}
+
 bool attempt_waits(attempt *a)
 {
 	if (a->timeout == 0 || a->timeout == FOR_EVER)
@@ -416,9 +423,16 @@ static PyObject *broker_request(broker_object *self, PyObject *const *args, Py_s
 		if (self->handle) /* not detached meanwhile */
 			shmq_request_end(self->handle, ticket);
 	}
-	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "%s '%s%s%s' on '%U'", request_text(kind),
-		                    topic, channel ? "/" : "", channel ? channel : "", self->instance);
+	if (status != SHMQ_OK) {
+		const char *name = PyUnicode_AsUTF8AndSize(self->instance, NULL);
+		char start[128];
+
+		PyOS_snprintf(start, sizeof(start), "start one with `shmq serve --instance %s`",
+		              name ? name : "NAME");
+		return raise_status(self->state, status, status == SHMQ_NOT_RUNNING ? start : NULL,
+		                    "%s '%s%s%s' on '%U'", request_text(kind), topic, channel ? "/" : "",
+		                    channel ? channel : "", self->instance);
+	}
 	Py_RETURN_NONE;
 }
 
@@ -498,10 +512,17 @@ static PyMethodDef broker_methods[] = {
 	{NULL, NULL, 0, NULL},
 };
 
+static PyObject *broker_stopped(broker_object *self, void *unused)
+{
+	(void)unused;
+	return PyBool_FromLong(self->handle && shmq_broker_stopped(self->handle));
+}
+
 static PyGetSetDef broker_properties[] = {
 	{"client", (getter)broker_client, NULL, "Index of the client entry.", NULL},
 	{"forked", (getter)broker_forked, NULL, "Does the handle belong to the parent?", NULL},
 	{"closed", closed_get, NULL, "Was detach called?", (void *)offsetof(broker_object, closed)},
+	{"stopped", (getter)broker_stopped, NULL, "Was the instance stopped in order?", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

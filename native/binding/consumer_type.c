@@ -113,7 +113,8 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 	case SHMQ_FORKED:
 		return consumer_reopen(self) ? 1 : -1;
 	}
-	raise_status(self->state, status, NULL, "take from '%U/%U'", self->topic, self->channel);
+	raise_status(self->state, broker_gone(self->broker, status), NULL, "take from '%U/%U'",
+	             self->topic, self->channel);
 	return -1;
 }
 
@@ -221,6 +222,13 @@ static PyObject *consumer_take_many(consumer_object *self, PyObject *const *args
 	return again == 0 ? batch_new(self, NULL, 0) : batch;
 }
 
+/* Is there nothing to come any more, and nothing wrong? */
+static bool consumer_ended(consumer_object *self)
+{
+	return self->closed || self->broker->closed ||
+	       broker_gone(self->broker, SHMQ_GONE) == CORE_STOPPED;
+}
+
 static PyObject *consumer_next(consumer_object *self)
 {
 	PyObject *message;
@@ -228,9 +236,9 @@ static PyObject *consumer_next(consumer_object *self)
 	if (self->handle && (self->closed || self->broker->closed))
 		return NULL;
 	message = take_one(self, FOR_EVER);
-	if (!message && (self->closed || self->broker->closed) &&
-	    PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]))
-		PyErr_Clear(); /* closed while it waited: the iteration ends */
+	if (!message && self->handle &&
+	    PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]) && consumer_ended(self))
+		PyErr_Clear(); /* closed, or the broker stopped, while it waited: the iteration ends */
 	return message;
 }
 
@@ -265,6 +273,7 @@ PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint
 	char id[17] = "";
 
 	id_hex(first, id);
+	status = broker_gone(self->broker, status);
 	if (epoch != self->epoch || (self->broker->handle && shmq_broker_forked(self->broker->handle)))
 		hint = "the parent process took it, only that one can settle it";
 	else if (self->closed || self->broker->closed)

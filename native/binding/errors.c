@@ -9,8 +9,6 @@ static const char *hint_of(int status)
 	switch (status) {
 	case SHMQ_FULL:
 		return "add consumers, wait longer (timeout=) or raise mem_queue_size";
-	case SHMQ_TOO_BIG:
-		return "send less at once, or raise max_msg_size or arena_size";
 	case SHMQ_BAD_NAME:
 		return "use 1 to 64 of . a-z A-Z 0-9 _ -, with #ephemeral at the end if wanted";
 	case SHMQ_NOT_IN_FLIGHT:
@@ -31,6 +29,8 @@ static const char *hint_of(int status)
 		return "delete topics or channels that are not needed";
 	case SHMQ_CLOSED:
 		return "make a new one";
+	case CORE_STOPPED:
+		return "attach again when it runs; what was not finished is handed out then";
 	case SHMQ_CORRUPT:
 		return "stop the instance with `shmq serve --drain` and start it again";
 	case SHMQ_AGAIN:
@@ -66,6 +66,8 @@ static bool has_why(int status)
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...)
 {
 	const char *why = has_why(status) ? shmq_why() : "";
+	const char *sentence = status == CORE_STOPPED ? "the broker was stopped"
+	                                              : shmq_status_sentence(status);
 	PyObject *what, *message;
 	va_list list;
 
@@ -78,8 +80,10 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 	va_end(list);
 	if (!what)
 		return NULL;
-	message = PyUnicode_FromFormat("%U: %s%s%s%s%s", what, shmq_status_sentence(status),
+	message = PyUnicode_FromFormat("%U: %s%s%s%s%s", what, sentence,
 	                               *why ? ": " : "", why, *hint ? "; " : "", hint);
+	if (status == CORE_STOPPED)
+		status = SHMQ_GONE;
 	if (message)
 		PyErr_SetObject(status <= 0 && status > -STATUSES ? state->exceptions[-status]
 		                                                  : state->error,
@@ -91,32 +95,58 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 
 /* ---- the classes ---------------------------------------------------------------------------- */
 
+enum also { NOTHING, VALUE_ERROR, QUEUE_FULL };
+
 static const struct {
 	const char *name, *doc;
-	bool value; /* also a ValueError */
+	enum also also; /* its other base */
 } classes[] = {
-	{"NotRunning", "No supervisor is running.", false},
-	{"Full", "There is no room for the message, and none came in time.", false},
-	{"MessageTooBig", "The message or batch can never fit.", true},
-	{"BadName", "Not a valid topic or channel name.", true},
-	{"NotInFlight", "The message is not in flight to this consumer (any more).", false},
-	{"Gone", "The topic, channel or broker was deleted, or the handle closed.", false},
-	{"LayoutMismatch", "The segment was not made by this version of shmq.", false},
-	{"TooManyClients", "Every client entry is taken.", false},
-	{"LeaseLost", "The lease is not held any more: its time was over, or it was ended.", false},
-	{"LeaseFenced", "Somebody else leases under this name now.", false},
-	{"Busy", "A lock is held by a stopped process; internal.", false},
-	{"Forked", "The handle is the parent's; internal.", false},
-	{"NeedBacklog", "The topic has no queue to publish to yet; internal.", false},
+	{"NotRunning", "No supervisor is running.", NOTHING},
+	{"Full", "There is no room for the message, and none came in time.", QUEUE_FULL},
+	{"MessageTooBig", "The message or batch can never fit.", VALUE_ERROR},
+	{"BadName", "Not a valid topic or channel name.", VALUE_ERROR},
+	{"BadArgument", "An argument is out of range.", VALUE_ERROR},
+	{"NotInFlight", "The message is not in flight to this consumer (any more).", NOTHING},
+	{"Gone", "The topic, channel or broker was deleted or stopped, or the handle closed.", NOTHING},
+	{"LayoutMismatch", "The segment was not made by this version of shmq.", NOTHING},
+	{"TooManyClients", "Every client entry is taken.", NOTHING},
+	{"LeaseLost", "The lease is not held any more: its time was over, or it was ended.", NOTHING},
+	{"LeaseFenced", "Somebody else leases under this name now.", NOTHING},
+	{"Busy", "A lock is held by a stopped process; internal.", NOTHING},
+	{"Forked", "The handle is the parent's; internal.", NOTHING},
+	{"NeedBacklog", "The topic has no queue to publish to yet; internal.", NOTHING},
 };
 #define CLASSES (sizeof(classes) / sizeof(*classes))
 #define INTERNAL 3
 
+/* So that code written for queue.Queue or multiprocessing.Queue finds its exception. */
+static PyObject *queue_full(void)
+{
+	PyObject *queue = PyImport_ImportModule("queue");
+	PyObject *full = queue ? PyObject_GetAttrString(queue, "Full") : NULL;
+
+	Py_XDECREF(queue);
+	return full;
+}
+
+static PyObject *class_bases(module_state *state, enum also also)
+{
+	PyObject *full, *bases;
+
+	if (also == NOTHING)
+		return PyTuple_Pack(1, state->error);
+	if (also == VALUE_ERROR)
+		return PyTuple_Pack(2, state->error, PyExc_ValueError);
+	full = queue_full();
+	bases = full ? PyTuple_Pack(2, state->error, full) : NULL;
+	Py_XDECREF(full);
+	return bases;
+}
+
 static PyObject *class_new(module_state *state, unsigned k)
 {
 	bool internal = k >= CLASSES - INTERNAL;
-	PyObject *bases = classes[k].value ? PyTuple_Pack(2, state->error, PyExc_ValueError)
-	                                   : PyTuple_Pack(1, state->error);
+	PyObject *bases = class_bases(state, classes[k].also);
 	PyObject *class = NULL;
 	char name[64];
 

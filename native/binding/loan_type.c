@@ -8,6 +8,8 @@
  */
 #include "module.h"
 
+#include <string.h>
+
 enum loan_state { LOAN_NEW, LOAN_OPEN, LOAN_OVER };
 
 typedef struct loan_object {
@@ -20,6 +22,7 @@ typedef struct loan_object {
 	int64_t defer, timeout;
 	uint32_t exports, epoch;
 	enum loan_state state;
+	bool zero; /* clear the buffer first: it holds what other messages were */
 } loan_object;
 
 static bool loan_ours(const loan_object *self)
@@ -75,7 +78,8 @@ void loans_pending(producer_object *producer, bool last)
 	}
 }
 
-PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout)
+PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout,
+                   bool zero)
 {
 	loan_object *self = PyObject_New(loan_object, producer->state->loan);
 
@@ -90,6 +94,7 @@ PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, in
 	self->exports = 0;
 	self->epoch = 0;
 	self->state = LOAN_NEW;
+	self->zero = zero;
 	return (PyObject *)self;
 }
 
@@ -127,6 +132,12 @@ static void loan_releasebuffer(loan_object *self, Py_buffer *view)
 
 /* ---- with ----------------------------------------------------------------------------------- */
 
+static int loan_clear(shmq_loan *handle, uint64_t length)
+{
+	memset(shmq_loan_data(handle), 0, length);
+	return SHMQ_OK;
+}
+
 static PyObject *loan_enter(loan_object *self, PyObject *unused)
 {
 	producer_object *producer = self->producer;
@@ -146,6 +157,11 @@ static PyObject *loan_enter(loan_object *self, PyObject *unused)
 		if (status != SHMQ_OK && !producer_retry(producer, &a, status))
 			return NULL;
 	} while (status != SHMQ_OK);
+	if (self->zero && self->length < SHMQ_LARGE)
+		status = loan_clear(handle, self->length);
+	else if (self->zero)
+		CORE_WAIT(producer->broker, status, FOR_EVER, LOCK_SLICE_NS,
+		          ((void)until, loan_clear(handle, self->length)));
 	producer->loans++;
 	self->handle = handle;
 	self->epoch = producer->epoch;
@@ -221,7 +237,28 @@ static PyObject *loan_exit(loan_object *self, PyObject *const *args, Py_ssize_t 
 	return failed ? Py_NewRef(Py_None) : result;
 }
 
+static PyObject *loan_truncate(loan_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	uint64_t length;
+
+	if (ARGUMENTS("truncate", 1, {"nbytes", ARGUMENT_U64, &length}) < 0)
+		return NULL;
+	if (self->state != LOAN_OPEN)
+		return PyErr_Format(PyExc_RuntimeError,
+		                    "a loan can be truncated only inside its with block");
+	if (!length || length > self->length)
+		return PyErr_Format(self->producer->state->exceptions[-SHMQ_INVALID],
+		                    "truncate a loan from '%U': nbytes must be from 1 to %llu, not %llu",
+		                    self->producer->topic, (unsigned long long)self->length,
+		                    (unsigned long long)length);
+	shmq_loan_truncate(self->handle, length);
+	Py_RETURN_NONE;
+}
+
 static PyMethodDef loan_methods[] = {
+	METHOD("truncate", loan_truncate, FAST,
+	       "truncate($self, nbytes)\n--\n\nPublish only the first `nbytes` bytes."),
 	METHOD("__enter__", loan_enter, METH_NOARGS, "A writable memoryview."),
 	METHOD("__exit__", loan_exit, METH_FASTCALL, "Publish, or cancel after an error."),
 	{NULL, NULL, 0, NULL},

@@ -37,7 +37,7 @@ PyObject *message_new(consumer_object *consumer, const shmq_message *m)
 	self->message = *m;
 	self->epoch = consumer->epoch;
 	self->exports = 0;
-	self->pinned = false;
+	self->pinned = self->settled = false;
 	return (PyObject *)self;
 }
 
@@ -54,7 +54,7 @@ PyObject *message_of_batch(batch_object *batch, uint32_t index)
 	self->epoch = batch->epoch;
 	self->index = index;
 	self->exports = 0;
-	self->pinned = false;
+	self->pinned = self->settled = false;
 	return (PyObject *)self;
 }
 
@@ -191,9 +191,13 @@ static PyObject *settled(message_object *self, enum settle what, int64_t delay)
 {
 	int status = consumer_settle(self->consumer, self->epoch, what, &self->message, 1, delay, NULL);
 
-	if (self->batch &&
-	    (status == SHMQ_NOT_IN_FLIGHT || (status == SHMQ_OK && what != SETTLE_TOUCH)))
-		batch_settled(self->batch, self->index);
+	if (what != SETTLE_TOUCH || UNLIKELY(status != SHMQ_OK)) {
+		if (LIKELY(status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT)) {
+			self->settled = true;
+			if (self->batch)
+				batch_settled(self->batch, self->index);
+		}
+	}
 	if (LIKELY(status == SHMQ_OK))
 		Py_RETURN_NONE;
 	return settle_raise(self->consumer, status, what, self->epoch, 1, 1, self->message.id);
@@ -221,6 +225,36 @@ static PyObject *message_touch(message_object *self, PyObject *unused)
 {
 	(void)unused;
 	return settled(self, SETTLE_TOUCH, 0);
+}
+
+static PyObject *message_enter(PyObject *self, PyObject *unused)
+{
+	(void)unused;
+	return Py_NewRef(self);
+}
+
+/* As a batch's: finish(), or after an error requeue(), which then does not hide it; nothing if it
+ * was settled in the block. */
+static PyObject *message_exit(message_object *self, PyObject *const *args, Py_ssize_t nargs)
+{
+	bool failed = nargs > 0 && args[0] != Py_None;
+	PyObject *result;
+
+	if (self->batch ? self->batch->settled[self->index] : self->settled)
+		Py_RETURN_NONE;
+	result = settled(self, failed ? SETTLE_REQUEUE : SETTLE_FINISH, 0);
+	if (result || !failed || !PyErr_ExceptionMatches(self->consumer->state->error))
+		return result;
+	PyErr_Clear();
+	Py_RETURN_NONE;
+}
+
+static PyObject *message_reduce(PyObject *self, PyObject *unused)
+{
+	(void)self, (void)unused;
+	return PyErr_Format(PyExc_TypeError,
+	                    "a Message cannot be pickled: only the process that took it can finish it; "
+	                    "send its body (and its id) and finish it here");
 }
 
 /* ---- the rest ------------------------------------------------------------------------------- */
@@ -262,8 +296,12 @@ static PyMethodDef message_methods[] = {
 	METHOD("finish", message_finish, METH_NOARGS,
 	       "finish($self)\n--\n\nDone: never delivered again on this channel."),
 	METHOD("requeue", message_requeue, FAST,
-	       "requeue($self, delay=0.0)\n--\n\nBack to the channel, after `delay` seconds."),
+	       "requeue($self, delay=0.0)\n--\n\nBack to the channel, after `delay` seconds, at most "
+	       "max_req_timeout."),
 	METHOD("touch", message_touch, METH_NOARGS, "touch($self)\n--\n\nA new timeout from now."),
+	METHOD("__enter__", message_enter, METH_NOARGS, "Itself."),
+	METHOD("__exit__", message_exit, METH_FASTCALL, "finish(), or requeue() after an error."),
+	METHOD("__reduce__", message_reduce, METH_NOARGS, "It cannot be pickled."),
 	{NULL, NULL, 0, NULL},
 };
 

@@ -41,6 +41,7 @@ enum {
 #undef X
 };
 #define CORE_RAISED 1 /* beside the core's statuses: a Python exception is set */
+#define CORE_STOPPED 2 /* SHMQ_GONE, because the whole instance was stopped */
 
 /* ---- module state and objects --------------------------------------------------------------- */
 
@@ -148,6 +149,7 @@ typedef struct message_object {
 	uint32_t index;   /* in the batch */
 	uint32_t exports; /* buffers alive */
 	bool pinned;
+	bool settled; /* finished, requeued or lost; of a batch's its own word counts */
 } message_object;
 
 /* ---- calling the core ----------------------------------------------------------------------- */
@@ -265,6 +267,8 @@ PyObject *object_get(PyObject *self, void *offset);
 
 /* broker_type.c */
 bool broker_usable(broker_object *self, const char *tried);
+/* SHMQ_GONE as CORE_STOPPED if that is why; any other status as it is. */
+int broker_gone(broker_object *self, int status);
 /* After SHMQ_NEED_MAP: open and map what is missing. True: try again; false: an exception is set. */
 bool broker_map_missing(broker_object *self, attempt *a);
 /* The result of on_forked(): a new broker and the two numbers a handle is opened with. */
@@ -407,7 +411,8 @@ bool producer_usable(producer_object *self);
 bool producer_retry(producer_object *self, attempt *a, int status);
 
 /* loan_type.c */
-PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout);
+PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout,
+                   bool zero);
 /* Cancel the loans that were dropped while their lock was held elsewhere; last: or let them be. */
 void loans_pending(producer_object *producer, bool last);
 

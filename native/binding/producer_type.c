@@ -115,7 +115,8 @@ bool producer_retry(producer_object *self, attempt *a, int status)
 	case SHMQ_FORKED:
 		return producer_reopen(self);
 	}
-	raise_status(self->state, status, NULL, "publish to '%U'", self->topic);
+	raise_status(self->state, broker_gone(self->broker, status), NULL, "publish to '%U'",
+	             self->topic);
 	return false;
 }
 
@@ -166,7 +167,10 @@ static int options_parse(PyObject *defer, PyObject *timeout, int64_t *due, int64
 /* The buffer of a body that is not bytes. str is the usual mistake. */
 static int body_buffer(producer_object *self, PyObject *object, Py_buffer *view, Py_ssize_t index)
 {
-	const char *advice = PyUnicode_Check(object) ? "; encode it first: text.encode()" : "";
+	const char *advice = PyUnicode_Check(object)
+	                             ? "; encode it first: text.encode()"
+	                             : "; make bytes of it first: pickle.dumps(object), or "
+	                               "json.dumps(object).encode()";
 	PyObject *type;
 
 	if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) == 0)
@@ -624,13 +628,19 @@ static PyObject *producer_loan(producer_object *self, PyObject *const *args, Py_
 	PyObject *defer = NULL, *timeout = NULL;
 	int64_t defer_ns, timeout_ns;
 	uint64_t length;
+	bool zero = true;
 
 	if (ARGUMENTS("loan", 1, {"nbytes", ARGUMENT_U64, &length}, {"defer", ARGUMENT_OBJECT, &defer},
-	              {"timeout", ARGUMENT_OBJECT, &timeout}) < 0 ||
+	              {"timeout", ARGUMENT_OBJECT, &timeout}, {"zero", ARGUMENT_BOOL, &zero}) < 0 ||
 	    seconds_parse(defer, "defer", false, &defer_ns) < 0 ||
 	    seconds_parse(timeout, "timeout", true, &timeout_ns) < 0)
 		return NULL;
-	return loan_new(self, length, defer_ns, timeout_ns);
+	if (!length)
+		return PyErr_Format(self->state->exceptions[-SHMQ_INVALID],
+		                    "loan from '%U': nbytes must be 1 or more, not 0: no message is empty, "
+		                    "as nsqd's",
+		                    self->topic);
+	return loan_new(self, length, defer_ns, timeout_ns, zero);
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */
@@ -724,7 +734,8 @@ static PyMethodDef producer_methods[] = {
 	METHOD("mark", producer_mark, FAST,
 	       "mark($self, key0, key1)\n--\n\n(epoch + 1 or 0, how far it got) under this key."),
 	METHOD("loan", producer_loan, FAST,
-	       "loan($self, nbytes, defer=None, timeout=None)\n--\n\nWrite a body in place."),
+	       "loan($self, nbytes, defer=None, timeout=None, zero=True)\n--\n\n"
+	       "Write a body in place."),
 	METHOD("close", producer_close, METH_NOARGS, "close($self)\n--\n\nNo publish from now on."),
 	{NULL, NULL, 0, NULL},
 };

@@ -589,6 +589,11 @@ void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written)
 	st_release(&b->d->names_written, written);
 }
 
+bool shmq_broker_stopped(const shmq_broker *b)
+{
+	return ld(&b->d->stopping) || ld(&b->d->segment.ready) != SHMQ_READY_STATE;
+}
+
 void shmq_supervisor_stopping(shmq_broker *b)
 {
 	st_release(&b->d->stopping, 1);

@@ -347,12 +347,16 @@ static int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint
 
 	for (uint32_t i = 0; i < n; i++)
 		bytes += arena_block_size(lengths[i]);
-	if (n > budget || bytes > bytes_budget(map))
+	if (n > budget)
 		return because(SHMQ_TOO_BIG,
-		               "%u messages of %llu bytes in all; a queue holds %u and %llu in memory "
-		               "(mem_queue_size, arena_size)",
-		               n, (unsigned long long)bytes, budget,
-		               (unsigned long long)bytes_budget(map));
+		               "%u messages at once; a queue holds %u in memory: publish fewer at once, or "
+		               "raise %s",
+		               n, budget, purpose == FOR_READY ? "mem_queue_size" : "inflight_slots");
+	if (bytes > bytes_budget(map))
+		return because(SHMQ_TOO_BIG,
+		               "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
+		               "at once, or raise arena_size",
+		               n, (unsigned long long)bytes, (unsigned long long)bytes_budget(map));
 	for (bool repaired = false;; repaired = true) {
 		int r = words_are_sane(map) ? room_of(b, map, lengths, n, bytes, purpose, until)
 		                            : SHMQ_AGAIN;
@@ -631,8 +635,10 @@ static int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, u
 		if (!bodies[i].length)
 			return because(SHMQ_INVALID, "message %u is empty; nsqd's rule: 1 byte or more", i);
 		if (bodies[i].length > most || bodies[i].length > MOST_BODY)
-			return because(SHMQ_TOO_BIG, "message %u has %llu bytes; max_msg_size is %llu", i,
-			               (unsigned long long)bodies[i].length, (unsigned long long)most);
+			return because(SHMQ_TOO_BIG,
+			               "message %u has %llu bytes; max_msg_size is %llu: raise that option of "
+			               "the broker",
+			               i, (unsigned long long)bodies[i].length, (unsigned long long)most);
 		lengths[i] = bodies[i].length;
 		*large |= bodies[i].length >= SHMQ_LARGE;
 	}
@@ -645,7 +651,9 @@ static int check_due(const shmq_producer *p, int64_t due)
 	int64_t most = p->b->d->limits.max_req_timeout;
 
 	if (due && due - realtime_ns() > most)
-		return because(SHMQ_INVALID, "deferred for longer than max_req_timeout (%lld ms)",
+		return because(SHMQ_INVALID,
+		               "deferred for longer than max_req_timeout (%lld ms): raise that option of "
+		               "the broker",
 		               (long long)(most / NS_PER_MS));
 	return 0;
 }
@@ -919,6 +927,11 @@ static uint8_t *loan_body(shmq_loan *loan, uint32_t target, uint32_t i)
 void *shmq_loan_data(shmq_loan *loan)
 {
 	return loan->targets ? loan_body(loan, 0, 0) : loan->scratch;
+}
+
+void shmq_loan_truncate(shmq_loan *loan, uint64_t length)
+{
+	loan->lengths[0] = length;
 }
 
 static bool still_ours(shmq_loan *loan, struct target *to, uint32_t i)

@@ -52,7 +52,7 @@ extern "C" {
 	X(NOT_RUNNING, -13, "NotRunning", "no supervisor is running")                                  \
 	X(NO_MEMORY, -14, "ShmqError", "the mapping was refused (address space or memory limit)")      \
 	X(NO_SPACE, -15, "Full", "the shared memory file system is full")                              \
-	X(INVALID, -16, "ShmqError", "an argument is out of range")                                    \
+	X(INVALID, -16, "BadArgument", "an argument is out of range")                                    \
 	X(CLOSED, -17, "Gone", "the handle was closed")                                                \
 	X(TIMEOUT, -18, "", "the time is over")                                                        \
 	X(INTERRUPTED, -19, "", "a signal came")                                                       \
@@ -148,6 +148,8 @@ void shmq_segment_release(void *reference);
 bool shmq_segment_has_pages(const void *base, uint64_t at, uint64_t bytes);
 /* Does a supervisor hold its life lock? (Exact at once, also after a kill -9.) */
 bool shmq_supervisor_alive(shmq_broker *b);
+/* Was the instance stopped in order, or is it being stopped? Its queues are Gone then. */
+bool shmq_broker_stopped(const shmq_broker *b);
 
 /* ---- registry ------------------------------------------------------------------------------- */
 
@@ -231,6 +233,9 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline);
 typedef struct shmq_loan shmq_loan;
 int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out);
 void *shmq_loan_data(shmq_loan *loan);
+/* Publish only its first `length` bytes: 1 to what it was begun with, which the caller sees to. The
+ * rest stays the message's memory, with what is in it, until it is finished. */
+void shmq_loan_truncate(shmq_loan *loan, uint64_t length);
 /* Publish. SHMQ_FULL: a channel that is new since shmq_loan_begin lacks room; the loan stays. */
 int shmq_loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *id);
 int shmq_loan_cancel(shmq_loan *loan, int64_t until);

@@ -34,6 +34,11 @@ async def give_way() -> None:
     await asyncio.sleep(0)
 
 
+async def in_thread(call: Callable[[], None]) -> None:
+    """What may wait long, without the loop."""
+    await asyncio.to_thread(call)
+
+
 async def take(
     consumer: _native.Consumer, look: Callable[[], T | None], timeout: float | None
 ) -> T | None:

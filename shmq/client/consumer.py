@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
 
 from shmq import _native
+from shmq.client.handle import Reduction, Shown, home_of, reduction
 
 if TYPE_CHECKING:
     from shmq.client.message import Batch, Message
@@ -17,27 +18,77 @@ T = TypeVar("T")
 _TURN: Final = 32
 
 
-class Consumer(_native.Consumer):
+class Consumer(_native.Consumer, metaclass=Shown):
     """Takes from one channel; made by `Broker.consumer`. Any thread may use it.
 
-    `take(timeout=None) -> Message | None`: the next message; None after `timeout` seconds (None:
-    wait for ever, 0: do not wait).
+    `take(timeout: float | None = None) -> Message | None`: the next message; None after `timeout`
+    seconds (None: wait for ever, 0: do not wait).
 
-    `take_many(n, timeout=None) -> Batch`: from 1 to n messages as soon as there are any, in one go;
-    an empty Batch after the timeout.
+    `take_many(n: int, timeout: float | None = None) -> Batch`: from 1 to n messages as soon as
+    there are any, in one go; an empty Batch after the timeout.
 
-    Iterating takes one after the other and ends when the consumer is closed. At most
+    Iterating takes one after the other. It ends when the consumer or its broker is closed and when
+    the instance is stopped, and raises Gone if the channel or topic was deleted. At most
     `max_in_flight` messages are out at a time; then `take` waits for a finish or requeue.
 
     What is not finished within the consumer's message timeout, and what is not finished when it
-    is closed or its process dies, is handed out again. Raises Gone if the channel or topic is
-    deleted or the consumer closed.
+    is closed or its process dies, is handed out again. `take` raises Gone if the channel or topic
+    was deleted, the instance stopped or the consumer closed, and says which.
 
     `take_async`, `take_many_async` and `async for` do the same in asyncio, in any number of tasks
     and loops; one thread waits for all consumers of the process, and none while nobody waits.
+
+    It can be pickled: another process, or a pool's, gets one of its own for the same channel with
+    the same settings. What this one holds stays with it.
     """
 
+    # not in __dict__, which stays empty: to look up a method is faster then
+    __slots__ = ("__dict__", "__weakref__", "_home", "_timeout_ns")
+    _internal = frozenset({"session"})
     _takes = 0
+
+    def __init__(
+        self,
+        broker: _native.Broker,
+        queue: int,
+        serial: int,
+        topic: str,
+        channel: str,
+        max_in_flight: int,
+        msg_timeout: int,
+        batch_type: type[_native.Batch],
+        on_forked: Callable[[], tuple[_native.Broker, int, int]],
+    ) -> None:
+        super().__init__(
+            broker, queue, serial, topic, channel, max_in_flight, msg_timeout, batch_type, on_forked
+        )
+        self._home = home_of(on_forked)
+        self._timeout_ns = msg_timeout
+
+    def __reduce__(self) -> Reduction:
+        ns = self._timeout_ns
+        seconds = "server" if ns == 0 else None if ns < 0 else ns / 1e9
+        most = self.max_in_flight
+        return reduction(self._home, "consumer", self.topic, self.channel, most, seconds)
+
+    def __repr__(self) -> str:
+        where = f" on {self._home.instance!r}" if self._home else ""
+        state = (
+            ", closed"
+            if self.closed
+            else f": {self.in_flight} of at most {self.max_in_flight} in flight"
+        )
+        return f"<shmq.Consumer of {f'{self.topic}/{self.channel}'!r}{where}{state}>"
+
+    if TYPE_CHECKING:
+
+        def take_many(self, n: int, timeout: float | None = None) -> Batch: ...
+
+    @overload
+    async def take_async(self, timeout: None = None) -> Message: ...
+
+    @overload
+    async def take_async(self, timeout: float | None) -> Message | None: ...
 
     async def take_async(self, timeout: float | None = None) -> Message | None:
         """As `take`, for asyncio. Cancelling it takes nothing."""
@@ -52,7 +103,7 @@ class Consumer(_native.Consumer):
         """As `take_many`, for asyncio. Cancelling it takes nothing."""
         if self._rushes():
             await self._give_way()
-        batch: Batch = self.take_many(n, 0)
+        batch = self.take_many(n, 0)
         if batch or timeout == 0:
             return batch
         return await self._wait(lambda: self.take_many(n, 0) or None, timeout) or batch
@@ -64,10 +115,9 @@ class Consumer(_native.Consumer):
         try:
             message = await self.take_async()
         except _native.Gone:
-            if self.closed or self._broker.closed:
+            if self.closed or self._broker.closed or self._broker.stopped:
                 raise StopAsyncIteration from None
             raise
-        assert message is not None
         return message
 
     def _rushes(self) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shmq import _native
 from shmq.client.disk import Files
+from shmq.client.handle import Reduction, home_of, reduction
 from shmq.errors import ShmqError
 
 #: Rows and bytes of bodies of one batch that is read, unless asked for otherwise.
@@ -136,6 +137,9 @@ class Lessee:
     channel, with one more attempt, when nothing was heard of it for `ttl` seconds, or when its
     process ended or it was closed and nobody opened it again within `grace`. Every call is a sign
     of life; `keepalive=True` has a thread give one. A forked child must open it anew.
+
+    It can be pickled: the copy in another process is the same holder of the same leases and fences
+    nobody, but the end of the process that opened the name counts as its end.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class Lessee:
         self._queue, self._serial = queue, serial
         self._lessee = native.lessee_open(queue, serial, name, ttl_ns, grace_ns)
         self._files = files
+        self._home = home_of(files)
         self._closed = threading.Event()
         if keepalive and ttl_ns:
             thread = threading.Thread(
@@ -167,6 +172,29 @@ class Lessee:
                 daemon=True,
             )
             thread.start()
+
+    def __reduce__(self) -> Reduction:
+        names = (self.topic, self.channel, self.name)
+        return reduction(self._home, "lessee", *names, self._lessee)
+
+    @classmethod
+    def _same(
+        cls,
+        native: _native.Broker,
+        topic: str,
+        channel: str,
+        name: str,
+        lessee: tuple[int, int, int, int],
+        files: Callable[[], Files],
+    ) -> Self:
+        """The holder that was opened as `lessee`."""
+        self = object.__new__(cls)
+        self.topic, self.channel, self.name = topic, channel, name
+        self._native, self._lessee, self._files = native, lessee, files
+        self._queue, self._serial = lessee[:2]
+        self._home = home_of(files)
+        self._closed = threading.Event()
+        return self
 
     def lease(
         self,

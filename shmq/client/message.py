@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,9 @@ from shmq import _native
 #: One delivery: `id` (16 hex digits), `body` (bytes), `view` (memoryview in shared memory, which
 #: keeps the body in place as long as it lives), `timestamp` (publish time, ns since 1970),
 #: `attempts` (deliveries, this one included); `finish()`, `requeue(delay=0.0)`, `touch()` as nsqd's
-#: FIN, REQ, TOUCH: each raises NotInFlight if the message timed out or was answered already.
+#: FIN, REQ, TOUCH: each raises NotInFlight if the message timed out or was answered already. A
+#: delay is at most max_req_timeout: a longer one is shortened to that, as nsqd's. `with message:`
+#: finishes it at the end of the block, or requeues it if that raised.
 Message = _native.Message
 
 
@@ -22,7 +24,8 @@ class Batch(_native.Batch):
 
     `len`, iteration and indexing give Message objects, `bodies()` a list of bytes. `finish()`,
     `requeue(delay=0.0)` and `touch()` answer all of them under one lock; those that timed out
-    meanwhile make it raise NotInFlight, after the others were answered.
+    meanwhile make it raise NotInFlight, after the others were answered. `with batch:` finishes what
+    was not answered in the block, or requeues it if that raised.
 
     The arrays below are read-only and share the batch's memory, which is the process's own.
     """
@@ -43,6 +46,12 @@ class Batch(_native.Batch):
     def attempts(self) -> npt.NDArray[np.uint16]:
         """Deliveries so far, this one included."""
         return np.frombuffer(self.column("attempts"), np.uint16)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Batch cannot be pickled: only the process that took it can finish it; send its "
+            "bodies() and finish it here"
+        )
 
     def to_arrow(self) -> Any:
         """A pyarrow RecordBatch without copying: id uint64, timestamp timestamp[ns, UTC], attempts

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import numpy as np
 
 from shmq import _native
+from shmq.client.handle import Reduction, Shown, home_of, reduction
+
+if TYPE_CHECKING:
+    from shmq._native import _Body
 
 #: Distance of two ids of one batch: an id is 54 bits of clock and 10 bits of node id.
 ID_STEP: Final = 1 << 10
@@ -21,21 +25,69 @@ _ARROW_OFFSETS: Final = {
 }
 
 
-class Producer(_native.Producer):
+class _ArrowArray(Protocol):
+    """A pyarrow Array or ChunkedArray."""
+
+    @property
+    def null_count(self) -> int: ...
+    @property
+    def type(self) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+class Producer(_native.Producer, metaclass=Shown):
     """Publishes to one topic; made by `Broker.producer`. Any thread may use it.
 
-    `publish(body, defer=None, timeout=None) -> str`: publish one body (bytes or any buffer) to
-    every channel of the topic, or to its backlog while it has none, and return its id, 16 hex
-    digits. defer: seconds before it may be delivered (at most max_req_timeout). timeout: seconds to
-    wait for room, None for ever, 0 not at all. Raises Full, MessageTooBig, Gone, NotRunning (only
-    where the supervisor is needed: a backlog queue must be made). nsqd: PUB, DPUB.
+    `publish(body: Buffer, defer: float | None = None, timeout: float | None = None) -> str`:
+    publish one body (bytes or any buffer: bytearray, memoryview, numpy array, Message) to every
+    channel of the topic, or to its backlog while it has none, and return its id, 16 hex digits.
+    defer: seconds before it may be delivered (at most max_req_timeout). timeout: seconds to wait
+    for room, None for ever, 0 not at all. Raises Full, MessageTooBig, BadArgument (empty, deferred
+    for too long), Gone, NotRunning (only where the supervisor is needed: a backlog queue must be
+    made).
+    nsqd: PUB, DPUB.
 
-    `loan(nbytes, defer=None, timeout=None)`: a context manager that yields a writable memoryview in
-    shared memory, published at the end of the block and dropped if that raised.
+    `loan(nbytes: int, defer: float | None = None, timeout: float | None = None, zero: bool = True)
+    -> Loan`: a context manager that yields a writable memoryview in shared memory, published at the
+    end of the block and dropped if that raised. `Loan.truncate(nbytes)` in the block publishes only
+    the first bytes of it, which keep all the memory until they are finished. zero=False saves the
+    clearing of the buffer for who writes every byte: what is not written are pieces of other
+    messages.
+
+    It can be pickled: another process, or a pool's, gets one of its own for the same topic.
     """
 
+    # not in __dict__, which stays empty: to look up a method is faster then
+    __slots__ = ("__dict__", "__weakref__", "_home")
+    _internal = frozenset(
+        {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_marked"}
+        | {"publish_offsets", "publish_run"}
+    )
+
+    def __init__(
+        self,
+        broker: _native.Broker,
+        topic: int,
+        generation: int,
+        name: str,
+        on_backlog: Callable[[], None],
+        on_forked: Callable[[], tuple[_native.Broker, int, int]],
+    ) -> None:
+        super().__init__(broker, topic, generation, name, on_backlog, on_forked)
+        self._home = home_of(on_forked)
+
+    def __reduce__(self) -> Reduction:
+        return reduction(self._home, "producer", self.topic)
+
+    def __repr__(self) -> str:
+        where = f" on {self._home.instance!r}" if self._home else ""
+        return f"<shmq.Producer of {self.topic!r}{where}{', closed' if self.closed else ''}>"
+
     def publish_many(
-        self, bodies: Any, defer: float | None = None, timeout: float | None = None
+        self,
+        bodies: Iterable[_Body] | _ArrowArray,
+        defer: float | None = None,
+        timeout: float | None = None,
     ) -> range:
         """Publish many bodies, all or nothing, in order; nsqd's MPUB.
 

@@ -13,6 +13,7 @@ STORES_NOTHING = {
     "shmq_consumer_get_info", "shmq_directory_bytes", "shmq_fork_generation", "shmq_layout",
     "shmq_layout_fingerprint", "shmq_layout_size", "shmq_layout_version", "shmq_lease_copy",
     "shmq_lease_measure", "shmq_lease_open", "shmq_loan_data", "shmq_loan_free",
+    "shmq_broker_stopped", "shmq_loan_truncate",
     "shmq_message_held", "shmq_name_ephemeral", "shmq_name_valid", "shmq_now",
     "shmq_producer_close", "shmq_producer_open", "shmq_queue_bytes", "shmq_queue_find",
     "shmq_realtime", "shmq_records_decode", "shmq_records_scan",

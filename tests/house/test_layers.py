@@ -83,6 +83,7 @@ def test_binding_sees_only_the_contract(path: Path) -> None:
 RANKS = {
     "_native": 0,
     "errors": 1,
+    "keywords": 1,
     "names": 2,
     "ownership": 2,
     "interpreter": 2,

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import gc
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,11 +218,12 @@ def attach(s: Scene) -> None:
 
 
 @scene(
-    "Broker.client", "Broker.forked", "Broker.closed", "Broker.supervisor_alive",
+    "Broker.client", "Broker.forked", "Broker.closed", "Broker.stopped", "Broker.supervisor_alive",
     "Broker.find_topic", "Broker.find_queue", "Broker.view",
 )  # fmt: skip
 def look(s: Scene) -> None:
     assert (s.broker.forked, s.broker.closed, s.broker.supervisor_alive()) == (False, False, True)
+    assert not s.broker.stopped
     assert s.broker.client > 0
     s.broker.find_topic("t")
     s.broker.find_topic("nothing")
@@ -524,23 +526,26 @@ def publish_many(s: Scene) -> None:
     s.broker.empty(s.queue, s.serial)
 
 
-@scene("Producer.loan", "Loan.id")
+@scene("Producer.loan", "Loan.id", "Loan.truncate")
 def loan(s: Scene) -> None:
     for size in (5, 70_000):
         lent = s.producer.loan(size, None, 0)
         with lent as buffer:
             buffer[:1] = b"x"
+            lent.truncate(3)
+            with pytest.raises(ShmqError):
+                lent.truncate(size + 1)
         assert lent.id
         with pytest.raises(ZeroDivisionError), s.producer.loan(size, None, 0):
             raise ZeroDivisionError
         with pytest.raises(BufferError), s.producer.loan(size, None, 0) as buffer:
             kept = np.frombuffer(buffer, np.uint8)
         del kept, buffer
-        s.producer.loan(size)  # never entered
+        s.producer.loan(size, zero=False)  # never entered
         s.producer.loan(size, None, 0).__enter__()  # never left
         s.broker.empty(s.queue, s.serial)
     with pytest.raises(ShmqError):
-        s.producer.loan(0).__enter__()
+        s.producer.loan(0)
 
 
 # ---- Consumer, Message, Batch ----
@@ -623,6 +628,14 @@ def messages(s: Scene) -> None:
         with pytest.raises(ValueError, match="delay"):
             message.requeue(-1)
         del views, array
+        with s.message(size):
+            pass
+        with pytest.raises(ZeroDivisionError), s.message(size):
+            raise ZeroDivisionError
+        s.broker.empty(s.queue, s.serial)
+        with pytest.raises(TypeError, match="pickled"):
+            pickle.dumps(s.message(size))
+        s.broker.empty(s.queue, s.serial)
         message = s.message(size)
         view = message.view
         message.finish()

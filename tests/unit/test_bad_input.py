@@ -236,7 +236,7 @@ def test_impossible_numbers_to_take(consumer: Consumer, value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -1, 2**32, 2**40, "a", 1.5, None])
 def test_impossible_max_in_flight(broker: shmq.Broker, producer: Producer, value: Any) -> None:
     error = ValueError if isinstance(value, int) else TypeError
-    with pytest.raises(error, match=r"max_in_flight must be from 1|cannot be interpreted"):
+    with pytest.raises(error, match=r"max_in_flight must be (from 1|a whole number)"):
         broker.consumer(producer.topic, "channel", max_in_flight=value)
 
 
