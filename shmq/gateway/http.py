@@ -113,8 +113,11 @@ class Http:
             "/debug/setblockrate": {"PUT": self._setblockrate},
         }
 
-    def server(self, listener: Listener) -> web.Server:
-        """What a listening socket is served with."""
+    def server(self, secure: bool, sock: socket.socket | None = None) -> web.Server:
+        """What a listening socket is served with; secure: it is TLS."""
+        listener = Listener(secure, local=False, unix=False)
+        if sock is not None:
+            listener = Listener.of(sock, secure)
         # a compressed body is published as it is, as nsqd does
         return requests.Server(
             self._handle, listener, self._untaken, auto_decompress=False,

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.gateway import tls
-from shmq.gateway.access import Listener
 from shmq.gateway.control import Control
 from shmq.gateway.hub import Hub
 from shmq.gateway.lookupd import Lookupd
@@ -196,7 +195,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         return [
             await loop.create_server(
-                self.http.server(Listener.of(sock, context is not None)),
+                self.http.server(context is not None, sock),
                 sock=sock,
                 ssl=context,
                 backlog=_BACKLOG,
