@@ -263,7 +263,7 @@ def test_the_keys_of_nsqd_are_known(serve: Serve, tmp_path: Path) -> None:
 # ---- how it starts ----
 
 
-def test_the_gateway_is_launched_before_anything_heavy_is_loaded() -> None:
+def test_the_gateway_is_launched_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
     """What the processes need time for, the supervisor and they load side by side."""
     code = """
 import sys
@@ -277,7 +277,8 @@ sys.argv[1:] = ["serve", "--instance=light"]
 from shmq.cli import main
 sys.exit(main())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=WATCHDOG)  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "\n"), done.stderr
 
 
