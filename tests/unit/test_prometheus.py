@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 from fabricated import FakeDirectory, FakeQueue, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import ROOT
 from prometheus_client.parser import text_string_to_metric_families
 
 from shmq import prometheus, stats
@@ -103,3 +105,21 @@ def test_an_instance_without_topics_is_a_page_too() -> None:
         taken.epoch,
     )
     assert prometheus.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_the_example_alerts_ask_for_what_there_is() -> None:
+    text = (ROOT / "prometheus" / "shmq.rules.yml").read_text()
+    alerts = re.findall(r"- alert: (\w+)\n +expr: (.+)\n +for: \d+m\n", text)
+    assert len(alerts) == text.count("- alert:") == text.count("summary: ") > 5
+    assert len({name for name, _ in alerts}) == len(alerts)
+    page = exposition(stats.collect(busy_source()))
+    labels = {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    for (name, expression), rule in zip(alerts, text.split("- alert:")[1:], strict=True):
+        asked = re.findall(r"\bshmq_\w+", expression)
+        assert asked, name
+        assert set(asked) <= set(labels), name
+        assert set(re.findall(r"\$labels\.(\w+)", rule)) <= labels[asked[0]], name
