@@ -45,8 +45,8 @@ class _Line:
     @property
     def name(self) -> str:
         if self.queue.name is None:
-            return f"{self.topic.name} (backlog)"
-        return f"{self.topic.name}/{self.queue.name}"
+            return printable(f"{self.topic.name} (backlog)")
+        return printable(f"{self.topic.name}/{self.queue.name}")
 
     @property
     def counters(self) -> tuple[int, ...]:
@@ -217,7 +217,8 @@ def _queue_table(
         assert columns is not None
         found = _narrow(titles, rows, columns)
     if idle and not lines:
-        found.append(f"topics without a channel or messages: {', '.join(idle)}")
+        text = f"topics without a channel or messages: {printable(', '.join(idle))}"
+        found += textwrap.wrap(text, columns or sys.maxsize)
     return found
 
 
@@ -318,7 +319,10 @@ class _Screen:
     @property
     def columns(self) -> int | None:
         """None: any number."""
-        return shutil.get_terminal_size().columns if self._is_terminal else None
+        if not self._is_terminal:
+            return None
+        # behind the last column, what wipes the rest of a line wipes that column
+        return shutil.get_terminal_size().columns - (1 if self._in_place else 0)
 
     def show(self, lines: list[str]) -> None:
         """A table, with what stands over it."""
