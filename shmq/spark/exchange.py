@@ -39,16 +39,18 @@ class Exchange:
     instance: str
     topic: str
     channel: str = "spark"
+    owner: str | None = None
+    """The user whose broker it may be, as in `attach`."""
 
     def create(self) -> None:
         """Make topic and channel, in the driver, before a job: what is published without a channel
         goes to the first one only."""
-        attached(self.instance).create_channel(self.topic, self.channel)
+        attached(self.instance, self.owner).create_channel(self.topic, self.channel)
 
     def publish(self, bodies: Iterable[Any], timeout: float = 60.0, at_once: int = 200) -> int:
         """Publish bodies (bytes-likes, or one Arrow array); how many. Full if there was no room for
         `timeout` seconds. A task that is tried again publishes again."""
-        producer = attached(self.instance).producer(self.topic)
+        producer = attached(self.instance, self.owner).producer(self.topic)
         if hasattr(bodies, "null_count"):
             return len(producer.publish_many(bodies, timeout=timeout))
         rest, count = iter(bodies), 0
@@ -79,7 +81,7 @@ class Exchange:
             _finish(batch)
 
     def _taken(self, idle: float, at_once: int, msg_timeout: float | None) -> Iterator[Batch]:
-        consumer: Consumer = attached(self.instance).consumer(
+        consumer: Consumer = attached(self.instance, self.owner).consumer(
             self.topic, self.channel, at_once, msg_timeout
         )
         with consumer:  # its end gives back what is not finished

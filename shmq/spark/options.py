@@ -100,6 +100,13 @@ OPTIONS: Final = (
         "the broker's name; else SHMQ_INSTANCE, else default",
     ),
     Option(
+        "owner",
+        None,
+        _text,
+        "the user (name or uid) whose broker it may be, beside this one and root; else "
+        "SHMQ_OWNER, else nobody",
+    ),
+    Option(
         "topic",
         "",
         lambda text: check_name(text, "topic"),

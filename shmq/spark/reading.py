@@ -29,14 +29,14 @@ _ARROW: Final = {
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
 
-_brokers: dict[str, shmq.Broker] = {}
+_brokers: dict[tuple[str, str | None], shmq.Broker] = {}
 _lock = threading.Lock()
 
 
-def attached(instance: str, timeout: float = 2.0) -> shmq.Broker:
+def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> shmq.Broker:
     """This process's attachment, kept for all its tasks; a new one when the broker is another."""
     with _lock:
-        broker = _brokers.get(instance)
+        broker = _brokers.get((instance, owner))
         if broker is not None:
             try:
                 if not broker.ended:
@@ -44,7 +44,8 @@ def attached(instance: str, timeout: float = 2.0) -> shmq.Broker:
             except (Gone, NotRunning):
                 pass
             broker.close()
-        broker = _brokers[instance] = shmq.attach(instance, timeout=timeout)
+        named: Any = {} if owner is None else {"owner": owner}
+        broker = _brokers[instance, owner] = shmq.attach(instance, timeout=timeout, **named)
         return broker
 
 
@@ -59,6 +60,7 @@ class LeasePart(InputPartition):
     lease: int
     part: int
     columns: tuple[str, ...]
+    owner: str | None = None
 
 
 def schema_of(columns: tuple[str, ...]) -> pa.Schema:
@@ -69,7 +71,7 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
 def read_part(part: LeasePart) -> Iterator[pa.RecordBatch]:
     """Its rows. LeaseLost if the lease has ended, also while it is read: nothing of another message
     was handed out then."""
-    broker = attached(part.instance)
+    broker = attached(part.instance, part.owner)
     if broker.channel_identity(part.topic, part.channel) != part.identity:
         raise LeaseLost(
             f"read lease {part.lease} of {part.topic}/{part.channel}: the channel was made anew "
@@ -119,7 +121,7 @@ class ShmqReader(DataSourceReader):
     def partitions(self) -> list[LeasePart]:
         """The open leases of this DataFrame, or one that is taken now."""
         settings = self._settings
-        broker = attached(settings.instance)
+        broker = attached(settings.instance, settings.owner)
         ttl = settings.leaseTtl
         lessee = broker.lessee(
             settings.topic, settings.channel, lessee_name(settings), ttl=ttl, grace=ttl
@@ -139,7 +141,7 @@ class ShmqReader(DataSourceReader):
             lessee.close()  # the planning process does not live long; `grace` holds them
         return [
             LeasePart(settings.instance, settings.topic, settings.channel, identity, lease.id, part,
-                      settings.columns)
+                      settings.columns, settings.owner)
             for lease in leases
             for part in range(lease.parts)
         ]  # fmt: skip
@@ -150,18 +152,19 @@ class ShmqReader(DataSourceReader):
         return read_part(partition) if isinstance(partition, LeasePart) else iter(())
 
 
-def finish(instance: str, topic: str, channel: str, consumer: str) -> int:
+def finish(instance: str, topic: str, channel: str, consumer: str, owner: str | None = None) -> int:
     """Finish what a batch read under this `consumer` holds; how many messages."""
-    return _end(instance, topic, channel, consumer, True)
+    return _end(attached(instance, owner), topic, channel, consumer, True)
 
 
-def give_back(instance: str, topic: str, channel: str, consumer: str) -> int:
+def give_back(
+    instance: str, topic: str, channel: str, consumer: str, owner: str | None = None
+) -> int:
     """Give it back to the channel instead."""
-    return _end(instance, topic, channel, consumer, False)
+    return _end(attached(instance, owner), topic, channel, consumer, False)
 
 
-def _end(instance: str, topic: str, channel: str, consumer: str, done: bool) -> int:
-    broker = attached(instance)
+def _end(broker: shmq.Broker, topic: str, channel: str, consumer: str, done: bool) -> int:
     with broker.lessee(topic, channel, consumer) as lessee:
         ids = [lease.id for lease in lessee.leases()]
         if done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,8 +10,11 @@ import stat
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from shmq.spark.versions import SOURCE, need
 
 #: Spark 4.3 needs it.
 _JAVA: Final = 17
@@ -34,8 +38,13 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
     their own (which Spark keeps the logs of in SPARK_HOME/work). conf: Spark's settings, with _
     for . (spark_ui_enabled="true").
 
-    NoJava if there is none; TypeError for a setting that is none of Spark's.
+    Spark's Python processes find modules of yours where the calling script does: beside it, through
+    PYTHONPATH and addPyFile, and installed. They do not look in the working directory besides,
+    where a file may have a library's name, unless PYTHONSAFEPATH is set and empty.
+
+    NoJava if there is none; NoPySpark; TypeError for a setting that is none of Spark's.
     """
+    need(SOURCE, "shmq.spark.session")
     from pyspark.sql import SparkSession
 
     from shmq.spark import register
@@ -59,9 +68,34 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
+    with _workers_path():
+        made = builder.getOrCreate()
     register(made)
     return made
+
+
+@contextlib.contextmanager
+def _workers_path() -> Iterator[None]:
+    """While Spark's JVM is started, which hands its environment on: its Python processes look for
+    modules where this one does, and not in the working directory besides, which `python -m` would
+    put before everything else. Where this process has that directory on its own path, they keep
+    it. What is started later by this process has the environment that it always had."""
+    first = sys.path[0] if sys.path else ""
+    if "PYTHONSAFEPATH" in os.environ or first in ("", os.getcwd()):
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if not sys.flags.safe_path:  # the script's directory
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (first, before)))
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def find_java() -> None:

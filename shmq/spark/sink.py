@@ -8,16 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from shmq.spark import staging
 from shmq.spark.options import Settings
 from shmq.spark.reading import attached
 from shmq.spark.staging import Staged
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # 4.0: `ShmqDataSource.streamWriter` says what it needs
+    DataSourceStreamArrowWriter = object
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Written(WriterCommitMessage):
 
 def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
     """publish=immediate."""
-    producer, rows = attached(settings.instance).producer(settings.topic), 0
-    limits = attached(settings.instance).limits
+    producer, rows = attached(settings.instance, settings.owner).producer(settings.topic), 0
+    limits = attached(settings.instance, settings.owner).limits
     most = max(1, max(limits["mem_queue_size"], 256) // 4)
     for batch in batches:
         column = staging.bodies_of(batch, settings)

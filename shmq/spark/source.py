@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 from shmq.spark.options import COLUMNS, Settings, table
+from shmq.spark.versions import STREAM, NoPySpark, need
 
 
 class ShmqDataSource(DataSource):
@@ -54,7 +55,11 @@ class ShmqDataSource(DataSource):
         return ShmqReader(self._settings)
 
     def streamReader(self, schema: Any) -> Any:
-        """Streaming read."""
+        """Streaming read. Below 4.3 its first call raises NoPySpark."""
+        try:
+            need(STREAM, "a streaming read with shmq")
+        except NoPySpark as exc:
+            return _Refusal(str(exc))
         from shmq.spark.stream import ShmqStreamReader
 
         return ShmqStreamReader(self._settings)
@@ -68,10 +73,28 @@ class ShmqDataSource(DataSource):
         return ShmqWriter(self._settings, schema)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        """Streaming write."""
+        """Streaming write. NoPySpark below 4.3."""
+        need(STREAM, "a streaming write with shmq")
         from shmq.spark.sink import ShmqStreamWriter
 
         return ShmqStreamWriter(self._settings, schema)
+
+
+class _Refusal(DataSourceStreamReader):
+    """Says what is missing when the stream begins. What an older Spark makes of an error before
+    that does not say it."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def initialOffset(self) -> Any:
+        """NoPySpark."""
+        raise NoPySpark(self._why)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NoPySpark(self._why)
+
+    latestOffset = partitions = read = commit = _refuse
 
 
 if ShmqDataSource.__doc__:

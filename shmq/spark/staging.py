@@ -193,7 +193,7 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
     from shmq.spark.reading import attached
 
     prefix = _prefix(key, settings.topic)
-    producer = attached(settings.instance).producer(settings.topic)
+    producer = attached(settings.instance, settings.owner).producer(settings.topic)
     with directory(settings) as here:
         with _locked(here, fcntl.LOCK_SH):
             reached, rows = producer.mark(*_key(key))
@@ -328,4 +328,4 @@ def attached_limits(settings: Settings) -> dict[str, int]:
     """Of the broker that is published to."""
     from shmq.spark.reading import attached
 
-    return attached(settings.instance).limits
+    return attached(settings.instance, settings.owner).limits

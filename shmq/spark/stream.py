@@ -64,7 +64,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _broker(self) -> shmq.Broker:
-        return attached(self._settings.instance)
+        return attached(self._settings.instance, self._settings.owner)
 
     @property
     def _identity(self) -> str:
@@ -164,6 +164,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     lease,
                     part,
                     settings.columns,
+                    settings.owner,
                 )
                 for part in range(found.parts)
             ]

@@ -1,6 +1,5 @@
-"""The streaming reader and the staged writes, driven by hand in the orders that Spark may call
-them in
-(it stops, dies, repeats): no JVM, so milliseconds each."""
+"""The streaming reader and the staged writes, driven by hand in the orders that Spark may call them
+in (it stops, dies, repeats): no JVM, so milliseconds each."""
 
 from __future__ import annotations
 
