@@ -93,7 +93,8 @@ class Queue:
     lock: threading.RLock = field(default_factory=threading.RLock)
     gone: bool = False
     had_consumer: bool = False
-    retry_at: float = 0.0  # monotonic seconds: trouble before, do not try yet
+    # monotonic seconds, by kind of work (write, read, tidy): trouble before, do not try yet
+    retry_at: dict[str, float] = field(default_factory=dict)
     asked_at: float = -math.inf  # monotonic seconds: when a publisher last rang for room
     spilled_at: float = 0.0  # monotonic seconds: when it was last given room
     restored_at: float = 0.0  # monotonic seconds: when something of it was read from disk

@@ -21,7 +21,8 @@ a ring was lost. So thousands of idle queues cost nothing.
 * backlogs: of unpaused topics that have channels.
 
 The disk refuses (full, I/O error): the batch goes back to where it was, `health` says so, and it is
-tried again every second. Nothing is lost; publishers wait or get Full.
+tried again every second. Nothing is lost; publishers wait or get Full. Reading and what removes
+files that were read go on meanwhile: they are what makes room on a full disk.
 """
 
 from __future__ import annotations
@@ -150,11 +151,12 @@ class Spiller:
         on_disk = (hot["disk_read"] != hot["disk_write"]) | (hot["spilling"] != 0)
         needs = {look.queues[row] for row in np.flatnonzero(look.wanted).tolist()}
 
-        def each(queues: Iterable[Queue], work: _Work) -> list[Queue]:
+        def each(queues: Iterable[Queue], work: _Work, kind: str = "write") -> list[Queue]:
             chosen = list(queues)
             needs.update(chosen)
             return [queue for queue in chosen
-                    if queue.retry_at <= now and self._guarded(queue, work)]  # fmt: skip
+                    if queue.retry_at.get(kind, 0) <= now
+                    and self._guarded(queue, work, kind)]  # fmt: skip
 
         full = []
         for row in np.flatnonzero(self._overflowing(look, on_disk)).tolist():
@@ -169,8 +171,8 @@ class Spiller:
         busy |= bool(each(self._deferral.to_write(look, self._pressed), self._deferral.write))
         busy |= bool(each(self._crowded(look), self._relieve))
         self._pressed.clear()
-        busy |= bool(each(self._deferral.to_read(look), self._deferral.read))
-        for queue in each(self._running_low(look, on_disk), self._restore):
+        busy |= bool(each(self._deferral.to_read(look), self._deferral.read, "read"))
+        for queue in each(self._running_low(look, on_disk), self._restore, "read"):
             queue.restored_at, busy = now, True
         busy |= bool(each(filter(self._is_pumped, look.queues), self._pump))
         needs |= self._pressed
@@ -305,22 +307,26 @@ class Spiller:
         try:
             written = self.write(queue, batch)
         except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or queue.batch_bytes == _LEAST_BYTES:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._begin_file(queue)
+            if not self._begin_file(queue) and queue.batch_bytes == _LEAST_BYTES:
+                raise
             queue.batch_bytes = max(queue.batch_bytes // 8, _LEAST_BYTES)
             return True
         queue.batch_bytes = min(queue.batch_bytes * 2, _BATCH_BYTES)
         return written
 
-    def _begin_file(self, queue: Queue) -> None:
-        """Go on in the next file if this one has been read to its end, and free it."""
+    def _begin_file(self, queue: Queue) -> bool:
+        """Go on in the next file if this one has been read to its end, and free it. Whether it
+        was."""
         read, write = queue.positions
         file, offset = unpack(read)
         if read == write and offset:
             following = pack(file + 1, 0)
             if self._broker.disk_set(queue.index, read, following, 0):
                 queue.disk.drop_before(following)
+                return True
+        return False
 
     def write(self, queue: Queue, batch: Spill) -> bool:
         """Put a batch on disk and end it. False: the queue was emptied meanwhile.
@@ -411,8 +417,8 @@ class Spiller:
         for queue in list(self._active):
             if queue.gone:
                 self._active.discard(queue)
-            elif queue.retry_at <= now:
-                self._guarded(queue, self._sync)
+            elif queue.retry_at.get("tidy", 0) <= now:
+                self._guarded(queue, self._sync, "tidy")
 
     def _sync(self, queue: Queue) -> bool:
         read, write = queue.positions
@@ -426,8 +432,9 @@ class Spiller:
             self._active.discard(queue)
         return False
 
-    def _guarded(self, queue: Queue, work: _Work) -> bool:
-        """Do one queue's work under its lock; trouble with it or its disk stops no other."""
+    def _guarded(self, queue: Queue, work: _Work, kind: str) -> bool:
+        """Do one queue's work under its lock; trouble with it or its disk stops no other, and no
+        work of another kind."""
         self._keep_open(queue)
         with queue.lock:
             if queue.gone:
@@ -440,10 +447,10 @@ class Spiller:
             except (Gone, Busy):
                 pass  # removed or emptied meanwhile; or a stopped client holds it
             except OSError as exc:
-                queue.retry_at = time.monotonic() + _RETRY_AFTER
+                queue.retry_at[kind] = time.monotonic() + _RETRY_AFTER
                 self.trouble(exc)
             except damage.BROKEN as exc:
-                queue.retry_at = time.monotonic() + _RETRY_AFTER
+                queue.retry_at[kind] = time.monotonic() + _RETRY_AFTER
                 _log.error("%s: cannot move messages between memory and disk: %s", queue, exc)
         return False
 

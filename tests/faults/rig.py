@@ -82,7 +82,7 @@ class Rig:
         """What the spiller and the ledger do now; a disk that failed is tried again at once."""
         spiller = self.supervisor._spiller
         for queue in self.supervisor._roster.queues:
-            queue.retry_at = 0.0
+            queue.retry_at.clear()
         spiller._is_fast = lambda *_: False  # type: ignore[method-assign]
         spiller._round(time.monotonic())
         with contextlib.suppress(OSError):

@@ -41,7 +41,8 @@ def fill_the_disk(instance, data_path):
         except shmq.Full as exc:
             say("full", len(returned), exc)
         late = threading.Thread(  # noqa: F821
-            target=lambda: [producer.publish(b"%06d" % i + bytes(200)) for i in range(5000)]
+            target=lambda: [producer.publish(b"%06d" % i + bytes(200)) for i in range(5000)],
+            daemon=True,  # where messages stop coming, what came is said, and not waited for room
         )
         late.start()
         consumer = broker.consumer("t", "c", max_in_flight=1000)
@@ -57,7 +58,8 @@ def fill_the_disk(instance, data_path):
                 break
             came += [int(body[:6]) for body in batch.bodies()]
             batch.finish()
-        late.join()
+        if len(came) == len(returned) + 5000:
+            late.join()
         say("same", came == [*returned, *range(5000)], len(came))
         consumer.close()
     say("left", *[name for name in os.listdir("/dev/shm") if instance in name])  # noqa: F821
@@ -214,6 +216,39 @@ def test_a_full_dev_shm_is_told_too(child: Spawn, instance: str, data_path: Path
     well, full, status, after = runner.succeed(watchdog=60)
     assert (well, status, after) == ("OK", "4", "OK")
     assert full == "NOK - /dev/shm is full: 0 of 8388608 bytes are free"
+
+
+def drain_a_full_disk(instance, data_path):
+    with shmq.Broker(data_path=data_path, instance=instance, mem_queue_size=256) as broker:
+        broker.create_channel("t", "c")
+        producer = broker.producer("t")
+        returned = []
+        try:
+            for i in range(20_000):
+                producer.publish(b"%06d" % i + bytes(200), timeout=1.5)
+                returned.append(i)
+        except shmq.Full:
+            say("full", len(returned))
+        late = threading.Thread(  # noqa: F821
+            target=lambda: [producer.publish(b"%06d" % i + bytes(200)) for i in range(3000)],
+            daemon=True,  # if it waits for ever the test is to say so
+        )
+        late.start()
+        with broker.consumer("t", "c", max_in_flight=1000) as consumer:
+            came = []
+            while len(came) < len(returned) + 3000 and (batch := consumer.take_many(500, 20)):
+                came += [int(body[:6]) for body in batch.bodies()]
+                batch.finish()
+        say("same", came == [*returned, *range(3000)], len(came), len(returned))
+
+
+def test_consumers_drain_a_full_disk_while_a_publisher_waits_for_room_on_it(
+    child: Spawn, instance: str, data_path: Path
+) -> None:
+    runner = child(drain_a_full_disk, instance, str(data_path), before=mounted(data_path, "2m"))
+    runner.said("full", watchdog=100)
+    assert runner.said("same", watchdog=100).startswith("same True"), runner.lines
+    runner.succeed(watchdog=100)
 
 
 def stop_on_a_full_disk(instance, data_path):
