@@ -1,5 +1,5 @@
-"""What `tools/dev` installs is pinned, with hashes: locks/ covers pyproject.toml and nothing is
-installed beside it."""
+"""What `tools/dev` installs is pinned, with hashes: tools/locks/ covers pyproject.toml and nothing
+is installed beside it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ROOT / "locks"
+LOCKS = ROOT / "tools" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS, GROUPS = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
 #: What each lock is of: as `lock_all` of tools/dev says.
@@ -84,7 +84,7 @@ def test_a_lock_covers_what_pyproject_asks_for(name: str, place: dict[str, str])
             pinned[key] = Version(pin.version)
     for wanted in map(Requirement, COVERS[name]):
         key = canonicalize_name(wanted.name)
-        assert key in pinned, f"{wanted} is not in locks/{name}.txt: run tools/dev lock"
+        assert key in pinned, f"{wanted} is not in tools/locks/{name}.txt: run tools/dev lock"
         assert pinned[key] in wanted.specifier, f"{key} {pinned[key]}: run tools/dev lock"
     if name != "dev":  # one environment holds them all
         for requirement, _ in entries("dev"):
