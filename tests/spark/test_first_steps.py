@@ -196,7 +196,7 @@ def test_the_readmes_spark_program_runs_as_pasted(
     exec(compile(program, str(README), "exec"), names)
     try:
         broker.producer("clicks").publish_many([b"a", b"b"])
-        eventually(lambda: broker.channel_depth("out", "seen") == 2, 4 * WATCHDOG)
+        eventually(lambda: broker.channel_depth("out", "seen") == 2, 9 * WATCHDOG)
         names["tasks"].publish([b"task"])
         rows = spark.range(2).repartition(2)
         assert rows.mapInArrow(names["work"], rows.schema).count() == 2
