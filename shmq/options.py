@@ -631,6 +631,7 @@ class Options:
         "answer HTTP requests that publish, create, delete, empty or pause",
         group="gateway",
         nsqd=False,
+        reload=True,
     )
     http_config: str = _option(
         "true",
@@ -639,6 +640,7 @@ class Options:
         group="gateway",
         choices=("true", "log_level", "false"),
         nsqd=False,
+        reload=True,
     )
     http_debug: str = _option(
         "loopback",
@@ -647,6 +649,7 @@ class Options:
         group="gateway",
         choices=("loopback", "true", "false"),
         nsqd=False,
+        reload=True,
     )
     http_token_file: str = _option(
         "",
@@ -655,6 +658,7 @@ class Options:
         "debug (empty: SHMQ_HTTP_TOKEN's, if it is set)",
         group="gateway",
         nsqd=False,
+        reload=True,
     )
     http_open_reads: bool = _option(
         True,
@@ -662,6 +666,7 @@ class Options:
         "whether HTTP requests that only read need no token (/ping never does)",
         group="gateway",
         nsqd=False,
+        reload=True,
     )
     http_allowed_hosts: tuple[str, ...] = _option(
         (),
@@ -670,6 +675,7 @@ class Options:
         "given several times)",
         group="gateway",
         nsqd=False,
+        reload=True,
     )
     broadcast_address: str = _option(
         socket.gethostname,
@@ -817,6 +823,7 @@ class Options:
         low=0,
         high=_MAX_INT32,
         nsqd=False,
+        reload=True,
     )
     max_connections_per_address: int = _option(
         0,
@@ -826,6 +833,7 @@ class Options:
         low=0,
         high=_MAX_INT32,
         nsqd=False,
+        reload=True,
     )
     max_buffered_bytes: int = _option(
         1 << 30,
@@ -836,6 +844,7 @@ class Options:
         low=1 << 20,
         high=1 << 50,
         nsqd=False,
+        reload=True,
     )
     statsd_address: str = _option(
         "",

@@ -339,6 +339,7 @@ class Gateway:
             changes, others = self._options.changes(wanted)
             options = self._options.replace(**changes)
             _check_tls(options)
+            access.check(options)
         except (OSError, ValueError) as exc:
             _log.error("cannot reload: %s; everything stays as it was", _sentence(exc))
             return

@@ -27,7 +27,7 @@ from shmq.gateway.listen import is_host_and_port
 from shmq.gateway.report import Report
 from shmq.gateway.seldom import Seldom
 from shmq.names import valid_name
-from shmq.options import OPTIONS, Kind, to_ns
+from shmq.options import OPTIONS, Kind, OptionError, to_ns
 from shmq.stats import NSQD_VERSION
 
 if TYPE_CHECKING:
@@ -507,8 +507,14 @@ class Http:
         return self._config(key)
 
     def changed(self) -> None:
-        """The worker's options are others now."""
+        """The worker's options are others now. A token file that cannot be read leaves the tokens
+        as they were: nobody is let in by a mistake."""
         self._options = self._worker.options
+        try:
+            self._tokens = tokens_of(self._options)
+        except (OptionError, OSError) as exc:
+            _log.error("the tokens stay as they were: %s", exc)
+        self._access = Access(self._options, self._tokens)
         logging.getLogger().setLevel(_LOGGING[self._options.log_level])
 
     # ---- /debug ----

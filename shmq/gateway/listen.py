@@ -55,11 +55,13 @@ class Listeners:
 
 def open_to_others(listeners: Listeners, options: Options) -> list[str]:
     """What other hosts can reach and nothing guards: `TCP 0.0.0.0:4150`. Authorisation servers
-    guard TCP only, a demand for TLS both."""
+    guard TCP only, a token or closed writes HTTP only, a demand for TLS both."""
     demand = options.tls_required != "false" or options.tls_client_auth_policy != ""
     guarded = {
         "tcp": demand or bool(options.auth_http_address),
-        "http": demand and options.tls_required != "tcp-https",
+        "http": (demand and options.tls_required != "tcp-https")
+        or not options.http_writes
+        or bool(options.http_token_file or os.environ.get("SHMQ_HTTP_TOKEN")),
         "https": True,
     }
     return [
