@@ -12,6 +12,7 @@ import time
 import urllib.parse
 from typing import Any, Final
 
+from shmq.gateway.access import redacted
 from shmq.gateway.session import Grant, without_surrogates
 from shmq.options import Options
 
@@ -45,7 +46,8 @@ def query(
         try:
             return grant_of(_ask(options, server, values), time.monotonic())
         except (Refused, OSError, http.client.HTTPException, ValueError) as exc:
-            _log.error("auth: %s: %s (asked for client %s)", server, exc, client)
+            shown = redacted(server)
+            _log.error("auth: %s: %s (asked for client %s)", shown, exc, client)
     return None
 
 

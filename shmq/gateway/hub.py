@@ -184,6 +184,7 @@ class Hub:
             note("auth", result="refused")
             _log.warning("AUTH: client(%s) was not let in", session.address)
         elif not grant.count:
+            note("auth", result="no_authorisations")
             _log.warning("AUTH: client(%s) has no authorisations", session.address)
         return grant
 

@@ -108,7 +108,7 @@ def test_an_instance_without_topics_is_a_page_too() -> None:
 
 
 def test_the_example_alerts_ask_for_what_there_is() -> None:
-    text = (ROOT / "prometheus" / "shmq.rules.yml").read_text()
+    text = (ROOT / "docs" / "shmq.rules.yml").read_text()
     alerts = re.findall(r"- alert: (\w+)\n +expr: (.+)\n +for: \d+m\n", text)
     assert len(alerts) == text.count("- alert:") == text.count("summary: ") > 5
     assert len({name for name, _ in alerts}) == len(alerts)
