@@ -2,7 +2,7 @@
 
 A server may take seconds, and a client without a secret may ask as often as it connects. So those
 questions wait for nobody else's work and nobody else's work for them; no address has more than its
-share of the threads, and addresses that wait have their turns one after the other.
+share of the threads, and the next turn is the address's that has the fewest of them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ class Logins:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
-        while self._running.total() < THREADS:
-            address = next(
-                (name for name in self._waiting if self._running[name] < PER_ADDRESS), None
-            )
-            if address is None:
+        while self._waiting and self._running.total() < THREADS:
+            # of those with as few under way, the one that has waited longest
+            address = min(self._waiting, key=lambda name: self._running[name])
+            if self._running[address] >= PER_ADDRESS:
                 return
             waiting = self._waiting[address]
             call, future = waiting.popleft()

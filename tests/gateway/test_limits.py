@@ -203,12 +203,12 @@ def test_unread_messages_have_a_budget(start: Start, tmp_path: Path) -> None:
     """On a Unix socket, of which the kernel holds little."""
     server = start("--max-buffered-bytes=2097152", f"--tcp-address={tmp_path}/tcp")
     honest = server.connect()
-    for _ in range(20):
-        assert honest.ask(mpub(b"unread", [b"x" * 100_000] * 40)) == OK
+    for _ in range(300):
+        honest.pub("unread", b"x" * 100_000)
     clients = []
     for _ in range(40):
-        clients.append(server.connect())
         with contextlib.suppress(OSError, AssertionError):  # it may have been ended already
+            clients.append(server.connect())
             clients[-1].sub("unread", "c", 2500)
     eventually(lambda: "buffered bytes exceed limit" in server.log)
     assert honest.ask(b"PUB t\n" + sized(b"x")) == OK
