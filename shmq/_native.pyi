@@ -254,6 +254,9 @@ class Broker:
     ) -> bool:
         """closed: its segment was closed by a removal that died, so it cannot be mapped."""
 
+    def give_back(self, queue: int) -> int:
+        """Give the memory behind the last body in use back; how many bytes."""
+
     def remove_topic(self, topic: int, generation: int) -> None: ...
     def expire(
         self, queue: int, limit: int = 256, now: int | None = None, realtime: int | None = None

@@ -110,7 +110,7 @@ static PyObject *message_bytes(message_object *self)
 
 	if (LIKELY(self->body != NULL))
 		return self->body;
-	if (self->epoch != self->consumer->epoch && !self->batch)
+	if (!readable(self)) /* looked at first too: its pages may have been given back since */
 		return lost(self, "read");
 	body = PyBytes_FromStringAndSize(self->message.body, (Py_ssize_t)self->message.length);
 	if (body && !readable(self)) {

@@ -334,6 +334,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(renamed, "renamed($self, queue, base)\n--\n\nThe files of a take-over were renamed.")        \
 	X(remove_queue, "remove_queue($self, queue, serial, closed=False, idle=False)\n--\n\n"              \
 	                "Out of the directory; idle: unless it has a consumer. Whether it was.")           \
+	X(give_back, "give_back($self, queue)\n--\n\nPages behind the last body; how many bytes.")      \
 	X(remove_topic, "remove_topic($self, topic, generation)\n--\n\nOut of the directory.")         \
 	X(expire, "expire($self, queue, limit=256, now=None, realtime=None)\n--\n\n"                   \
 	          "One bite of nsqd's scan.")                                                          \

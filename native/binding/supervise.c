@@ -325,6 +325,21 @@ PyObject *broker_remove_queue(broker_object *self, PyObject *const *args, Py_ssi
 	return PyBool_FromLong(removed);
 }
 
+PyObject *broker_give_back(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
+{
+	uint64_t bytes = 0;
+	uint32_t queue;
+	int status;
+
+	if (ARGUMENTS("give_back", 1, {"queue", ARGUMENT_U32, &queue}) < 0)
+		return NULL;
+	BROKER_TRY(self, status, shmq_give_back(self->handle, queue, until, &bytes));
+	if (status != SHMQ_OK)
+		return done_on(self, status, "give back memory of queue", queue);
+	return PyLong_FromUnsignedLongLong(bytes);
+}
+
 PyObject *broker_remove_topic(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
                               PyObject *kwnames)
 {

@@ -22,7 +22,7 @@ static block *block_at(uint8_t *base, uint64_t offset)
 
 static uint64_t block_size(const block *b)
 {
-	return b->size_flags & ~(uint64_t)(UNIT - 1);
+	return once(b->size_flags) & ~(uint64_t)(UNIT - 1);
 }
 
 uint64_t arena_block_size(uint64_t length)
@@ -66,15 +66,17 @@ static bool list_push(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uin
                       uint64_t size)
 {
 	block *b = block_at(base, offset);
+	uint64_t next;
 	unsigned f, s;
 
 	bin_of(size, &f, &s);
-	b->next = a->heads[f][s];
+	next = once(a->heads[f][s]);
+	b->next = next;
 	b->previous = 0;
-	if (b->next) {
-		if (!block_in(committed, b->next - 1))
+	if (next) {
+		if (!block_in(committed, next - 1))
 			return false;
-		block_at(base, b->next - 1)->previous = offset + 1;
+		block_at(base, next - 1)->previous = offset + 1;
 	}
 	a->heads[f][s] = offset + 1;
 	a->sl[f] |= (uint8_t)(1u << s);
@@ -88,7 +90,7 @@ static bool list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t committed, u
                         uint64_t size)
 {
 	block *b = block_at(base, offset);
-	uint64_t next = b->next, previous = b->previous;
+	uint64_t next = once(b->next), previous = once(b->previous);
 	unsigned f, s;
 
 	bin_of(size, &f, &s);
@@ -122,8 +124,8 @@ static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint
 	uint64_t at;
 
 	bin_of(size, &f, &s);
-	at = a->heads[f][s];
-	for (int tries = 8; at && tries--; at = block_at(base, at - 1)->next) {
+	at = once(a->heads[f][s]);
+	for (int tries = 8; at && tries--; at = once(block_at(base, at - 1)->next)) {
 		if (!block_in(committed, at - 1))
 			return ARENA_BROKEN;
 		if (block_size(block_at(base, at - 1)) >= size)
@@ -137,7 +139,7 @@ static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint
 		f = (unsigned)__builtin_ctz(firsts);
 		seconds = a->sl[f];
 	}
-	at = seconds ? a->heads[f][__builtin_ctz(seconds)] : 0;
+	at = seconds ? once(a->heads[f][__builtin_ctz(seconds)]) : 0;
 	return at && block_in(committed, at - 1) ? at - 1 : ARENA_BROKEN;
 }
 
@@ -217,7 +219,7 @@ static bool release(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint6
 			return false;
 		size += beside;
 	}
-	before = block_at(base, at)->before;
+	before = once(block_at(base, at)->before);
 	if (!SANE(before <= at && before % UNIT == 0))
 		return false;
 	if (before && !(block_at(base, at - before)->size_flags & IN_USE)) {

@@ -260,6 +260,13 @@ void shmq_broker_unmap(shmq_broker *b, uint32_t queue, uint64_t serial)
 	map_release(old);
 }
 
+void map_put(shmq_broker *b, shmq_map *map)
+{
+	if (map && ld(&map->q->segment.ready) == SHMQ_CLOSED_STATE && !shmq_broker_forked(b))
+		shmq_broker_unmap(b, map->index, map->serial);
+	map_release(map);
+}
+
 void touch(shmq_broker *b, uint32_t index)
 {
 	_Atomic uint64_t *word = &b->clients[b->client].touched[index / 64];

@@ -38,7 +38,7 @@ static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < all && count < n; i++) {
-		uint32_t slot = map->deferred.slot[i];
+		uint32_t slot = once(map->deferred.slot[i]);
 
 		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_is_in(map, &map->slots[slot])) {
 			queue_broken(map);
@@ -69,9 +69,15 @@ static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t 
 	/* While its files bear another name none is added to them. */
 	count = ld(&q->base_pending) ? 0 : choose(map, from_due, n, max_bytes);
 	for (uint32_t i = 0; i < count; i++) {
-		uint32_t slot = map->requeue[(tail + i) & mask];
+		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
 		shmq_slot_desc *s = &map->slots[slot];
+		span at;
 
+		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_in(map, s, &at)) {
+			queue_broken(map); /* since it was chosen */
+			count = i;
+			break;
+		}
 		s->pos = out->position;
 		s->previous = SHMQ_DEFERRED;
 		SHMQ_KILLPOINT("chunk.fields");
@@ -79,7 +85,7 @@ static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t 
 		SHMQ_KILLPOINT("chunk.state");
 		heap_remove(&map->deferred, slot);
 		out->slots[i] = slot;
-		out->lengths[i] = s->length + RECORD_HEAD;
+		out->lengths[i] = at.length + RECORD_HEAD;
 		out->positions[i] = (uint64_t)s->deadline;
 		out->bytes += out->lengths[i];
 	}
@@ -190,6 +196,7 @@ out:
 static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_t length,
                      const uint64_t *lengths, const int64_t *dues, uint32_t n, uint64_t position)
 {
+	uint8_t *body;
 	shmq_queue_desc *q = map->q;
 	uint64_t read = ld(&q->deferred_read), at = 0, size;
 	record rec;
@@ -201,18 +208,18 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 		               (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
 		               (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
 	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
-		if (!free_slot_for(map, i, lengths[i]))
+		if (!free_slot_for(map, i, lengths[i], &body))
 			return SHMQ_AGAIN;
 	defer_drain(b, map);
 	for (uint32_t i = 0; i < n; i++, at += size) {
-		shmq_slot_desc *s = free_slot_for(map, i, lengths[i]);
+		shmq_slot_desc *s = free_slot_for(map, i, lengths[i], &body);
 
 		if (!s) { /* the free ring names one twice */
 			queue_broken(map);
 			return SHMQ_AGAIN;
 		}
 		(void)record_read(data + at, length - at, UINT32_MAX, &rec, &size);
-		record_place(s, map->arena + s->body, &rec);
+		record_place(s, body, &rec);
 		s->order = 0;
 		s->deadline = dues[i];
 		s->previous = SHMQ_DEFERRED;

@@ -333,6 +333,18 @@ static void close_queue(shmq_broker *b, shmq_map *map)
 	wait_wake(b, &map->q->space, WAKE_ALL);
 }
 
+/* D of a closed queue, if nobody is in it or died in it. Whoever comes now finds it closed. */
+static bool deliver_try(shmq_map *map)
+{
+	int r = lock_take(&map->q->deliver, 0);
+
+	if (r == SHMQ_LOCK_DIED) {
+		lock_consistent(&map->q->deliver);
+		lock_drop(&map->q->deliver);
+	}
+	return !r;
+}
+
 /* Has the queue a consumer? One enters its session under D, and so finds it closed or stays in it. */
 static bool has_session(shmq_map *map)
 {
@@ -386,8 +398,13 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 	if (map)
 		close_queue(b, map);
 	SHMQ_KILLPOINT("remove_queue.closed");
-	if (deliver)
+	if (map && !deliver)
+		deliver = deliver_try(map);
+	if (deliver) {
+		/* It may stay mapped for long: by who has a view, or has not looked at it since. */
+		queue_discard(map);
 		queue_unlock(map);
+	}
 	atomic_fetch_add(&e->generation, 1);
 	st(&b->next_deadline[queue], INT64_MAX);
 	st(&b->next_due[queue], INT64_MAX);

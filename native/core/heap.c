@@ -25,7 +25,7 @@ static uint32_t up(const heap *h, uint32_t at, int64_t when)
 
 		if (h->when[parent] <= when)
 			break;
-		place(h, at, h->when[parent], h->slot[parent]);
+		place(h, at, h->when[parent], once(h->slot[parent]));
 		at = parent;
 	}
 	return at;
@@ -107,6 +107,10 @@ void heap_make(const heap *h)
 
 		place(h, down(h, at, n, when), when, slot);
 	}
-	for (uint32_t at = 0; at < n; at++)
-		h->slots[h->slot[at]].heap = at;
+	for (uint32_t at = 0; at < n; at++) {
+		uint32_t slot = once(h->slot[at]);
+
+		if (SANE(slot < ld(h->most)))
+			h->slots[slot].heap = at;
+	}
 }

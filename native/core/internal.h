@@ -88,6 +88,8 @@ int segment_map(int fd, uint64_t size, uint8_t **base);
 void segment_unmap(uint8_t *base, uint64_t size);
 /* Back [at, at + bytes) of a shared mapping with pages: SHMQ_NO_SPACE instead of a SIGBUS later. */
 int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes);
+/* Give the whole pages of [from, to) back to the system; what is there reads as zeros. */
+void segment_punch(uint8_t *base, uint64_t from, uint64_t to);
 /* n entries of a table, or fewer if there can be no pages for so many; `backed` has how many are. */
 uint32_t table_backed(uint8_t *base, const void *table, size_t entry, uint32_t n, uint32_t most,
                       _Atomic uint32_t *backed);
@@ -100,10 +102,14 @@ int directory_whole(shmq_broker *b);
 int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out);
 void map_hold(shmq_map *map);
 void map_release(shmq_map *map);
+/* The same, and of a queue that was removed the broker's table lets go too. */
+void map_put(shmq_broker *b, shmq_map *map);
 uint64_t round_page(uint64_t bytes);
 /* The same for the first n slots and what goes with them, the arena up to `end`, the two tables. */
 int queue_commit_slots(shmq_map *map, uint32_t n);
 int queue_commit_arena(shmq_map *map, uint64_t end);
+/* From `have` on, whatever was known to have pages: they may have been given back since. */
+int queue_grow_arena(shmq_map *map, uint64_t have, uint64_t end);
 int queue_commit_leases(shmq_map *map);
 /* n, or as many slots as there are pages for. */
 uint32_t slots_back(shmq_map *map, uint32_t n);
@@ -167,6 +173,8 @@ void queue_unlock(shmq_map *map);
 /* P and D held (or the segment is not READY yet). SHMQ_CORRUPT: there is nothing to rebuild it from;
  * it stays dirty. */
 int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
+/* A closed queue, P and D held: pages of bodies that nobody can have any more go back. */
+void queue_discard(shmq_map *map);
 /* Both locks, or the one under which `map` was found to be garbage: the next locker of D repairs. */
 static inline void queue_broken(shmq_map *map)
 {
@@ -262,6 +270,18 @@ static inline bool slot_is(shmq_map *map, uint32_t slot, unsigned state)
 {
 	return SANE(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
 }
+/* The slot that a cell of scratch space names, which was looked at before it was put there. */
+static inline uint32_t slot_in(shmq_map *map, const uint32_t *cell)
+{
+	return at_most(once(*cell), slots_of(map) - 1);
+}
+/* The session that a slot names, NULL if there is none. */
+static inline shmq_session_desc *session_of(shmq_map *map, const shmq_slot_desc *s)
+{
+	uint32_t i = once(s->session);
+
+	return SANE(i < sessions_of(map)) ? &map->sessions[i] : NULL;
+}
 /* Messages that are used one after the other mostly lie so, slots and bodies. In a queue of many what
  * takes the time is to wait for each slot's lines, so those that come soon are asked for. */
 #define AHEAD 12u
@@ -279,14 +299,30 @@ static inline void bodies_ahead(const shmq_map *map, const shmq_slot_desc *s)
 	prefetch(body - SHMQ_ARENA_HEAD);
 	prefetch(body + 64 - SHMQ_ARENA_HEAD);
 }
+/* Where a slot's body is, as it was when it was checked: what is used after that is this copy. */
+typedef struct span {
+	uint64_t body;
+	uint32_t length;
+} span;
 /* Does the slot's body lie where bodies are? */
-static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)
+static inline bool body_in(shmq_map *map, const shmq_slot_desc *s, span *at)
 {
-	uint64_t end = s->body + s->capacity;
+	uint32_t capacity = once(s->capacity);
+	uint64_t end;
 
-	return SANE(s->body <= map->arena_max && s->length <= s->capacity &&
+	at->body = once(s->body);
+	at->length = once(s->length);
+	end = at->body + capacity;
+	return SANE(at->body <= map->arena_max && at->length <= capacity &&
+	            capacity <= UINT32_MAX - 2 * SHMQ_ARENA_UNIT &&
 	            (end <= ld(&map->arena_backed) ||
 	             (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end))));
+}
+static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)
+{
+	span at;
+
+	return body_in(map, s, &at);
 }
 
 /* queue.c: all under D unless said otherwise */
@@ -370,7 +406,7 @@ void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
 /* `requeue_firsts` anew, when entries were moved. */
 void requeue_firsts_find(shmq_map *map);
 /* What a take would hand out next and the head that then moves on by one; false: nothing. */
-bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head);
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at);
 void held_add(shmq_map *map, uint32_t slot);
 void held_remove(shmq_map *map, uint32_t slot);
 void defer_drain(shmq_broker *b, shmq_map *map);
@@ -434,16 +470,20 @@ static inline uint32_t free_slot(shmq_map *map, uint32_t ahead)
 {
 	return map->free[(ld(&map->q->free_head) + ahead) & ring_mask_of(map)];
 }
-/* That slot if it is FREE and owns a block for so long a body, else NULL. */
-static inline shmq_slot_desc *free_slot_for(shmq_map *map, uint32_t ahead, uint64_t length)
+/* That slot if it is FREE and owns a block for so long a body, else NULL; the body. */
+static inline shmq_slot_desc *free_slot_for(shmq_map *map, uint32_t ahead, uint64_t length,
+                                            uint8_t **to)
 {
-	uint32_t slot = free_slot(map, ahead);
+	uint32_t slot = free_slot(map, ahead), capacity;
 	shmq_slot_desc *s = &map->slots[slot];
+	uint64_t body;
 
-	return slot_is(map, slot, SHMQ_FREE) && s->capacity >= length &&
-	                       arena_owns(map->arena, arena_of(map), s->body, s->capacity)
-	               ? s
-	               : NULL;
+	if (!slot_is(map, slot, SHMQ_FREE))
+		return NULL;
+	capacity = once(s->capacity);
+	body = once(s->body);
+	*to = map->arena + body;
+	return capacity >= length && arena_owns(map->arena, arena_of(map), body, capacity) ? s : NULL;
 }
 
 /* record.c */

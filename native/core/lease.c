@@ -548,12 +548,13 @@ static uint32_t gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t 
 	uint32_t taken = 0, slot, mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	shmq_slot_desc *last = NULL;
 	_Atomic uint32_t *head;
+	span at;
 
-	while (taken < n && queue_next(map, &slot, &head)) {
+	while (taken < n && queue_next(map, &slot, &head, &at)) {
 		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word = ld(&s->word);
 
-		if (taken && e->bytes + s->length > max_bytes)
+		if (taken && e->bytes + at.length > max_bytes)
 			break;
 		slots_ahead(map, slot);
 		s->move = id;
@@ -571,7 +572,7 @@ static uint32_t gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t 
 			last->next = slot;
 		last = s;
 		map->requeue[(tail + taken++) & mask] = slot;
-		e->bytes += s->length;
+		e->bytes += at.length;
 	}
 	return taken;
 }
@@ -600,6 +601,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	uint32_t slot;
 	_Atomic uint32_t *head;
 	bool more = false;
+	span at;
 	int r;
 
 	if (!n || !parts || parts > SHMQ_LEASE_PARTS)
@@ -615,7 +617,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	if (r)
 		goto out;
 	r = SHMQ_EMPTY;
-	if (ld(&q->paused) || (!queue_next(map, &slot, &head) && (!run || lease_has_run(map))))
+	if (ld(&q->paused) || (!queue_next(map, &slot, &head, &at) && (!run || lease_has_run(map))))
 		goto out;
 	e = entry_new(map, &id);
 	if (!e) {
@@ -648,7 +650,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	bump(&q->delivered_on_disk, e->on_disk); /* first: that many slots were not taken */
 	bump(&q->delivered, (uint64_t)e->count + e->on_disk);
 	deadline_note(b, map);
-	more = queue_next(map, &slot, &head);
+	more = queue_next(map, &slot, &head, &at);
 	describe(e, out);
 	r = 0;
 out:
@@ -881,15 +883,16 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 }
 
 /* A slot's body, if it lies where there is memory. Whether it is the lease's is seen afterwards. */
-static bool body_at(shmq_map *map, uint32_t slot, const shmq_slot_desc **s, uint32_t *length)
+static bool body_at(shmq_map *map, uint32_t slot, const shmq_slot_desc **s, span *at)
 {
 	uint64_t end = arena_of(map);
 
 	if (!SANE(slot < slots_of(map)))
 		return false;
 	*s = &map->slots[slot];
-	*length = (*s)->length;
-	return SANE((*s)->body <= end && *length <= end - (*s)->body);
+	at->length = once((*s)->length);
+	at->body = once((*s)->body);
+	return SANE(at->body <= end && at->length <= end - at->body);
 }
 
 int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
@@ -898,7 +901,8 @@ int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows
 	const shmq_slot_desc *s;
 	shmq_lease_desc *e;
 	shmq_map *map;
-	uint32_t slot = c->slot, length;
+	uint32_t slot = c->slot;
+	span body;
 	int r = reading(b, c->queue, c->serial, c->id, &map, &e);
 
 	if (r)
@@ -907,12 +911,12 @@ int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows
 	*size = 0;
 	if (bytes > INT32_MAX)
 		bytes = INT32_MAX;
-	for (; *count < c->left && *count < rows && body_at(map, slot, &s, &length); slot = s->next) {
-		if (*count && *size + length > bytes)
+	for (; *count < c->left && *count < rows && body_at(map, slot, &s, &body); slot = s->next) {
+		if (*count && *size + body.length > bytes)
 			break;
 		slots_ahead(map, slot);
 		bodies_ahead(map, s);
-		*size += length;
+		*size += body.length;
 		++*count;
 	}
 	r = still(e, c->id);
@@ -927,14 +931,15 @@ int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64
 	const shmq_slot_desc *s;
 	shmq_lease_desc *e;
 	shmq_map *map;
-	uint32_t slot = c->slot, length;
+	uint32_t slot = c->slot;
 	uint64_t at = 0;
+	span body;
 	int r = reading(b, c->queue, c->serial, c->id, &map, &e);
 
 	if (r)
 		return r;
 	for (uint32_t i = 0; i < count; i++) {
-		if (!body_at(map, slot, &s, &length) || length > size - at) {
+		if (!body_at(map, slot, &s, &body) || body.length > size - at) {
 			r = SHMQ_LEASE_LOST;
 			goto out;
 		}
@@ -942,8 +947,8 @@ int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64
 		timestamps[i] = s->timestamp;
 		attempts[i] = (uint16_t)(s->attempts + 1);
 		offsets[i] = (int32_t)at;
-		memcpy(data + at, map->arena + s->body, length);
-		at += length;
+		memcpy(data + at, map->arena + body.body, body.length);
+		at += body.length;
 		slot = s->next;
 	}
 	offsets[count] = (int32_t)at;

@@ -255,11 +255,11 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 	}
 	sort_slots(map->requeue, mask, tail, found, map->slots, by_delivery);
 	for (uint32_t i = 0; i < found; i++) {
-		uint32_t slot = map->requeue[(tail + i) & mask];
-		shmq_slot_desc *s = &map->slots[slot];
+		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
+		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
-		if (s->session < sessions)
-			session_leave(&map->sessions[s->session]);
+		if (its)
+			session_leave(its);
 		slot_back(map, slot, 0);
 		heap_remove(&map->inflight, slot);
 		SHMQ_KILLPOINT("return.slot");
@@ -353,7 +353,7 @@ void shmq_consumer_free(shmq_consumer *c)
 {
 	shmq_broker *b = c->b;
 
-	map_release(c->map);
+	map_put(c->b, c->map);
 	free(c);
 	broker_release(b);
 }
@@ -361,15 +361,15 @@ void shmq_consumer_free(shmq_consumer *c)
 /* ---- take ---- */
 
 /* Nothing is to be taken from a ring that names what is not in its state, or has no body. */
-static bool may_be_taken(shmq_map *map, uint32_t slot, unsigned state)
+static bool may_be_taken(shmq_map *map, uint32_t slot, unsigned state, span *at)
 {
-	if (slot_is(map, slot, state) && body_is_in(map, &map->slots[slot]))
+	if (slot_is(map, slot, state) && body_in(map, &map->slots[slot], at))
 		return true;
 	queue_broken(map);
 	return false;
 }
 
-bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t back = ld(&q->requeue_head), ready = ld(&q->ready_head), mask = ring_mask_of(map);
@@ -379,14 +379,14 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
 	if ((int32_t)(q->ready_tail_seen - ready) <= 0) /* a spill may have passed it */
 		q->ready_tail_seen = ld_acquire(&q->ready_tail);
 	have_ready = ready != q->ready_tail_seen && !on_disk(q);
-	first = have_ready ? map->ready[ready & mask] : SHMQ_NONE;
+	first = have_ready ? once(map->ready[ready & mask]) : SHMQ_NONE;
 
 	if (back != ld(&q->requeue_tail)) {
 		uint64_t after;
 
-		*slot = map->requeue[back & mask];
+		*slot = once(map->requeue[back & mask]);
 		*head = &q->requeue_head;
-		if (!may_be_taken(map, *slot, SHMQ_BACK))
+		if (!may_be_taken(map, *slot, SHMQ_BACK, at))
 			return false;
 		/* A requeued message waits for what was published before it came back. But not if that
 		 * may not be taken: it is held already, and would wait for ever for itself. And not if
@@ -394,15 +394,17 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head)
 		after = map->slots[*slot].after;
 		if (!have_ready || !after || (int32_t)(q->requeue_firsts - back) > 0 || !may_hold_more(map))
 			return true;
-		if (!may_be_taken(map, first, SHMQ_READY))
+		if (!slot_is(map, first, SHMQ_READY)) {
+			queue_broken(map);
 			return false;
+		}
 		if (map->slots[first].order >= after)
 			return true;
 	}
 	*slot = first;
 	*head = &q->ready_head;
 	if (have_ready && may_hold_more(map))
-		return may_be_taken(map, first, SHMQ_READY);
+		return may_be_taken(map, first, SHMQ_READY, at);
 	if (have_ready && !counts_are_sane(map))
 		queue_broken(map);
 	return false;
@@ -419,6 +421,7 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 	_Atomic uint32_t *head;
 	int64_t now, deadline;
 	uint64_t order, bytes = 0;
+	span at;
 
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
 		defer_drain(c->b, map);
@@ -433,7 +436,7 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 	now = now_coarse_ns();
 	deadline = later(now, c->msg_timeout);
 	order = ld(&q->order);
-	while (taken < n && bytes < max_bytes && queue_next(map, &slot, &head)) {
+	while (taken < n && bytes < max_bytes && queue_next(map, &slot, &head, &at)) {
 		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word;
 
@@ -456,15 +459,15 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		out[taken++] = (shmq_message){.word = word,
 		                              .id = s->id,
 		                              .timestamp = s->timestamp,
-		                              .body = map->arena + s->body,
-		                              .length = s->length,
+		                              .body = map->arena + at.body,
+		                              .length = at.length,
 		                              .slot = slot,
 		                              .attempts = s->attempts};
-		bytes += s->length;
+		bytes += at.length;
 	}
 	if (!taken)
 		return 0;
-	*more = queue_next(map, &slot, &head);
+	*more = queue_next(map, &slot, &head, &at);
 	st(&q->order, order);
 	bump(&session->in_flight, taken);
 	session->delivered += taken;
@@ -619,8 +622,10 @@ static shmq_slot_desc *in_flight(shmq_consumer *c, const shmq_message *m)
 
 static void session_settle(shmq_consumer *c, shmq_slot_desc *s)
 {
-	if (SANE(s->session < sessions_of(c->map)))
-		session_leave(&c->map->sessions[s->session]);
+	shmq_session_desc *its = session_of(c->map, s);
+
+	if (its)
+		session_leave(its);
 }
 
 /* One lock for many: what `each` does to a slot that is in flight to us. D is held afterwards if it
@@ -886,16 +891,16 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 	defer_drain(b, map);
 	after = ld(&topic_of(b, map)->committed) + 1;
 	while (*expired + *due < limit && ld(&q->inflight_len) && heap_first(&map->inflight) <= now) {
-		uint32_t slot = map->inflight.slot[0];
+		uint32_t slot = once(map->inflight.slot[0]);
 		shmq_slot_desc *s = &map->slots[slot];
+		shmq_session_desc *session;
 
 		if (!slot_is(map, slot, SHMQ_INFLIGHT) || !SANE(s->deadline == map->inflight.when[0])) {
 			queue_broken(map);
 			break;
 		}
-		if (SANE(s->session < sessions_of(map))) {
-			shmq_session_desc *session = &map->sessions[s->session];
-
+		session = session_of(map, s);
+		if (session) {
 			session_leave(session);
 			session->timed_out++;
 		}
@@ -907,7 +912,7 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 	}
 	while (*expired + *due < limit && ld(&q->deferred_len) &&
 	       heap_first(&map->deferred) <= realtime) {
-		uint32_t slot = map->deferred.slot[0];
+		uint32_t slot = once(map->deferred.slot[0]);
 
 		if (!slot_is(map, slot, SHMQ_DEFERRED)) {
 			queue_broken(map);

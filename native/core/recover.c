@@ -347,7 +347,7 @@ static void rebuild_arena(shmq_map *map)
 	sort_slots(map->free, mask, 0, used, map->slots, by_body);
 	arena_reset(&q->arena);
 	for (uint32_t i = 0; i < used; i++) {
-		shmq_slot_desc *s = &map->slots[map->free[i]];
+		shmq_slot_desc *s = &map->slots[slot_in(map, &map->free[i])];
 
 		if (!arena_claim(&q->arena, map->arena, committed, &cursor, s->body, s->capacity)) {
 			/* garbage, not a death: no body, but nothing outside is touched */
@@ -373,6 +373,7 @@ static void rebuild_lists(shmq_map *map)
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
 		uint64_t word = ld(&s->word);
+		shmq_session_desc *its;
 
 		s->heap = SHMQ_NONE;
 		switch (SHMQ_STATE_OF(word)) {
@@ -401,8 +402,9 @@ static void rebuild_lists(shmq_map *map)
 				order = s->move; /* a take died before it counted */
 			map->inflight.when[inflight] = s->deadline;
 			map->inflight.slot[inflight++] = i;
-			if (s->session < sessions)
-				bump(&map->sessions[s->session].in_flight, 1);
+			its = session_of(map, s);
+			if (its)
+				bump(&its->in_flight, 1);
 			break;
 		case SHMQ_DEFERRED:
 			map->deferred.when[deferred] = s->deadline;
@@ -518,6 +520,102 @@ int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
 	}
 	map_release(map);
 	return r;
+}
+
+/* ---- memory given back ---- */
+
+/*
+ *   give back   dirty, arena_committed lowered to where the last body ends, rebuild (which clears
+ *               dirty), the pages behind it punched
+ * Bodies of slots in use are where they were, and below the new end. A death before the store leaves
+ * nothing to repair but `dirty`, one after it a smaller arena with pages behind it that the next call
+ * gives back. Who finds the arena too small grows it as at first, and looks at each page then: that
+ * its process once had pages there (arena_backed) says nothing any more.
+ */
+
+/* Where the last body of a slot in use ends, as a size of the arena. */
+static uint64_t arena_needed(shmq_map *map)
+{
+	uint32_t n = slots_of(map);
+	uint64_t end = 0, page = round_page(1);
+
+	for (uint32_t i = 0; i < n; i++) {
+		const shmq_slot_desc *s = &map->slots[i];
+		uint64_t last = s->body + s->capacity;
+
+		if (SHMQ_STATE_OF(ld(&s->word)) != SHMQ_FREE && s->capacity && last > end)
+			end = last;
+	}
+	if (!end)
+		return SHMQ_ARENA_FIRST;
+	end = (end + SHMQ_ARENA_UNIT + page - 1) / page * page; /* the sentinel is behind it */
+	return end > SHMQ_ARENA_FIRST ? end : SHMQ_ARENA_FIRST;
+}
+
+int shmq_give_back(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes)
+{
+	uint64_t had, keep, arena;
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	*bytes = 0;
+	if (r)
+		return r;
+	r = both_lock(b, map, until);
+	if (r)
+		goto out;
+	had = arena_of(map);
+	keep = arena_needed(map);
+	arena = (uint64_t)(map->arena - map->base);
+	if (keep < had) {
+		st(&map->q->dirty, 1);
+		SHMQ_KILLPOINT("give_back.dirty");
+		st_release(&map->q->arena_committed, keep);
+		SHMQ_KILLPOINT("give_back.lowered");
+		r = queue_rebuild(b, map, false);
+		*bytes = had - keep;
+	}
+	if (!r) {
+		st(&map->arena_backed, keep);
+		segment_punch(map->base, arena + (keep < had ? keep : had), arena + map->arena_max);
+		SHMQ_KILLPOINT("give_back.punched");
+	}
+	both_unlock(b, map);
+out:
+	map_release(map);
+	return r;
+}
+
+/* Who has a message may go on reading it: in flight, viewed, lent, leased. */
+static bool may_be_read(const shmq_slot_desc *s)
+{
+	unsigned state = SHMQ_STATE_OF(ld(&s->word));
+
+	return state == SHMQ_INFLIGHT || state == SHMQ_LOANED || state == SHMQ_LEASED || s->pins;
+}
+
+void queue_discard(shmq_map *map)
+{
+	uint32_t n = slots_of(map), mask = ring_mask_of(map), used = 0;
+	uint64_t arena = (uint64_t)(map->arena - map->base), from = 0;
+
+	/* The free ring is scratch space: nobody will use this queue again. */
+	for (uint32_t i = 0; i < n; i++)
+		if (map->slots[i].capacity && may_be_read(&map->slots[i]) && body_is_in(map, &map->slots[i]))
+			map->free[used++ & mask] = i;
+	sort_slots(map->free, mask, 0, used, map->slots, by_body);
+	for (uint32_t i = 0; i < used; i++) {
+		const shmq_slot_desc *s = &map->slots[slot_in(map, &map->free[i & mask])];
+		uint64_t body = once(s->body), end = body + once(s->capacity);
+
+		if (body > map->arena_max || end > map->arena_max)
+			return; /* overwritten since */
+		if (body > from)
+			segment_punch(map->base, arena + from, arena + body);
+		if (end > from)
+			from = end;
+	}
+	segment_punch(map->base, arena + from, arena + map->arena_max);
 }
 
 /* Is every slot somewhere, and what is held counted? P and D held. */

@@ -86,6 +86,16 @@ int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes)
 	return 0;
 }
 
+void segment_punch(uint8_t *base, uint64_t from, uint64_t to)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+
+	from = round_page(from);
+	to = to / page * page;
+	if (from < to)
+		(void)madvise(base + from, to - from, MADV_REMOVE); /* not supported: they stay */
+}
+
 bool shmq_segment_has_pages(const void *base, uint64_t at, uint64_t bytes)
 {
 	return !segment_commit((uint8_t *)(uintptr_t)base, at, bytes);
@@ -529,6 +539,15 @@ int queue_commit_arena(shmq_map *map, uint64_t end)
 	                                     end - have);
 
 	if (!r && end > have)
+		st(&map->arena_backed, end);
+	return r;
+}
+
+int queue_grow_arena(shmq_map *map, uint64_t have, uint64_t end)
+{
+	int r = segment_commit(map->base, (uint64_t)(map->arena - map->base) + have, end - have);
+
+	if (!r && end > ld(&map->arena_backed))
 		st(&map->arena_backed, end);
 	return r;
 }

@@ -59,12 +59,13 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
 {
 	shmq_slot_desc *s = &map->slots[slot];
 	uint32_t length;
+	span at;
 
-	if (!slot_is(map, slot, previous) || !body_is_in(map, s)) {
+	if (!slot_is(map, slot, previous) || !body_in(map, s, &at)) {
 		queue_broken(map);
 		return false;
 	}
-	length = s->length + RECORD_HEAD;
+	length = at.length + RECORD_HEAD;
 	if (out->count == n || (out->count && out->bytes + length > max_bytes))
 		return false;
 	if (!SHMQ_PLANTED(4))
@@ -126,14 +127,15 @@ static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n
 	if (!gather_inflight(map, tail, inflight))
 		return;
 	for (uint32_t i = 0; i < inflight; i++) {
-		uint32_t slot = map->requeue[(tail + i) & mask];
+		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
+		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
 		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_INFLIGHT))
 			return;
 		heap_remove(&map->inflight, slot);
 		held_remove(map, slot);
-		if (SANE(map->slots[slot].session < sessions_of(map)))
-			session_leave(&map->sessions[map->slots[slot].session]);
+		if (its)
+			session_leave(its);
 	}
 	while (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
 		uint32_t slot = map->requeue[ld(&q->requeue_head) & mask];
@@ -275,7 +277,8 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 	if (!keep_turns(map) || !gather_inflight(map, tail, inflight))
 		return SHMQ_EMPTY;
 	order = ld(&q->order);
-#define NTH(i) map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask]
+#define NTH(i)                                                                                     \
+	slot_in(map, &map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask])
 	for (; first && all - first < n; first--) {
 		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
 
@@ -301,14 +304,15 @@ static int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 		           out->position + bytes);
 	}
 	for (uint32_t i = first; i < all; i++) {
-		uint32_t slot = NTH(i), session = map->slots[slot].session;
+		uint32_t slot = NTH(i);
+		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
 		held_remove(map, slot);
 		if (i >= inflight)
 			continue;
 		heap_remove(&map->inflight, slot);
-		if (SANE(session < sessions_of(map)))
-			session_leave(&map->sessions[session]);
+		if (its)
+			session_leave(its);
 	}
 	st_release(&q->requeue_tail, first < inflight ? head : head + first - inflight);
 	requeue_firsts_find(map);
@@ -390,7 +394,7 @@ int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
 		const shmq_slot_desc *from = &map->slots[s->slots[i]];
 		shmq_slot_desc slot = {.id = from->id,
 		                       .timestamp = from->timestamp,
-		                       .body = from->body,
+		                       .body = once(from->body),
 		                       .length = s->lengths[i] - RECORD_HEAD,
 		                       .attempts = from->attempts};
 
@@ -575,15 +579,16 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	uint64_t order = ld(&q->order);
+	uint8_t *body;
 
 	if (ld(&q->disk_read) != position || lease_has_run(map))
 		return SHMQ_GONE;
 	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
-		if (!free_slot_for(map, i, lengths[i]))
+		if (!free_slot_for(map, i, lengths[i], &body))
 			return SHMQ_AGAIN;
 	st(&q->order, order + n);
 	for (uint32_t i = 0; i < n; i++) {
-		shmq_slot_desc *s = free_slot_for(map, i, lengths[i]);
+		shmq_slot_desc *s = free_slot_for(map, i, lengths[i], &body);
 		record rec;
 		uint64_t size;
 
@@ -592,7 +597,7 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 			return SHMQ_AGAIN;
 		}
 		(void)record_read(data + *used, length - *used, UINT32_MAX, &rec, &size);
-		record_place(s, map->arena + s->body, &rec);
+		record_place(s, body, &rec);
 		s->order = order + 1 + i;
 		s->deadline = 0;
 		s->previous = SHMQ_FREE;

@@ -109,7 +109,7 @@ static bool arena_grow(shmq_map *map, uint64_t bytes)
 	want = round_page(have + step);
 	if (want > map->arena_max)
 		want = map->arena_max;
-	if (want <= have || queue_commit_arena(map, want))
+	if (want <= have || queue_grow_arena(map, have, want))
 		return false;
 	SHMQ_KILLPOINT("arena.committed");
 	if (!arena_extend(&q->arena, map->arena, have, want)) {
@@ -404,7 +404,7 @@ int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq
 static void list_drop(shmq_producer *p)
 {
 	for (uint32_t i = 0; i < p->channels + p->backlog; i++)
-		map_release(p->maps[i]);
+		map_put(p->b, p->maps[i]);
 	free(p->maps);
 	p->maps = NULL;
 	p->channels = p->backlog = 0;
@@ -421,6 +421,18 @@ void shmq_producer_close(shmq_producer *p)
 	broker_release(b);
 }
 
+/* Whoever waited for its room looks at the topic again. */
+static void lacking_drop(shmq_producer *p)
+{
+	shmq_map *old;
+
+	pthread_mutex_lock(&p->b->mutex); /* as note_lacking */
+	old = p->lacking;
+	p->lacking = NULL;
+	pthread_mutex_unlock(&p->b->mutex);
+	map_put(p->b, old);
+}
+
 /* The topic's queues, read anew when its version says so. Under P; the only allocation made there,
  * and only when queues come or go. */
 static int list_refresh(shmq_producer *p)
@@ -433,6 +445,7 @@ static int list_refresh(shmq_producer *p)
 	if (p->listed && p->version == version && p->attached_as == b->client_generation)
 		return 0;
 	list_drop(p);
+	lacking_drop(p);
 	for (uint32_t i = 0; i < n; i++)
 		count += entry_is(b, i, p->topic);
 	p->maps = calloc(count + 1, sizeof(shmq_map *));
@@ -665,7 +678,9 @@ static int check_due(const shmq_producer *p, int64_t due)
 
 static void skip_none(uint64_t *skip, uint32_t count)
 {
-	memset(skip, 0, (count + 63) / 64 * sizeof(*skip));
+	skip[0] = 0;
+	if (count > 64)
+		memset(skip, 0, (count + 63) / 64 * sizeof(*skip));
 }
 
 /* Room in every target; ephemeral ones without are marked and skipped. */
@@ -725,11 +740,12 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		if (SKIPPED(skip, k))
 			continue;
 		for (uint32_t i = 0; i < n; i++) {
-			shmq_slot_desc *s = free_slot_for(targets[k], i, lengths[i]);
+			uint8_t *body;
+			shmq_slot_desc *s = free_slot_for(targets[k], i, lengths[i], &body);
 
 			if (!s)
 				return torn(t);
-			memcpy(targets[k]->arena + s->body, bodies[i].data, lengths[i]);
+			memcpy(body, bodies[i].data, lengths[i]);
 			prepare(s, id_of(b, clock + i), seq + i, now, due, lengths[i]);
 		}
 	}
@@ -869,13 +885,12 @@ static int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, boo
 		for (uint32_t i = 0; i < n; i++) {
 			shmq_slot_desc *s;
 
-			s = free_slot_for(map, i, lengths[i]);
+			s = free_slot_for(map, i, lengths[i], &to->bodies[i]);
 			if (!s) {
 				loan_undo(loan, lent + 1);
 				return torn(p->t);
 			}
 			to->slots[i] = (uint32_t)(s - map->slots);
-			to->bodies[i] = map->arena + s->body;
 			s->length = (uint32_t)lengths[i];
 			SHMQ_KILLPOINT("loan.fields");
 			st_release(&s->word,
@@ -1023,8 +1038,10 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 		if (lent)
 			lent->current = true;
 		for (uint64_t i = 0, at = 0; i < n; i++) {
+			uint8_t *body = NULL;
 			shmq_slot_desc *s = lent ? &targets[k]->slots[lent->slots[i]]
-			                         : free_slot_for(targets[k], (uint32_t)i, loan->lengths[i]);
+			                         : free_slot_for(targets[k], (uint32_t)i, loan->lengths[i],
+			                                         &body);
 
 			if (lent && !still_ours(loan, lent, (uint32_t)i)) {
 				(void)torn(t);
@@ -1033,7 +1050,7 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 			if (!s)
 				return torn(t);
 			if (!lent)
-				memcpy(targets[k]->arena + s->body,
+				memcpy(body,
 				       loan->targets ? loan_body(loan, 0, (uint32_t)i)
 				                     : loan->scratch + at,
 				       loan->lengths[i]);
@@ -1246,14 +1263,15 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	shmq_slot_desc *s = &backlog->slots[slot];
 	uint64_t length, skip[SKIP_WORDS], seq = ld(&t->committed) + 1;
 	int64_t due;
+	span at;
 
 	if (from == SHMQ_FREE)
 		return SHMQ_EMPTY;
-	if (!slot_is(backlog, slot, from) || !body_is_in(backlog, s)) {
+	if (!slot_is(backlog, slot, from) || !body_in(backlog, s, &at)) {
 		queue_broken(backlog);
 		return SHMQ_AGAIN;
 	}
-	length = s->length;
+	length = at.length;
 	due = from == SHMQ_DEFERRED ? s->deadline : 0;
 	skip_none(skip, count);
 	for (uint32_t k = 0; k < count; k++) {
@@ -1270,7 +1288,8 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING));
 	SHMQ_KILLPOINT("pump.moving");
 	for (uint32_t k = 0; k < count; k++) {
-		shmq_slot_desc *to = free_slot_for(channels[k], 0, length);
+		uint8_t *body;
+		shmq_slot_desc *to = free_slot_for(channels[k], 0, length, &body);
 
 		if (SKIPPED(skip, k))
 			continue;
@@ -1278,7 +1297,7 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 			st(&t->dirty, 1);
 			return SHMQ_AGAIN;
 		}
-		memcpy(channels[k]->arena + to->body, backlog->arena + s->body, length);
+		memcpy(body, backlog->arena + at.body, length);
 		prepare(to, s->id, seq, s->timestamp, due, length);
 		to->attempts = s->attempts;
 		st_release(&channels[k]->q->free_head, ld(&channels[k]->q->free_head) + 1);

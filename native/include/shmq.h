@@ -523,6 +523,11 @@ int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int6
                            bool *removed);
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until);
 
+/* Give the pages behind the last body in use back to the system; how many bytes the arena is smaller
+ * then. For a queue that has been nearly empty for a while: it grows again as it did at first.
+ * death: the arena is as large as before, or smaller and its pages are given back next time. */
+int shmq_give_back(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes);
+
 /* One bite of nsqd's scan: at most `limit` expired and due messages to the requeue ring. Corrects
  * the queue's next_deadline and next_due columns. */
 int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,

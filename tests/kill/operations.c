@@ -1068,6 +1068,32 @@ static void remove_channel(scene *s)
 	EQUAL(remove_queue(s, s->mine, 1), 0);
 }
 
+/* Some messages are out; behind their bodies there were larger ones. */
+static void much_was_there(scene *s)
+{
+	publish(s, s->alive, s->producer, 3, SMALL, 0);
+	take_alive(s, 3);
+	publish(s, s->alive, s->producer, 4, 8000, 0);
+	EQUAL(shmq_take(s->consumer, s->m, 4, soon(), &s->got), 0);
+	finish(s, 0, s->consumer, s->m, s->got);
+	CHECK(queue_of(s, 0)->arena_committed > SHMQ_ARENA_FIRST);
+}
+
+static void give_back(scene *s)
+{
+	uint64_t bytes;
+
+	EQUAL(CALL(s, s->mine, shmq_give_back(s->mine, first_queue(s), soon(), &bytes)), 0);
+}
+
+static void give_back_again(scene *s)
+{
+	uint64_t bytes;
+
+	EQUAL(CALL(s, s->home, shmq_give_back(s->home, first_queue(s), soon(), &bytes)), 0);
+	publish(s, s->alive, s->producer, 4, 8000, 0); /* it grows again */
+}
+
 static void remove_idle_channel(scene *s)
 {
 	bool removed;
@@ -1426,6 +1452,7 @@ const operation operations[] = {
 	{"create a channel", 2, NULL, come_to_supervise, create_channel, create_channel_again, 1, 0, 0},
 	{"take over", 0, NULL, come_to_supervise, take_over, take_over_again, 1, 0, 0},
 	{"delete a channel", 2, NULL, come_to_supervise, remove_channel, remove_channel_again, 1, 0, 0},
+	{"give memory back", 1, much_was_there, come_to_supervise, give_back, give_back_again, 1, 1, 0},
 	{"delete an idle channel", 2, NULL, come_to_supervise, remove_idle_channel, remove_channel_again, 1, 0, 0},
 	{"delete a topic", 1, NULL, come_to_supervise, remove_topic, remove_topic_again, 1, 0, 0},
 	{"pump", 0, a_backlog_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},

@@ -102,7 +102,7 @@ static void a_queue_is_entered_found_and_removed(void)
 	EQUAL(shmq_queue_create(w->supervisor, fd, found, again, topic, "t:c", 0, 0, 0, false, false), 0);
 	EQUAL(MAPPED(w, w->supervisor, shmq_queue_enter(w->supervisor, found, again, topic, "c", soon())),
 	      0);
-	EQUAL(shmq_consumer_open(b, queue, serial, 1, 0, soon(), &c), SHMQ_GONE);
+	EQUAL(shmq_consumer_open(b, queue, serial, 1, 0, soon(), &c), SHMQ_NEED_MAP); /* let go of */
 	EQUAL(world_publish(w, b, p, "y"), 0);
 	c = world_consumer(w, b, found, again, 10);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
