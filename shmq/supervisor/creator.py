@@ -40,6 +40,7 @@ from shmq.storage.deferred import ChunkFile
 from shmq.storage.diskqueue import DiskQueue, Meta
 from shmq.supervisor import damage
 from shmq.supervisor.arbiter import Bell, Pace
+from shmq.supervisor.memory import Thrift
 from shmq.supervisor.roster import FIRST_POSITION, Queue, Roster, Topic
 
 _TICK = 1.0  # seconds without a ring
@@ -70,6 +71,7 @@ class Creator:
         self._mode, self._group = options.permissions()
         self._clock_floor = clock_floor
         self._ephemeral = Pace(0.0, _SHARE)
+        self._thrift = Thrift(broker)
         self.chunks: dict[str, list[ChunkFile]] = {}
         """Chunk files on disk, by base name, of queues that are not there (yet)."""
         self.broken: deque[int] = deque()
@@ -198,6 +200,22 @@ class Creator:
         meta = self.positions(disk)
         sidecar = self._roster.sidecar(disk.base)
         sidecar.take_up(self.chunks.pop(disk.base, ()))
+        try:
+            return self._make(topic, channel, paused, disk, sidecar, meta)
+        except Full:  # what others do not need may be enough
+            if not self._thrift.at_once(self._roster.queues):
+                raise
+        return self._make(topic, channel, paused, disk, sidecar, meta)
+
+    def _make(
+        self,
+        topic: Topic,
+        channel: str | None,
+        paused: bool,
+        disk: DiskQueue,
+        sidecar: deferred.Sidecar,
+        meta: Meta,
+    ) -> Queue:
         index, serial, fd = self._segment()
         try:
             self._broker.create_queue(

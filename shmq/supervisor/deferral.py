@@ -25,6 +25,7 @@ _SECOND = 1_000_000_000  # ns
 LEAD = 5 * _SECOND  # a message is read so long before it is due
 _STEPS = (_SECOND // 4, _SECOND, LEAD)  # what is due in so long is read before the rest
 _APART = _SECOND  # what is due that soon after `LEAD` is not written, to be read again at once
+_WORTH = 16  # a file is worth its while with this part (1/16) of `inflight_slots` in it
 _BITES = 8  # chunks a queue may write in one round
 _FIRST = np.iinfo(np.int64).min
 
@@ -72,13 +73,20 @@ class Deferral:
 
     # -- out
 
-    def write(self, queue: Queue) -> bool:
-        """Write what is too much, those due last. Raises OSError; it is then still in memory."""
+    def write(self, queue: Queue, few: bool = False) -> bool:
+        """Write what is too much, those due last. Raises OSError; it is then still in memory.
+
+        A file has at least as many as make it worth its while. Where a publisher needs room and so
+        few are deferred that most of what is held came back already, that is to go first; few: it
+        could not, so a file of a few messages is better than a publisher that waits.
+        """
         queue.sidecar.settle()
         view, moved = queue.view, False
         for _ in range(_BITES):
             slots, dues = view.read("inflight_slots"), _dues(queue)
             needed = lacking(queue)
+            if needed > 0 and not few and len(dues) * _WORTH < slots and queue.waiting > len(dues):
+                break
             surplus = len(dues) - slots // 4 if len(dues) > slots // 2 or moved else 0
             if view.read("held_bytes") > view.read("arena_max") * 5 // 8:
                 surplus = max(surplus, len(dues) // 2)
@@ -113,7 +121,11 @@ class Deferral:
         return batch is not None and _store(queue, batch)
 
     def _write_later(self, queue: Queue, due: int) -> bool:
-        """Make room for what is due at `due` by writing what is due clearly later."""
+        """Make room for what is due at `due` by writing what is due clearly later. Not while there
+        is enough for consumers to take, which would come before it: that would only swap a few
+        messages for a few others, with a file for each time."""
+        if queue.waiting >= queue.limits[2]:
+            return False
         if queue.ephemeral or self._being_pumped(queue):
             return False
         dues = _dues(queue)

@@ -105,6 +105,10 @@ class Queue:
     record_bytes: int = 512  # of a record on disk, as last seen
     no_room: int = -1  # free_tail when nothing more on disk fitted: nothing will until it moves
     no_room_until: float = 0.0  # monotonic seconds: or until then, if /dev/shm was full
+    quiet_since: tuple[float, int] = (
+        math.inf,
+        0,
+    )  # monotonic seconds: what had been published then
 
     def __post_init__(self) -> None:
         header = self.view.header.reshape(1).view(np.uint8)

@@ -45,6 +45,7 @@ from shmq.storage.diskqueue import DamagedFile, pack, unpack
 from shmq.supervisor import damage
 from shmq.supervisor.arbiter import Bell
 from shmq.supervisor.deferral import LEAD, Deferral, lacking
+from shmq.supervisor.memory import Thrift, scarce
 from shmq.supervisor.roster import Look, Queue, Roster
 from shmq.supervisor.trouble import DiskTrouble, probe
 
@@ -80,6 +81,8 @@ class Spiller:
         self, broker: Broker, roster: Roster, options: Options, trouble: DiskTrouble
     ) -> None:
         """trouble: where everybody is told what the disk refuses."""
+        self._thrift = Thrift(broker)
+        self._changes = -1  # of the roster, when what is gone was last let go of
         self._broker = broker
         self._roster = roster
         self._options = options
@@ -105,6 +108,7 @@ class Spiller:
 
     def _round(self, now: float) -> float:
         """How long to sleep, if nobody rings: not at all if anything was moved."""
+        self._let_go()
         self._gather(now)
         if not self._watched and not self._active:
             self._look_whether_over()
@@ -112,6 +116,8 @@ class Spiller:
         look = Look.at([queue for queue in self._watched if not queue.gone])
         needs, busy, pause = self._serve(look, now)
         self._tidy(look, now)
+        self._thrift.look(look, now)
+        self._make_room(look)
         self._forget(look, needs)
         if not needs and not self._active:
             self._look_whether_over()
@@ -122,6 +128,27 @@ class Spiller:
             pause = min(pause, self._pause)
             self._pause = min(2 * self._pause, _TICK_WAITING)
         return min(pause, _TICK_WAITING) if self._active else pause
+
+    def _let_go(self) -> None:
+        """Of queues that were deleted: who refers to one keeps its memory mapped."""
+        if self._changes == self._roster.changes:
+            return
+        self._changes = self._roster.changes
+        for queues in (self._watched, self._open):
+            for queue in [queue for queue in queues if queue.gone]:
+                del queues[queue]
+        for found in (self._active, self._pressed):
+            found.difference_update([queue for queue in found if queue.gone])
+        self._others = iter([queue for queue in self._others if not queue.gone])
+
+    def _make_room(self, look: Look) -> None:
+        """In /dev/shm, for publishers whose queue could not grow."""
+        hot = look.hot
+        small = look.wanted & (hot["arena_committed"].astype(np.int64) < look.arena_max)
+        for row in np.flatnonzero(small).tolist():
+            if scarce(int(hot["need_bytes"][row])):
+                self._thrift.at_once(self._roster.queues)
+                return
 
     def _gather(self, now: float) -> None:
         """Watch what asks for attention, what has deferred messages to be read soon, and now and
@@ -189,8 +216,6 @@ class Spiller:
                 due = queue.sidecar.due
                 self._due[queue.index] = _NEVER if due is None else due
         self._watched = dict.fromkeys(needs)
-        for queue in [queue for queue in self._open if queue.gone]:
-            del self._open[queue]  # else its segment, which has no name any more, stays mapped
 
     def _overflowing(self, look: Look, on_disk: NDArray[np.bool_]) -> NDArray[np.bool_]:
         hot, ready = look.hot, look.ready
@@ -294,6 +319,8 @@ class Spiller:
             moved = True
         if lacking(queue):  # what was handed out before has no turn to keep
             moved |= self._write_returned(queue, count, out=True)
+        if lacking(queue):
+            moved |= self._deferral.write(queue, few=True)
         return moved
 
     def _write_returned(self, queue: Queue, count: int, *, out: bool = False) -> bool:

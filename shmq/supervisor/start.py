@@ -18,6 +18,7 @@ is said by faulthandler and by whoever started it, and the next start does the r
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -30,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from shmq import _native, layout, ownership, segments
-from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
+from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
 from shmq.layout import DirectoryView, EntryState, QueueEntry, Ready
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
@@ -393,6 +394,8 @@ def adopt(
         topic = topics[queue_entry.topic]
         try:
             broker.adopt(queue_entry.index)
+            with contextlib.suppress(Busy):  # what a predecessor died giving back
+                broker.give_back(queue_entry.index)
             base = base_name(topic.name, queue_entry.channel)
             queue = roster.enter_queue(
                 queue_entry.index,

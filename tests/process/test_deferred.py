@@ -54,6 +54,23 @@ def on_disk(data_path: Path) -> dict[str, int]:
     return found
 
 
+def test_few_deferred_messages_make_few_files(open_broker: Open, data_path: Path) -> None:
+    """Nobody reads the channel, memory is full of what has come back, and now and then a deferred
+    message comes: it takes the place of many of those, not of one."""
+    broker = open_broker(data_path=data_path, mem_queue_size=256, inflight_slots=256)
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    bodies = numbered(4000)
+    for i, body in enumerate(bodies):
+        producer.publish(body, defer=None if i % 4 else 2.0, timeout=30)
+        if not i % 4:  # the supervisor finds one at a time
+            time.sleep(0.002)
+    made = word(broker.instance, "deferred_write")
+    assert made <= 1000 * 16 // 256  # a file for each sixteenth of what may be held
+    came = take_all(broker, "t", "c")
+    assert sorted(came.bodies) == bodies
+
+
 def come(broker: shmq.Broker, count: int, watchdog: float = 60.0) -> list[tuple[int, bytes]]:
     """(when, body) of so many messages of t/c, finished."""
     came: list[tuple[int, bytes]] = []
