@@ -291,7 +291,8 @@ def close_directory(s: Scene) -> None:
 
 @scene(
     "Broker.create_topic", "Broker.reserve_queue", "Broker.create_queue", "Broker.enter_queue",
-    "Broker.take_over", "Broker.renamed", "Broker.remove_queue", "Broker.remove_topic", slow=True,
+    "Broker.take_over", "Broker.renamed", "Broker.give_back", "Broker.remove_queue",
+    "Broker.remove_topic", slow=True,
 )  # fmt: skip
 def queues(s: Scene) -> None:
     topic, generation = s.supervisor.create_topic("other", 0)
@@ -300,6 +301,9 @@ def queues(s: Scene) -> None:
     Producer(s.broker, topic, generation, "other", nothing, nothing).publish(b"x")  # type: ignore[arg-type]
     assert s.supervisor.take_over(topic, "c") == backlog
     s.supervisor.renamed(backlog[0], "other:c")
+    assert s.supervisor.give_back(backlog[0]) == 0
+    with pytest.raises(ShmqError):
+        s.supervisor.give_back(1 << 20)
     with pytest.raises(ShmqError):
         s.supervisor.create_topic("not valid", 0)
     with pytest.raises(ShmqError):
