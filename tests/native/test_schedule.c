@@ -829,6 +829,13 @@ static void rebuild_3(void)
 {
 	EQUAL(shmq_rebuild(k->actors[3].b, k->queue[0], soon()), 0);
 }
+static void give_back_3(void)
+{
+	uint64_t bytes;
+
+	EQUAL(shmq_give_back(k->actors[3].b, k->queue[0], soon(), &bytes), 0);
+	CHECK(bytes);
+}
 static void reap_3(void)
 {
 	uint32_t returned;
@@ -969,6 +976,24 @@ static void begin_taken(void)
 	take(1, 0, 2);
 	schedule_as(OUTSIDE);
 	k->out_of_order = true;
+}
+/* And there was room for far more. */
+static void begin_taken_of_many(void)
+{
+	shmq_map *map;
+	uint64_t had;
+
+	begin_taken();
+	schedule_as(3);
+	EQUAL(MAPPED(k->w, k->actors[3].b,
+	             map_get_serial(k->actors[3].b, k->queue[0], k->serial[0], &map)),
+	      0);
+	had = ld(&map->q->arena_committed);
+	EQUAL(queue_grow_arena(map, had, 4 * had), 0);
+	CHECK(arena_extend(&map->q->arena, map->arena, had, 4 * had));
+	st(&map->q->arena_committed, 4 * had);
+	map_release(map);
+	schedule_as(OUTSIDE);
 }
 /* Two in memory, read from disk; two behind them, there still or never. */
 static void begin_read(bool all)
@@ -1249,6 +1274,8 @@ static const struct play {
 	PLAY("finish a lease, another incarnation", begin_leased, NULL, lease_finish_1, lessee_open_2),
 	PLAY("finish a lease, expire", begin_leased, NULL, lease_finish_1, lease_read_2, expire_3),
 	PLAY("finish a lease, empty", begin_leased, NULL, lease_finish_1, empty_2),
+	PLAY("publish, finish, give back", begin_taken_of_many, publish_one_0, finish_rest_1, NULL,
+	     give_back_3),
 	PLAY("finish a lease, rebuild", begin_leased, publish_one_0, lease_finish_1, NULL, rebuild_3),
 	PLAY("return a lease, restore", begin_leased_and_spilled, NULL, lease_return_1, NULL, restore_3),
 	PLAY("finish a lease, flush", begin_leased, NULL, lease_finish_1, lease_read_2, flush_3),
