@@ -32,7 +32,15 @@ static void *scribble(void *unused)
 	return unused;
 }
 
-static void publish_and_take(void)
+/* Not given back: a broker that was found broken may not let go of its life lock. */
+static struct {
+	world *w;
+	shmq_broker *b;
+	shmq_producer *p;
+	shmq_consumer *c;
+} kept[WORLDS];
+
+static void publish_and_take(int number)
 {
 	world *w = world_start(small_limits(300, 300));
 	uint32_t generation, topic = world_topic(w, "t", &generation), queue, got;
@@ -68,11 +76,15 @@ static void publish_and_take(void)
 	st(&over, true);
 	EQUAL(pthread_join(thread, NULL), 0);
 	CHECK(published > 0);
+	kept[number].w = w;
+	kept[number].b = b;
+	kept[number].p = p;
+	kept[number].c = c;
 }
 
 int main(void)
 {
 	for (int i = 0; i < WORLDS; i++)
-		publish_and_take();
+		publish_and_take(i);
 	return 0;
 }
