@@ -103,10 +103,11 @@ def test_the_environment_is_read_once_and_not_handed_on() -> None:
     ("usec", "pid", "seconds"),
     [
         ("2000000", str(os.getpid()), 2.0),
-        ("2000000", "1", 0.0),  # another process's
+        ("2000000", "1", 0.0),
         ("soon", "", 0.0),
         ("", "", 0.0),
     ],
+    ids=["its own", "another's", "no number", "none"],
 )
 def test_the_watchdog_is_for_the_process_it_names(usec: str, pid: str, seconds: float) -> None:
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": usec, "WATCHDOG_PID": pid}
