@@ -13,6 +13,7 @@
  * Prints one JSON object. Exit status 0; 1 with a sentence on stderr.
  */
 #include "shmq.h"
+#include "shmq_supervisor.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -22,6 +22,8 @@
 #include <Python.h>
 
 #include "shmq.h"
+#include "shmq_supervisor.h"
+#include "shmq_wire.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -48,13 +48,13 @@ static void bin_of(uint64_t size, unsigned *f, unsigned *s)
 	}
 }
 
-/* May a block of at least one unit begin here? The sentinel is one. */
+/* Returns true if a block of at least one unit may begin here. The sentinel is one. */
 static bool block_in(uint64_t committed, uint64_t offset)
 {
 	return SANE(offset % UNIT == 0 && offset <= committed - UNIT);
 }
 
-/* The size of the block at a place inside, or 0: it cannot be right. */
+/* The size of the block at this offset, or 0 if it cannot be right. */
 static uint64_t size_in(uint8_t *base, uint64_t committed, uint64_t offset)
 {
 	uint64_t size = block_size(block_at(base, offset));
@@ -116,7 +116,8 @@ static bool list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t committed, u
 	return true;
 }
 
-/* First block that surely holds `size`: a higher list, or one of its own list that is big enough. */
+/* First block that surely holds `size`: a higher list, or one of its own list that is big
+ * enough. */
 static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t size)
 {
 	unsigned f, s;

@@ -29,15 +29,16 @@ void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed);
  * ARENA_BROKEN. */
 uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t length,
                      uint32_t *capacity);
-/* Is there a block in use with exactly this body? */
+/* Returns true if a block in use has exactly this body. */
 bool arena_owns(const uint8_t *base, uint64_t committed, uint64_t body, uint32_t capacity);
-/* false: it is no such block, or its surroundings are broken. */
+/* Returns false if there is no such block, or if its neighbours are garbage. */
 bool arena_free(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t body,
                 uint32_t capacity);
-/* The committed part grew from `old` to `committed`. false: broken. */
+/* Add the bytes from `old` to `committed`. Returns false if the lists or tags are garbage. */
 bool arena_extend(shmq_arena_desc *a, uint8_t *base, uint64_t old, uint64_t committed);
 
-/* Rebuild. `cursor` starts { 0, 0 }. claim: false if the block cannot be right (overlaps, outside). */
+/* The rebuild. `cursor` begins as { 0, 0 }. arena_claim returns false if the block overlaps
+ * another one or lies outside. */
 typedef struct arena_cursor {
 	uint64_t at, before;
 } arena_cursor;

@@ -17,7 +17,7 @@
 #else
 #define fence_unlocked() fence_full()
 #endif
-/* That it will be needed soon; any address will do. */
+/* Load this line soon; any address is allowed. */
 #define prefetch(p) __builtin_prefetch(p)
 #define fence_acquire() atomic_thread_fence(memory_order_acquire)
 

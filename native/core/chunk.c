@@ -8,7 +8,24 @@
  *        Before it in the same chunk: in memory.
  * Both are told from overflow by `previous`, which is DEFERRED.
  */
-#include "internal.h"
+#include "chunk.h"
+
+#include "atomics.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "heap.h"
+#include "killpoint.h"
+#include "locking.h"
+#include "mapping.h"
+#include "rebuild.h"
+#include "record.h"
+#include "room.h"
+#include "sane.h"
+#include "segment.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+#include "slots.h"
+#include "status.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +46,8 @@ static bool is_ours(const shmq_map *map, const shmq_spill *s, uint32_t i)
 	       slot->pos == s->position;
 }
 
-/* Slots that are due at from_due or later, into the requeue ring's scratch space, by due time. */
+/* Collect the slots that are due at from_due or later, by due time, in the requeue ring's
+ * scratch space. */
 static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
@@ -55,7 +73,7 @@ static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max
 	return count;
 }
 
-/* D held. */
+/* The deliver lock (D) is held. */
 static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t n,
                       uint64_t max_bytes, shmq_spill *out)
 {
@@ -66,7 +84,7 @@ static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t 
 		return because(SHMQ_INVALID, "chunk %llu is used already",
 		               (unsigned long long)out->position);
 	defer_drain(b, map);
-	/* While its files bear another name none is added to them. */
+	/* While its files still have another name, no file is added to them. */
 	count = ld(&q->base_pending) ? 0 : choose(map, from_due, n, max_bytes);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
@@ -127,7 +145,7 @@ int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t fro
 	return r;
 }
 
-/* P and D held. */
+/* Both locks (P and D) are held. */
 static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 {
 	for (uint32_t i = 0; i < s->count; i++)
@@ -139,7 +157,7 @@ static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 	queue_rebuild(b, map, false);
 }
 
-/* Chunks up to this number were emptied. Never one that there has not been. */
+/* The number up to which chunks were emptied; never above the number of the last chunk. */
 static uint64_t gone_of(shmq_queue_desc *q)
 {
 	uint64_t gone = ld(&q->deferred_gone);
@@ -175,7 +193,7 @@ int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until)
 		goto out;
 	}
 	if (gone_of(q) != ld(&q->deferred_gone))
-		st(&q->deferred_gone, 0); /* else it would become this chunk's */
+		st(&q->deferred_gone, 0); /* otherwise this chunk would inherit it */
 	SHMQ_KILLPOINT("chunk.written");
 	st_release(&q->deferred_write, s->position);
 	SHMQ_KILLPOINT("chunk.committed");
@@ -192,7 +210,7 @@ out:
 	return r;
 }
 
-/* P and D held. */
+/* Both locks (P and D) are held. */
 static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_t length,
                      const uint64_t *lengths, const int64_t *dues, uint32_t n, uint64_t position)
 {
@@ -207,7 +225,7 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 		return because(SHMQ_INVALID, "of chunk %llu message %llu is next",
 		               (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
 		               (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
-	for (uint32_t i = 0; i < n; i++) /* a repair on the way here may have taken the bodies back */
+	for (uint32_t i = 0; i < n; i++) /* a repair inside the lock call may have taken the bodies back */
 		if (!free_slot_for(map, i, lengths[i], &body))
 			return SHMQ_AGAIN;
 	defer_drain(b, map);

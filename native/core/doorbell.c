@@ -1,6 +1,6 @@
 /*
- * Waiting and waking. Each waiting thread has a doorbell (an unnamed process-shared semaphore in the
- * waiter table); a queue has a bitmap of who waits for what.
+ * Waiting and waking. Each waiting thread has a doorbell (an unnamed process-shared semaphore in
+ * the waiter table); a queue has a bitmap of who waits for what.
  *
  *   waiter: set the bit, fence, look again, sleep        waker: store, fence, read the bitmap,
  *                                                               clear a bit, post its doorbell
@@ -10,7 +10,15 @@
  * doorbell of the queues the dead had touched. death of a waiter: the reaper clears its bits and
  * makes its doorbell anew (a killed waiter leaves a sem_t slower for ever).
  */
-#include "internal.h"
+#include "doorbell.h"
+
+#include "atomics.h"
+#include "clock.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "sane.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
 
 #include <errno.h>
 
@@ -48,7 +56,8 @@ int bell_get(shmq_broker *b, uint32_t *bell)
 
 void bell_drain(shmq_broker *b, uint32_t bell)
 {
-	/* More rings than there are waiters is garbage; a ring that is left only makes us look again. */
+	/* A count above the number of waiters is garbage. A ring that is left over only causes one more
+	 * look. */
 	for (int n = 0; n < SHMQ_WAITERS && !sem_trywait(&b->waiters[bell].bell); n++)
 		;
 }
@@ -154,7 +163,7 @@ static void word_emptied(shmq_waitset_desc *w, uint32_t word)
 {
 	atomic_fetch_and(&w->summary, ~(UINT64_C(1) << word));
 	fence_full();
-	if (ld(&w->words[word])) /* somebody came meanwhile */
+	if (ld(&w->words[word])) /* another thread came meanwhile */
 		atomic_fetch_or(&w->summary, UINT64_C(1) << word);
 }
 
@@ -166,7 +175,7 @@ void wait_withdraw(shmq_waitset_desc *w, uint32_t bell)
 		word_emptied(w, bell / 64);
 }
 
-/* One waiter at or behind `from`, cyclically, its bit cleared; SHMQ_NONE if there is none. */
+/* Pick one waiter at or after `from`, cyclically, and clear its bit; SHMQ_NONE if there is none. */
 static uint32_t wait_pick(shmq_waitset_desc *w, uint32_t from)
 {
 	uint64_t summary = ld(&w->summary);
@@ -216,7 +225,7 @@ void attend(shmq_broker *b, uint32_t index)
 	_Atomic uint64_t *word = &b->d->attention[index / 64];
 	uint64_t bit = UINT64_C(1) << index % 64;
 
-	/* After what it is to see; it takes the bit before it looks. */
+	/* Call this after the store that the supervisor is to see: it takes the bit before it looks. */
 	fence_full();
 	if (!(ld(word) & bit))
 		atomic_fetch_or(word, bit);
@@ -262,19 +271,4 @@ uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n)
 	}
 	fence_full();
 	return count;
-}
-
-int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why)
-{
-	bool slept;
-	int r;
-
-	if (b->bell == SHMQ_NONE)
-		return SHMQ_INVALID;
-	st(&b->d->heartbeat, now_ns());
-	*why = 0;
-	r = ld(&b->d->requested) ? 0 : bell_wait(b, b->bell, deadline, NS_PER_S, &slept);
-	*why = atomic_exchange(&b->d->requested, 0);
-	st(&b->d->heartbeat, now_ns());
-	return r == SHMQ_TIMEOUT ? 0 : r;
 }

@@ -1,5 +1,6 @@
 #include "heap.h"
 
+#include "atomics.h"
 #include "sane.h"
 
 static void broken(const heap *h)

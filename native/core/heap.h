@@ -13,15 +13,15 @@ typedef struct heap {
 	uint32_t *slot;
 	_Atomic uint32_t *length;
 	shmq_slot_desc *slots;
-	_Atomic uint32_t *most;  /* entries it has room for, and slots there may be */
-	_Atomic uint32_t *dirty; /* set if what is found in it cannot be right */
+	_Atomic uint32_t *most;  /* how many entries fit, and how many slots there may be */
+	_Atomic uint32_t *dirty; /* set if an entry cannot be right */
 } heap;
 
 void heap_push(const heap *h, int64_t when, uint32_t slot);
 /* The slot must be in this heap. */
 void heap_remove(const heap *h, uint32_t slot);
 void heap_change(const heap *h, uint32_t slot, int64_t when);
-/* Order the first *length entries. */
+/* Make a heap of the first *length entries. */
 void heap_make(const heap *h);
 static inline int64_t heap_first(const heap *h);
 

@@ -1,6 +1,6 @@
 /* How long messages take from publish to finish: counts in buckets, nothing derived from them here.
  * death between two counts: a sample in one histogram and not in the other. */
-#include "internal.h"
+#include "latency.h"
 
 #include <string.h>
 

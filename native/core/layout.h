@@ -291,8 +291,8 @@ typedef struct shmq_directory_desc {
 	uint64_t writers_at;
 	_Atomic int64_t scan_deadline;      /* the scanner sleeps until then (CLOCK_MONOTONIC, */
 	_Atomic int64_t scan_due;           /* CLOCK_REALTIME ns); who makes something earlier rings */
-	/* nsqd.dat's time of modification (ns) as the supervisor wrote it last, or is about to; and what
-	   it had before. With any other, another broker has had the data path since. */
+	/* nsqd.dat's time of modification (ns) as the supervisor wrote it last, or is about to; and
+	 * what     it had before. With any other, another broker has had the data path since. */
 	_Atomic uint64_t names_written;
 	_Atomic uint64_t names_replaced;
 	char data_path[SHMQ_DATA_PATH];     /* absolute; empty: not told, or too long */
@@ -328,7 +328,8 @@ enum shmq_lease_state {
 	SHMQ_LEASE_RETURNED = 4  /* death: its messages are BACK, in front of all others */
 };
 
-/* A set of messages held under a name. `word` is the commit word of all of them (lease.c). Under D. */
+/* A set of messages held under a name. `word` is the commit word of all of them (lease.c). Under
+ * D. */
 typedef struct shmq_lease_desc {
 	_Atomic uint64_t word;    /* bits 0-7 state, above: id, rising, id % SHMQ_LEASES is the entry */
 	uint64_t parent;          /* the lease its lessee had got before it; 0: none */
@@ -348,9 +349,9 @@ typedef struct shmq_lease_desc {
 } shmq_lease_desc;
 _Static_assert(sizeof(shmq_lease_desc) == 256, "lease");
 
-/* What one lease of a queue may hold on disk, where it lies: records from the read position on, which
- * moves behind them when that lease is finished. Until then nothing is read from disk into memory;
- * a lease that is returned has just not moved it. Under D. */
+/* What one lease of a queue may hold on disk, where it lies: records from the read position on,
+ * which moves behind them when that lease is finished. Until then nothing is read from disk into
+ * memory; a lease that is returned has just not moved it. Under D. */
 typedef struct shmq_run_desc {
 	_Atomic uint64_t lease; /* its id, written last; in force while that lease is HELD */
 	uint64_t from, to;      /* positions */

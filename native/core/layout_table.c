@@ -1,5 +1,6 @@
 /* The layout as a table, for numpy, for the fingerprint and for the golden test. */
-#include "internal.h"
+#include "heap.h"
+#include "shmq.h"
 
 #include <gnu/libc-version.h>
 #include <string.h>
@@ -153,7 +154,7 @@ static uint64_t mix(uint64_t hash, const void *data, size_t size)
 	return hash;
 }
 
-/* Two builds that would disagree about a byte refuse each other (LMDB's idea). */
+/* Two builds that disagree about any byte refuse each other (LMDB's idea). */
 uint64_t shmq_layout_fingerprint(void)
 {
 	uint64_t hash = UINT64_C(14695981039346656037);

@@ -33,16 +33,17 @@ static int lock_status(int r)
 	case ETIMEDOUT:
 		return SHMQ_AGAIN;
 	}
-	return SHMQ_CORRUPT; /* EINVAL, ENOTRECOVERABLE: not a mutex of ours any more */
+	return SHMQ_CORRUPT; /* EINVAL, ENOTRECOVERABLE: the mutex was overwritten */
 }
 
 #ifdef __GLIBC__
 /*
- * Whoever maps a segment can scribble in a mutex too. What one of ours holds is known: its kind never
- * changes; it is never given up (ENOTRECOVERABLE), for whoever is told of a death makes it consistent;
- * and it is held by a thread that is there, for of one that is not the kernel has marked it. (A thread's
- * number is not given again before all others were.) So an unheld one is made good again, whatever is
- * in it; one that is scribbled in while it is held, only as far as its holder's unlocking survives it.
+ * Whoever maps a segment can scribble in a mutex too. What one of ours holds is known: its kind
+ * never changes; it is never given up (ENOTRECOVERABLE), for whoever is told of a death makes it
+ * consistent; and it is held by a thread that is there, for of one that is not the kernel has
+ * marked it. (A thread's number is not given again before all others were.) So an unheld one is
+ * made good again, whatever is in it; one that is scribbled in while it is held, only as far as its
+ * holder's unlocking survives it.
  */
 #define HOLDER UINT32_C(0x3fffffff) /* the kernel's FUTEX_TID_MASK, ... */
 #define WAITED UINT32_C(0x80000000)
@@ -65,7 +66,8 @@ static void kind_mend(shmq_lock_desc *lock)
 		__atomic_store_n(&lock->mutex.__data.__kind, kind_of_ours, __ATOMIC_RELAXED);
 }
 
-/* Held by nobody: marked as the kernel would have. Given up: not any more. Then it can be tried again. */
+/* Mark a mutex that nobody holds as the kernel would have done, and take back that it was given up.
+ * Returns true if it can be tried again. */
 static bool holder_mend(shmq_lock_desc *lock, int r)
 {
 	uint32_t *word = (uint32_t *)&lock->mutex.__data.__lock;

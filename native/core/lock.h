@@ -6,16 +6,17 @@
  * then on nobody else learns of the death.
  *
  * What this cannot guard against: glibc keeps the list of the robust mutexes that a thread holds in
- * the mutexes themselves (__list), so in shared memory. To unlock one stores through its two pointers,
- * and the kernel follows them when the thread dies. Whoever may write the segment can have a holder
- * store a word of his choice at an address of his choice, in the holder's own memory.
+ * the mutexes themselves (__list), so in shared memory. To unlock one stores through its two
+ * pointers, and the kernel follows them when the thread dies. Whoever may write the segment can
+ * have a holder store a word of his choice at an address of his choice, in the holder's own memory.
  * A comparison of the pointers with a private copy right before the unlock would not end that:
  * between it and glibc's own reading lies time, and an attacker who writes in a loop wins. Nor is
- * there a copy to compare with where it would help, for `life`, which is held for long: its pointers
- * rightly change while it is held, with each robust mutex that its thread takes, those of other
- * libraries and other attachments too, so an honest process would find differences. And a process
- * that found one could not go on: the list's head would keep pointing into the mapping. Therefore
- * nothing is compared: who may attach is trusted with the processes that do (SECURITY.md).
+ * there a copy to compare with where it would help, for `life`, which is held for long: its
+ * pointers rightly change while it is held, with each robust mutex that its thread takes, those of
+ * other libraries and other attachments too, so an honest process would find differences. And a
+ * process that found one could not go on: the list's head would keep pointing into the mapping.
+ * Therefore nothing is compared: who may attach is trusted with the processes that do
+ * (SECURITY.md).
  */
 #ifndef SHMQ_LOCK_H
 #define SHMQ_LOCK_H

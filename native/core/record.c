@@ -3,7 +3,11 @@
  *
  *   int32 BE length (26 + body) | int64 BE timestamp | uint16 BE attempts | 16 hex digits | body
  */
-#include "internal.h"
+#include "record.h"
+
+#include "sane.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
 
 #include <endian.h>
 #include <string.h>
@@ -47,7 +51,8 @@ void record_write(uint8_t *to, const shmq_slot_desc *s, const uint8_t *body)
 	memcpy(to + RECORD_HEAD, body, s->length);
 }
 
-/* Ids are 16 opaque bytes to nsqd; one that is not hexadecimal is kept as a number made of it. */
+/* To nsqd an id is 16 opaque bytes. One that is not hexadecimal becomes a number that is made
+ * from it. */
 static uint64_t read_id(const uint8_t *from)
 {
 #define DIGIT 0x10u

@@ -12,8 +12,8 @@
 #define SANE(condition) __builtin_expect(!!(condition), 1)
 #endif
 
-/* A plain field of shared memory, read once: whoever writes it meanwhile cannot make a check see one
- * value and what follows it another. */
+/* A plain field of shared memory, read once: whoever writes it meanwhile cannot make a check see
+ * one value and what follows it another. */
 #define once(field) (*(const volatile __typeof__(field) *)&(field))
 
 #endif

@@ -1,4 +1,6 @@
-#include "internal.h"
+#include "status.h"
+
+#include "shmq.h"
 
 #include <stdarg.h>
 #include <stdio.h>

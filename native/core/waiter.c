@@ -7,14 +7,21 @@
  * The last look finds what belongs to a ring that came before the withdrawal, whatever consumer it
  * was for; so no ring ends here unseen.
  */
-#include "internal.h"
+#include "atomics.h"
+#include "clock.h"
+#include "consumer.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "mapping.h"
+#include "shmq.h"
 
 #include <stdlib.h>
 
 struct shmq_waiter {
 	shmq_broker *b;
 	_Atomic uint32_t bell; /* SHMQ_NONE: the table was full, poll */
-	_Atomic bool woken;    /* by shmq_waiter_wake, and not out of the wait since */
+	_Atomic bool woken;    /* set by shmq_waiter_wake, cleared by the wait that it ends */
 	_Atomic bool closed;
 };
 
@@ -65,7 +72,7 @@ static int announce_and_sleep(shmq_waiter *w, uint32_t bell, shmq_consumer *cons
 	int r = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
-		(void)consumer_enter(consumers[i], bell); /* without a place it looks after 1 s */
+		(void)consumer_enter(consumers[i], bell); /* without an entry it looks again after 1 s */
 		wait_announce(&consumers[i]->map->q->takers, bell);
 		SHMQ_KILLPOINT("waiter.announced");
 	}
@@ -101,7 +108,7 @@ int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n
 		                      : announce_and_sleep(w, bell, consumers, n, deadline, ready);
 		*count = look(w, consumers, n, ready);
 	}
-	/* Who wakes changes first what the caller looks at next. */
+	/* The waker changes first what the caller looks at next. */
 	atomic_store(&w->woken, false);
 	return *count ? 0 : r;
 }

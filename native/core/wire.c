@@ -11,7 +11,11 @@
  * and the deliveries of one connection by id, which is how its client names them. Nothing here
  * touches shared memory but bodies, which it reads.
  */
-#include "internal.h"
+#include "atomics.h"
+#include "handles.h"
+#include "sane.h"
+#include "shmq.h"
+#include "shmq_wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -91,7 +95,7 @@ uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, ui
 		return 0;
 	size = get_u32(from + line_length);
 	count = get_u32(from + line_length + 4);
-	/* nsqd frames by the count alone; the size is only judged. The limits are below 2^31. */
+	/* nsqd frames by the count alone and only checks the size. The limits are below 2^31. */
 	if (!SANE(size && size <= max_body_size && count && 4 + 5 * (uint64_t)count <= max_body_size) ||
 	    count > n ||
 	    shmq_wire_bodies(from + at, length - at, max_msg_size, count, bodies, &whole, &size, &bad) < 0 ||
@@ -166,7 +170,8 @@ uint64_t shmq_wire_frame(const shmq_message *m, void *to)
 
 /* ---- deliveries by id ----------------------------------------------------------------------- */
 
-/* Open addressing, linear probing; `word` 0: free. What timed out stays until it is swept. */
+/* Open addressing, linear probing; `word` 0: free. A delivery that timed out stays until it is
+ * swept. */
 typedef struct delivery {
 	uint64_t id, word;
 	uint32_t slot, unused;
@@ -216,7 +221,8 @@ static void window_put(shmq_window *w, delivery d)
 	w->at[i] = d;
 }
 
-/* A table of `size` with those of the old one that are still in flight to us. */
+/* Make a table of `size`, with those entries of the old one that are still in flight to the
+ * consumer. */
 static bool window_remake(shmq_window *w, const shmq_consumer *c, uint32_t size)
 {
 	delivery *old = w->at, *fresh = calloc(size, sizeof(*fresh));
@@ -241,7 +247,7 @@ int shmq_window_reserve(shmq_window *w, const shmq_consumer *c, uint32_t n)
 
 	if (w->count + n <= w->sweep_at)
 		return 0;
-	/* Half of it may be what timed out. With twice the room for all, the next sweep is far. */
+	/* Half of it may have timed out. With twice the room for all, the next sweep is far away. */
 	while (size / 4 < w->count + n)
 		size *= 2;
 	if (!window_remake(w, c, size))
@@ -280,7 +286,7 @@ bool shmq_window_remove(shmq_window *w, uint64_t id, shmq_message *out)
 		return false;
 	*out = (shmq_message){.id = id, .word = w->at[i].word, .slot = w->at[i].slot};
 	w->count--;
-	/* Close the gap: whoever probes past it must not stop there. */
+	/* Close the gap, so that a probe past it does not stop there. */
 	for (hole = i;;) {
 		i = (i + 1) & w->mask;
 		if (!w->at[i].word)

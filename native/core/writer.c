@@ -9,7 +9,13 @@
  * the topic (before any seq is given again) drops the one and carries out the other. All of it is
  * under the topic's P, but that two topics may want one free entry at a time.
  */
-#include "internal.h"
+#include "writer.h"
+
+#include "atomics.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "shmq.h"
+#include "status.h"
 
 #define BEING_MADE UINT64_C(0x80000000)
 
@@ -37,7 +43,8 @@ void writer_recover(shmq_broker *b, uint32_t topic)
 			settle(b, topic, &b->writers[i]);
 }
 
-/* Free, or of a topic that is gone; being made: by who died under this P, or under another's. */
+/* Returns true if the entry is free, or of a topic that is gone, or was being made by a process
+ * that died under this P or another. */
 static bool unused(const shmq_broker *b, uint64_t name, uint64_t mine)
 {
 	uint32_t topic = (uint32_t)(name & 0xffff) - 1;

@@ -1,4 +1,4 @@
-"""Every function of shmq.h that stores to shared memory is killed at each of its instructions."""
+"""Every function of the contract that stores to shared memory is killed at each instruction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ KILLED_ELSEWHERE = {
 
 
 def declared() -> set[str]:
-    text = (ROOT / "native" / "include" / "shmq.h").read_text()
+    headers = (ROOT / "native" / "include").glob("*.h")
+    text = "\n".join(path.read_text() for path in headers)
     return set(re.findall(r"^(?:\w+ )+\**(shmq_\w+)\(", text, re.M))
 
 

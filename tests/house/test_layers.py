@@ -2,8 +2,8 @@
 
 Left never knows right:
 
-    C       layout atomics killpoint plant <- clock owner <- lock arena heap <- internal.h <- rest
-    binding <Python.h>, "shmq.h" and its own headers only; core/ is closed to it
+    C       the floors of `FLOORS` below, from the lowest to the highest
+    binding <Python.h>, the headers of native/include and its own only; core/ is closed to it
     Python  _native <- errors <- names, ownership, interpreter <- segments <- options, layout
             <- stats <- storage <- client <- broker <- { supervisor | gateway | spark } <- cli
 """
@@ -23,21 +23,25 @@ PACKAGE = TOP / "shmq"
 
 # ---- C ----
 
-HEADER_RANKS = {
-    "shmq.h": 0,
-    "layout.h": 0,
-    "atomics.h": 0,
-    "killpoint.h": 0,
-    "plant.h": 0,
-    "sane.h": 0,
-    "clock.h": 1,
-    "owner.h": 1,
-    "lock.h": 2,
-    "arena.h": 2,
-    "heap.h": 2,
-    "internal.h": 3,
-}
-SOURCE_RANK = 4
+#: The floors of the core, the lowest first. A file includes only headers of the floors below its
+#: own. The compiler refuses a call without a declaration, so it also calls only these.
+FLOORS = (
+    ("arena clock heap killpoint latency layout_table names process record status wire"),
+    ("doorbell lock segment writer"),
+    ("mapping slots"),
+    ("lease"),
+    ("rebuild lease_read"),
+    ("create locking session"),
+    ("consumer directory disk expire lease_holder prepend reaper room supervisor trim"),
+    ("chunk client producer requests restore waiter"),
+    ("backlog loan spill"),
+    ("publish"),
+)
+FLOOR_OF = {name: rank for rank, names in enumerate(FLOORS, 1) for name in names.split()}
+
+#: Headers without a source file: the contract, bytes, memory orders, switches of the build.
+BASE = {"shmq.h", "shmq_supervisor.h", "shmq_wire.h", "layout.h", "atomics.h", "plant.h", "sane.h"}
+HANDLES = {"handles.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
@@ -53,18 +57,41 @@ def core_files() -> list[Path]:
     return sorted(CORE.glob("*.[ch]"))
 
 
+def test_every_source_of_the_core_has_a_floor() -> None:
+    assert {path.stem for path in CORE.glob("*.c")} == set(FLOOR_OF)
+    headers = {path.name for path in CORE.glob("*.h")}
+    assert headers <= BASE | HANDLES | {f"{name}.h" for name in FLOOR_OF}
+
+
 @pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
-def test_core_includes_go_to_the_left(path: Path) -> None:
-    own = path.with_suffix(".h").name
-    rank = HEADER_RANKS.get(own if path.suffix == ".c" else path.name, SOURCE_RANK)
-    if path.suffix == ".h":
-        assert path.name in HEADER_RANKS, f"give {path.name} a rank in {Path(__file__).name}"
-    for name in includes(path):
-        assert name in HEADER_RANKS, f"{path.name} includes {name}, which has no rank"
-        if name not in (own, "shmq.h"):
-            assert HEADER_RANKS[name] < rank or rank == HEADER_RANKS[name] == 0, (
-                f"{path.name} (rank {rank}) includes {name} (rank {HEADER_RANKS[name]})"
-            )
+def test_core_includes_only_what_is_below(path: Path) -> None:
+    if path.name in BASE:
+        assert set(includes(path)) <= BASE
+        return
+    if path.name in HANDLES:
+        assert set(includes(path)) <= BASE | {"heap.h"}
+        return
+    for name in set(includes(path)) - BASE - HANDLES - {f"{path.stem}.h"}:
+        lower = FLOOR_OF[Path(name).stem]
+        assert lower < FLOOR_OF[path.stem] or lower == FLOOR_OF[path.stem] == 1, (
+            f"{path.name} is on floor {FLOOR_OF[path.stem]} and includes {name} of floor {lower}"
+        )
+
+
+def test_core_calls_no_function_that_its_includes_do_not_declare() -> None:
+    """A declaration by hand would go around the floors."""
+    definition = re.compile(r"^(?!static)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE)
+    declaration = re.compile(
+        r"^(?!static|typedef)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\);", re.MULTILINE
+    )
+    defined = {
+        name: path.stem
+        for path in CORE.glob("*.c")
+        for name in definition.findall(path.read_text())
+    }
+    for path in CORE.glob("*.c"):
+        by_hand = set(declaration.findall(path.read_text())) & set(defined)
+        assert not by_hand, f"{path.name} declares {by_hand} of other files itself"
 
 
 @pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
@@ -75,7 +102,7 @@ def test_core_knows_no_python(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(BINDING.glob("*.[ch]")), ids=lambda path: path.name)
 def test_binding_sees_only_the_contract(path: Path) -> None:
     own = {header.name for header in BINDING.glob("*.h")}
-    assert set(includes(path)) <= own | {"shmq.h"}
+    assert set(includes(path)) <= own | {"shmq.h", "shmq_supervisor.h", "shmq_wire.h"}
 
 
 # ---- Python ----

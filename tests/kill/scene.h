@@ -8,6 +8,7 @@
 
 #include "layout.h"
 #include "shmq.h"
+#include "shmq_supervisor.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -21,7 +21,11 @@
 #undef munmap
 #undef clock_gettime
 
-#include "internal.h"
+#include "clock.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "lock.h"
+#include "process.h"
 
 #include <errno.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-#include "owner.h"
+#include "process.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ process_identity process_identify(pid_t pid)
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
 	if (read_file(path, text, sizeof(text)) <= 0)
 		return who;
-	field = strrchr(text, ')'); /* the name may hold anything, blanks and parentheses too */
+	field = strrchr(text, ')'); /* the program's name may contain anything, also blanks and parentheses */
 	if (!field)
 		return who;
 	for (number = 2; field && number < 28; field = strchr(field + 1, ' ')) {

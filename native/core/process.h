@@ -1,6 +1,6 @@
 /* Who holds something: a process is its pid AND its start time; a program also its stack. */
-#ifndef SHMQ_OWNER_H
-#define SHMQ_OWNER_H
+#ifndef SHMQ_PROCESS_H
+#define SHMQ_PROCESS_H
 
 #include <stdint.h>
 #include <sys/types.h>

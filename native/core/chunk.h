@@ -1,0 +1,10 @@
+/* Chunks of deferred messages. */
+#ifndef SHMQ_CHUNK_H
+#define SHMQ_CHUNK_H
+
+#include "handles.h"
+#include "shmq_supervisor.h"
+
+int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until);
+
+#endif

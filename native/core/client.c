@@ -1,0 +1,126 @@
+/*
+ * Attaching and detaching: taking a client entry of the directory and giving it back.
+ *
+ * death between taking an entry and LIVE: the entry is still FREE, and the registry lock, which
+ * dies with its holder, is repaired by its next locker.
+ */
+#include "atomics.h"
+#include "clock.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "lock.h"
+#include "locking.h"
+#include "mapping.h"
+#include "process.h"
+#include "segment.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+#include "status.h"
+
+#include <unistd.h>
+
+/* Make pages and life locks of the client entries up to `n`, once for all. The registry lock is
+ * held. */
+static int clients_commit(shmq_broker *b, uint32_t n)
+{
+	uint32_t have = clients_of(b);
+	int r = directory_whole(b);
+
+	if (n <= have || r)
+		return r;
+	n = n + 15 < SHMQ_CLIENTS ? n + 15 : SHMQ_CLIENTS;
+	r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->clients[have] - b->base),
+	                   (n - have) * sizeof(shmq_client_desc));
+	while (!r && have < n) {
+		r = lock_init(&b->clients[have].life);
+		if (!r)
+			st_release(&b->d->clients_committed, ++have);
+	}
+	return r;
+}
+
+/* A free entry, with its life lock taken. A thread that outlives its broker may still hold the
+ * life lock of a free entry; such an entry is passed over. */
+static int client_claim(shmq_broker *b, uint32_t *index)
+{
+	for (uint32_t i = 0; i < SHMQ_CLIENTS; i++) {
+		int r = clients_commit(b, i + 1);
+
+		if (r)
+			return r;
+		if (ld(&b->clients[i].state) != SHMQ_CLIENT_FREE)
+			continue;
+		r = lock_take(&b->clients[i].life, 0);
+		if (r == SHMQ_LOCK_DIED)
+			lock_consistent(&b->clients[i].life);
+		else if (r)
+			continue;
+		*index = i;
+		return 0;
+	}
+	return SHMQ_TOO_MANY_CLIENTS;
+}
+
+int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
+{
+	process_identity self = process_identify(getpid());
+	shmq_client_desc *c;
+	int r;
+
+	if (shmq_broker_forked(b))
+		return SHMQ_FORKED;
+	if (b->attached)
+		return 0;
+	if (b->d->pid_namespace != pid_namespace_inode())
+		return because(SHMQ_INVALID, "this process is in another PID namespace than the broker: "
+		                             "share it (docker run --pid=... --ipc=...)");
+	r = registry_lock(b, until);
+	if (r)
+		return r;
+	if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
+		r = SHMQ_GONE;
+	else if (ld(&b->d->stopping) && kind != SHMQ_AS_SUPERVISOR)
+		r = because(SHMQ_NOT_RUNNING, "the broker is stopping");
+	else
+		r = client_claim(b, &b->client);
+	if (r)
+		goto out;
+	c = &b->clients[b->client];
+	c->pid = getpid();
+	c->kind = (uint32_t)kind;
+	c->start_time = self.start_time;
+	c->program = self.program;
+	c->pid_namespace = b->d->pid_namespace;
+	c->attached_at = realtime_ns();
+	c->uid = geteuid();
+	st(&c->orphan, 0);
+	SHMQ_KILLPOINT("attach.filled");
+	st_release(&c->state, SHMQ_CLIENT_LIVE);
+	SHMQ_KILLPOINT("attach.live");
+	b->client_generation = ld(&c->generation);
+	b->attached = true;
+out:
+	registry_unlock(b);
+	return r;
+}
+
+int shmq_broker_detach(shmq_broker *b, int64_t until)
+{
+	shmq_client_desc *c = &b->clients[b->client];
+	uint32_t returned;
+	int r;
+
+	if (!b->attached || shmq_broker_forked(b)) {
+		b->attached = false;
+		return 0;
+	}
+	r = shmq_reap(b, b->client, b->client_generation, until, &returned);
+	if (r)
+		return r;
+	b->attached = false;
+	b->bell = SHMQ_NONE;
+	lock_drop(&c->life); /* fails harmlessly in a thread other than the one that attached */
+	supervisor_ring(b, RING_LEFT);
+	return 0;
+}

@@ -1,0 +1,239 @@
+/*
+ * Making segments. A segment is sized, reserved and filled, and its `ready` word is stored last.
+ *
+ * death before `ready`: the segment stays SHMQ_RAW_STATE, and the supervisor's sweep removes it.
+ */
+#include "create.h"
+
+#include "atomics.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "lock.h"
+#include "mapping.h"
+#include "process.h"
+#include "rebuild.h"
+#include "segment.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+#include "status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static bool populate_works(uint8_t *base)
+{
+	return !madvise(base, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) || errno != EINVAL;
+}
+
+/* Reserve the parts that are used from the start, or everything if pages cannot be reserved
+ * later. */
+static int segment_reserve(int fd, uint8_t *base, uint64_t size, uint64_t first)
+{
+	int r;
+
+	if (populate_works(base))
+		return segment_commit(base, 0, first);
+	do
+		r = posix_fallocate(fd, 0, (off_t)size);
+	while (r == EINTR);
+	return r ? because(SHMQ_NO_SPACE, "reserving %llu bytes: %s", (unsigned long long)size,
+	                   strerror(r))
+	         : 0;
+}
+
+void segment_fill(shmq_segment_desc *s, enum shmq_segment_kind kind, uint64_t size, uint64_t serial,
+                  const uint64_t instance[2])
+{
+	s->magic = SHMQ_MAGIC;
+	s->layout_version = SHMQ_LAYOUT_VERSION;
+	s->kind = kind;
+	s->fingerprint = shmq_layout_fingerprint();
+	boot_identity(s->boot_id);
+	s->instance[0] = instance[0];
+	s->instance[1] = instance[1];
+	s->size = size;
+	s->serial = serial;
+	s->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
+}
+
+static void limits_store(shmq_limits_desc *to, const shmq_limits *from)
+{
+	to->msg_timeout = from->msg_timeout_ns;
+	to->max_msg_timeout = from->max_msg_timeout_ns;
+	to->max_req_timeout = from->max_req_timeout_ns;
+	to->max_msg_size = from->max_msg_size;
+	to->node_id = from->node_id;
+	to->mem_queue_size = from->mem_queue_size;
+	to->inflight_slots = from->inflight_slots;
+	to->arena_size = from->arena_size;
+}
+
+static shmq_limits limits_load(const shmq_limits_desc *from)
+{
+	return (shmq_limits){.msg_timeout_ns = from->msg_timeout,
+	                     .max_msg_timeout_ns = from->max_msg_timeout,
+	                     .max_req_timeout_ns = from->max_req_timeout,
+	                     .max_msg_size = from->max_msg_size,
+	                     .arena_size = from->arena_size,
+	                     .node_id = from->node_id,
+	                     .mem_queue_size = from->mem_queue_size,
+	                     .inflight_slots = from->inflight_slots};
+}
+
+static int limits_check(const shmq_limits *l)
+{
+	uint64_t slots = (uint64_t)l->mem_queue_size + l->inflight_slots;
+
+	if (l->inflight_slots < 16 || slots > 1u << 23 || l->arena_size < 2 * SHMQ_ARENA_FIRST ||
+	    l->arena_size > (uint64_t)1 << 38 || l->node_id >= 1u << SHMQ_ID_NODE_BITS ||
+	    !l->max_msg_size || l->max_msg_size > l->arena_size / 4 * 3 || l->msg_timeout_ns <= 0 ||
+	    l->max_msg_timeout_ns <= 0 || l->max_req_timeout_ns < 0)
+		return because(SHMQ_INVALID,
+		               "limits: inflight_slots >= 16, all slots <= 8388608, 64 KiB <= arena_size "
+		               "<= 256 GiB, max_msg_size <= 3/4 of arena_size, node_id < 1024");
+	return 0;
+}
+
+int shmq_directory_create(int fd, const shmq_limits *limits)
+{
+	directory_plan p = plan_directory();
+	uint64_t instance[2];
+	uint8_t *base = NULL;
+	shmq_directory_desc *d;
+	int r = limits_check(limits);
+
+	if (r)
+		return r;
+	because_nothing();
+	if (ftruncate(fd, (off_t)p.size))
+		return because(SHMQ_NO_SPACE, "sizing the directory: %s", strerror(errno));
+	r = segment_map(fd, p.size, &base);
+	if (r)
+		return r;
+	r = segment_reserve(fd, base, p.size, p.first);
+	if (!r)
+		r = segment_commit(base, p.deadline, p.size - p.deadline);
+	if (r)
+		goto out;
+	d = (shmq_directory_desc *)(void *)base;
+	random_identity(instance);
+	segment_fill(&d->segment, SHMQ_SEGMENT_DIRECTORY, p.size, 0, instance);
+	SHMQ_KILLPOINT("directory.filled");
+	limits_store(&d->limits, limits);
+	r = lock_init(&d->registry);
+	if (r)
+		goto out;
+	d->clients_at = p.clients;
+	d->waiters_at = p.waiters;
+	d->requests_at = p.requests;
+	d->topics_at = p.topics;
+	d->queues_at = p.queues;
+	d->deadline_at = p.deadline;
+	d->due_at = p.due;
+	d->writers_at = p.writers;
+	d->pid_namespace = pid_namespace_inode();
+	st(&d->next_serial, 1);
+	for (uint32_t i = 0; i < SHMQ_WAITERS && !r; i++)
+		r = sem_init(&((shmq_waiter_desc *)(void *)(base + p.waiters))[i].bell, 1, 0);
+	for (uint32_t i = 0; i < 2 * SHMQ_QUEUES; i++) {
+		int64_t *column = (int64_t *)(void *)(base + (i < SHMQ_QUEUES ? p.deadline : p.due));
+
+		column[i % SHMQ_QUEUES] = INT64_MAX;
+	}
+	SHMQ_KILLPOINT("directory.ready");
+	st_release(&d->segment.ready, SHMQ_READY_STATE);
+out:
+	segment_unmap(base, p.size);
+	return r;
+}
+
+int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, uint32_t topic,
+                      const char *file_base, uint64_t disk_read, uint64_t disk_write,
+                      uint64_t disk_depth, bool ephemeral, bool paused)
+{
+	shmq_limits limits = limits_load(&b->d->limits);
+	shmq_map map = {.index = queue,
+	                .topic = topic,
+	                .mem_queue_size = limits.mem_queue_size,
+	                .inflight_slots = limits.inflight_slots,
+	                .arena_max = round_page(limits.arena_size)};
+	shmq_queue_desc *q;
+	queue_plan p;
+	uint32_t first;
+	int r = limits_check(&limits);
+
+	if (r)
+		return r;
+	because_nothing();
+	if (strlen(file_base) >= SHMQ_BASE || topic >= topics_of(b))
+		return SHMQ_INVALID;
+	p = plan_queue(map.mem_queue_size, map.inflight_slots, map.arena_max);
+	first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
+	if (ftruncate(fd, (off_t)p.size))
+		return because(SHMQ_NO_SPACE, "sizing the queue: %s", strerror(errno));
+	r = segment_map(fd, p.size, &map.base);
+	if (r)
+		return r;
+	r = segment_reserve(fd, map.base, p.size, sizeof(shmq_queue_desc));
+	if (r)
+		goto out;
+	q = (shmq_queue_desc *)(void *)map.base;
+	segment_fill(&q->segment, SHMQ_SEGMENT_QUEUE, p.size, serial, b->d->segment.instance);
+	q->index = queue;
+	q->topic = topic;
+	q->slots_max = p.slots_max;
+	q->mem_queue_size = map.mem_queue_size;
+	q->inflight_slots = map.inflight_slots;
+	q->low_water = low_water_of(&map);
+	q->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
+	q->arena_max = map.arena_max;
+	q->slots_at = p.slots;
+	q->ready_at = p.ready;
+	q->defer_at = p.defer;
+	q->requeue_at = p.requeue;
+	q->free_at = p.free;
+	q->inflight_when_at = p.inflight_when;
+	q->inflight_slot_at = p.inflight_slot;
+	q->deferred_when_at = p.deferred_when;
+	q->deferred_slot_at = p.deferred_slot;
+	q->sessions_at = p.sessions;
+	q->leases_at = p.leases;
+	q->lessees_at = p.lessees;
+	q->latency_at = p.latency;
+	q->arena_at = p.arena;
+	SHMQ_KILLPOINT("queue.filled");
+	map_place(&map, &p);
+	r = queue_commit_slots(&map, first);
+	if (!r)
+		r = queue_commit_arena(&map, SHMQ_ARENA_FIRST);
+	if (!r)
+		r = segment_commit(map.base, q->sessions_at,
+		                   SHMQ_SESSIONS_FIRST * sizeof(shmq_session_desc));
+	if (!r)
+		r = segment_commit(map.base, q->latency_at, sizeof(shmq_latency_desc));
+	if (!r)
+		r = lock_init(&q->deliver);
+	if (r)
+		goto out;
+	st(&q->slots_committed, first);
+	st(&q->ring_mask, power_of_two(first) - 1);
+	st(&q->sessions_committed, SHMQ_SESSIONS_FIRST);
+	st(&q->arena_committed, SHMQ_ARENA_FIRST);
+	st(&q->disk_read, disk_read);
+	st(&q->disk_write, disk_write);
+	st(&q->disk_depth, disk_depth);
+	st(&q->paused, paused);
+	st(&q->order, SHMQ_ORDER_FIRST);
+	strcpy(q->base, file_base);
+	r = queue_rebuild(b, &map, false);
+	if (r)
+		goto out;
+	SHMQ_KILLPOINT("queue.ready");
+	st_release(&q->segment.ready, SHMQ_READY_STATE);
+out:
+	segment_unmap(map.base, p.size);
+	return r;
+}

@@ -1,0 +1,78 @@
+/*
+ * The private handles over the shared descriptors: a mapped queue segment, one process's attachment
+ * to an instance, a consumer. Every file above this one works on them.
+ *
+ * Order of locks: registry, publish lock (P, one per topic), deliver lock (D, one per queue;
+ * several by queue index). Nobody takes the registry lock under P, nor P under D. Every call that
+ * takes locks has `until` (see shmq.h). A lock function that fails holds nothing.
+ */
+#ifndef SHMQ_HANDLES_H
+#define SHMQ_HANDLES_H
+
+#include "heap.h"
+#include "layout.h"
+#include "shmq.h"
+
+#include <stdbool.h>
+
+/* A mapped queue segment. The broker's table holds one reference, handles hold more. */
+typedef struct shmq_map {
+	_Atomic uint32_t references;
+	uint32_t index;
+	uint64_t serial;
+	uint64_t size;
+	uint8_t *base;
+	shmq_queue_desc *q;
+	shmq_slot_desc *slots;
+	uint32_t *ready, *defer, *requeue, *free;
+	heap inflight, deferred;
+	shmq_session_desc *sessions;
+	shmq_lease_desc *leases;
+	shmq_lessee_desc *lessees;
+	shmq_latency_desc *latency;
+	uint8_t *arena;
+	/* The fixed words of the header, as they were when they were checked. */
+	uint32_t topic, slots_max, mem_queue_size, inflight_slots, low_water;
+	uint64_t arena_max;
+	/* How much of each region is known to be backed by pages, independent of the header, which may
+	 * be corrupt. */
+	_Atomic uint32_t slots_backed, rings_backed, sessions_backed, leases_backed;
+	_Atomic uint64_t arena_backed;
+} shmq_map;
+
+struct shmq_broker {
+	uint8_t *base;
+	uint64_t size;
+	shmq_directory_desc *d;
+	shmq_client_desc *clients;
+	shmq_waiter_desc *waiters;
+	shmq_request_desc *requests;
+	shmq_topic_desc *topics;
+	shmq_entry_desc *entries;
+	_Atomic int64_t *next_deadline, *next_due;
+	shmq_writer_desc *writers;
+	_Atomic uint32_t clients_backed, topics_backed, queues_backed; /* as in shmq_map */
+	uint32_t fork_generation;
+	uint32_t client, client_generation;
+	bool attached;
+	uint32_t bell;             /* the supervisor's doorbell */
+	pthread_mutex_t mutex;     /* this process's: maps, idle bells */
+	uint32_t idle[SHMQ_WAITERS];
+	uint32_t idle_count;
+	_Atomic uint32_t references; /* the handles opened on it, and the broker's own */
+	_Atomic(shmq_map *) maps[SHMQ_QUEUES];
+};
+
+#define CONSUMER_BELLS 8
+
+struct shmq_consumer {
+	shmq_broker *b;
+	shmq_map *map;
+	int64_t msg_timeout;   /* ns, INT64_MAX: never */
+	uint32_t session;
+	_Atomic uint32_t max_in_flight; /* 0: takes nothing */
+	_Atomic bool closed;
+	_Atomic uint32_t waiting[CONSUMER_BELLS]; /* doorbells of this process's threads that wait on it, + 1 */
+};
+
+#endif

@@ -1,0 +1,21 @@
+/* The three kinds of lock. A function that fails holds nothing. */
+#ifndef SHMQ_LOCKING_H
+#define SHMQ_LOCKING_H
+
+#include "handles.h"
+
+int registry_lock(shmq_broker *b, int64_t until);
+void registry_unlock(shmq_broker *b);
+void queue_unlock(shmq_map *map);
+/* Take the deliver lock (D) while the publish lock (P) of its topic is held. */
+int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until);
+int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until);
+void topic_unlock(shmq_topic_desc *t);
+/* Take the deliver lock (D) alone; a dirty queue is repaired first, under P and D. SHMQ_GONE if
+ * the queue was removed. */
+int queue_lock(shmq_broker *b, shmq_map *map, int64_t until);
+/* Take the publish lock (P) and the deliver lock (D). */
+int both_lock(shmq_broker *b, shmq_map *map, int64_t until);
+void both_unlock(shmq_broker *b, shmq_map *map);
+
+#endif

@@ -1,0 +1,18 @@
+/* Making a queue's derived state again. Publish and deliver lock held. */
+#ifndef SHMQ_REBUILD_H
+#define SHMQ_REBUILD_H
+
+#include "handles.h"
+
+/* The error for a queue that is garbage again after a repair: some process overwrites it. */
+int queue_corrupt(const shmq_map *map);
+/* Rebuild a queue. P and D are held, or the segment is not READY yet. SHMQ_CORRUPT: there is
+ * nothing to rebuild it from; it stays dirty. */
+int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
+/* Give back the pages of a closed queue's bodies that no process can still read. P and D are
+ * held. */
+void queue_discard(shmq_map *map);
+/* Returns true if every slot is somewhere and the held ones are counted. P and D are held. */
+bool adds_up(shmq_map *map);
+
+#endif

@@ -1,0 +1,149 @@
+/*
+ * Requests to the supervisor, which alone creates and removes segments. A client fills an entry,
+ * stores POSTED last, rings, and waits. death of the client: the supervisor answers into an entry
+ * that the reaper frees.
+ */
+#include "atomics.h"
+#include "clock.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "locking.h"
+#include "mapping.h"
+#include "names.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+#include "status.h"
+
+#include <string.h>
+
+int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *topic,
+                      const char *channel, int64_t until, uint32_t *ticket)
+{
+	shmq_request_desc *q = NULL;
+	uint32_t bell = SHMQ_NONE;
+	int r = usable_status(b);
+
+	if (r)
+		return r;
+	if (!name_ok(topic) || (channel && *channel && !name_ok(channel)))
+		return SHMQ_BAD_NAME;
+	if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
+		return SHMQ_GONE;
+	if (ld(&b->d->stopping))
+		return because(SHMQ_NOT_RUNNING, "the broker is stopping");
+	(void)bell_get(b, &bell); /* without one its owner polls */
+	r = registry_lock(b, until);
+	if (r)
+		goto fail;
+	for (uint32_t i = 0; i < SHMQ_REQUESTS && !q; i++)
+		if (ld(&b->requests[i].state) == SHMQ_REQUEST_FREE)
+			q = &b->requests[i];
+	if (!q) {
+		registry_unlock(b);
+		r = SHMQ_AGAIN;
+		goto fail;
+	}
+	q->op = (uint32_t)kind;
+	q->client = b->client;
+	q->waiter = bell;
+	q->status = 0;
+	memset(q->topic, 0, sizeof(q->topic));
+	memset(q->channel, 0, sizeof(q->channel));
+	strcpy(q->topic, topic);
+	if (channel)
+		strcpy(q->channel, channel);
+	SHMQ_KILLPOINT("request.filled");
+	st_release(&q->state, SHMQ_REQUEST_POSTED);
+	registry_unlock(b);
+	*ticket = (uint32_t)(q - b->requests);
+	supervisor_ring(b, RING_REQUEST);
+	return 0;
+fail:
+	if (bell != SHMQ_NONE)
+		bell_put(b, bell);
+	return r;
+}
+
+int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
+{
+	shmq_request_desc *q = &b->requests[ticket];
+	uint32_t bell = q->waiter;
+	bool slept;
+	int r = 0;
+
+	for (;;) {
+		if (shmq_broker_forked(b))
+			return SHMQ_FORKED;
+		if (ld_acquire(&q->state) == SHMQ_REQUEST_DONE)
+			return q->status;
+		if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
+			return SHMQ_GONE;
+		if (!shmq_supervisor_alive(b))
+			return SHMQ_NOT_RUNNING;
+		if (r == SHMQ_TIMEOUT || r == SHMQ_INTERRUPTED)
+			return r;
+		if (bell < SHMQ_WAITERS) {
+			r = bell_wait(b, bell, deadline, NS_PER_S / 4, &slept);
+		} else {
+			struct timespec t = timespec_of(5 * NS_PER_MS);
+
+			r = clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL) ? SHMQ_INTERRUPTED : 0;
+			if (!r && now_ns() >= deadline)
+				r = SHMQ_TIMEOUT;
+		}
+	}
+}
+
+void shmq_request_end(shmq_broker *b, uint32_t ticket)
+{
+	shmq_request_desc *q = &b->requests[ticket];
+	uint32_t bell = q->waiter, state = ld(&q->state);
+
+	if (shmq_broker_forked(b))
+		return;
+	/* POSTED -> ABANDONED unless the supervisor answers just now. */
+	if (state == SHMQ_REQUEST_POSTED &&
+	    atomic_compare_exchange_strong(&q->state, &state, SHMQ_REQUEST_ABANDONED)) {
+		if (bell != SHMQ_NONE)
+			bell_put(b, bell); /* a late ring only causes its next user one more look */
+		return;
+	}
+	if (bell != SHMQ_NONE)
+		bell_put(b, bell);
+	st_release(&q->state, SHMQ_REQUEST_FREE);
+}
+
+int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out)
+{
+	(void)until;
+	for (uint32_t i = 0; i < SHMQ_REQUESTS; i++) {
+		shmq_request_desc *q = &b->requests[i];
+		uint32_t state = ld_acquire(&q->state);
+
+		if (state == SHMQ_REQUEST_ABANDONED) {
+			st_release(&q->state, SHMQ_REQUEST_FREE);
+		} else if (state == SHMQ_REQUEST_POSTED) {
+			out->ticket = i;
+			out->kind = q->op;
+			out->client = q->client;
+			memcpy(out->topic, q->topic, SHMQ_NAME);
+			memcpy(out->channel, q->channel, SHMQ_NAME);
+			out->topic[SHMQ_NAME - 1] = out->channel[SHMQ_NAME - 1] = 0;
+			return 0;
+		}
+	}
+	return SHMQ_EMPTY;
+}
+
+void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status)
+{
+	shmq_request_desc *q = &b->requests[ticket];
+	uint32_t posted = SHMQ_REQUEST_POSTED, bell = q->waiter;
+
+	q->status = status;
+	if (!atomic_compare_exchange_strong(&q->state, &posted, SHMQ_REQUEST_DONE))
+		st_release(&q->state, SHMQ_REQUEST_FREE); /* abandoned meanwhile */
+	else if (bell != SHMQ_NONE)
+		bell_ring(b, bell);
+}

@@ -1,0 +1,360 @@
+/*
+ * Room for a publish or a restore: slots, bodies, and budgets. Under the publish lock (P).
+ *
+ * No head moves here. death or refusal: free slots that own bodies, which is harmless.
+ */
+#include "room.h"
+
+#include "arena.h"
+#include "atomics.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "locking.h"
+#include "rebuild.h"
+#include "sane.h"
+#include "segment.h"
+#include "shmq.h"
+#include "slots.h"
+#include "status.h"
+
+int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t *n, int64_t until)
+{
+	for (;;) {
+		int r = *n ? queue_room(b, map, lengths, *n, until) : SHMQ_EMPTY;
+
+		if (r != SHMQ_FULL && r != SHMQ_TOO_BIG)
+			return r;
+		*n /= 2;
+	}
+}
+
+/* Free the body of a FREE slot. */
+static void body_drop(shmq_map *map, shmq_slot_desc *s)
+{
+	if (s->capacity) {
+		if (!arena_free(&map->q->arena, map->arena, arena_of(map), s->body, s->capacity))
+			queue_broken(map);
+		s->capacity = 0;
+	}
+}
+
+static bool bodies_drop(shmq_map *map, uint32_t at, uint32_t end)
+{
+	bool any = false;
+
+	for (; at != end; at++) {
+		uint32_t slot = map->free[at & ring_mask_of(map)];
+		shmq_slot_desc *s = &map->slots[slot];
+
+		if (!slot_is(map, slot, SHMQ_FREE)) {
+			queue_broken(map);
+			return false;
+		}
+		any |= s->capacity != 0;
+		body_drop(map, s);
+	}
+	return any;
+}
+
+/* Free the bodies of all finished slots after the `reserved` ones that are about to be used, and
+ * bodies that a failed attempt, which wanted more slots, has left there. */
+static bool reclaim(shmq_map *map, uint32_t reserved)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->free_head), tail = ld_acquire(&q->free_tail), at = q->reclaimed;
+	uint32_t end = q->endowed;
+	bool any = false;
+
+	if (!SANE(tail - head <= slots_of(map))) { /* do not walk 2^32 entries */
+		queue_broken(map);
+		return false;
+	}
+	if (at - head < reserved || at - head > tail - head)
+		at = head + reserved;
+	if ((int32_t)(end - at) > 0)
+		end = at;
+	if ((int32_t)(end - head - reserved) > 0)
+		any = bodies_drop(map, head + reserved, end);
+	q->endowed = head + reserved;
+	any |= bodies_drop(map, at, tail);
+	q->reclaimed = tail;
+	return any;
+}
+
+static bool arena_grow(shmq_map *map, uint64_t bytes)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t have = arena_of(map), step = have, want;
+
+	if (step > UINT64_C(8) << 20)
+		step = UINT64_C(8) << 20;
+	if (step < bytes + SHMQ_ARENA_UNIT)
+		step = bytes + SHMQ_ARENA_UNIT;
+	want = round_page(have + step);
+	if (want > map->arena_max)
+		want = map->arena_max;
+	if (want <= have || queue_grow_arena(map, have, want))
+		return false;
+	SHMQ_KILLPOINT("arena.committed");
+	if (!arena_extend(&q->arena, map->arena, have, want)) {
+		queue_broken(map);
+		return false;
+	}
+	st_release(&q->arena_committed, want);
+	return true;
+}
+
+static bool body_ensure(shmq_map *map, shmq_slot_desc *s, uint64_t length, uint32_t reserved)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t need = arena_block_size(length) - SHMQ_ARENA_HEAD, body, spacious;
+	uint32_t capacity;
+
+	/* Reuse the block of the slot's last message unless it is far too big. */
+	if (s->capacity >= need && s->capacity <= 4 * need + 1024) {
+		if (arena_owns(map->arena, arena_of(map), s->body, s->capacity))
+			return true;
+		queue_broken(map);
+		return false;
+	}
+	body_drop(map, s);
+	/* Small bodies: let the arena grow until every slot can keep its block for the next message. */
+	spacious = need > 4096 ? 0 : (uint64_t)slots_of(map) * (need + SHMQ_ARENA_HEAD) * 2;
+	for (;;) {
+		body = arena_alloc(&q->arena, map->arena, arena_of(map), length, &capacity);
+		if (body == ARENA_BROKEN) {
+			queue_broken(map);
+			return false;
+		}
+		if (body != ARENA_FAILED)
+			break;
+		if (arena_of(map) < spacious && arena_grow(map, need + SHMQ_ARENA_HEAD))
+			continue;
+		if (!reclaim(map, reserved) && !arena_grow(map, need + SHMQ_ARENA_HEAD))
+			return false;
+	}
+	s->body = body;
+	s->capacity = capacity;
+	return true;
+}
+
+static bool bodies_ensure(shmq_map *map, const uint64_t *lengths, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t slot = free_slot(map, i);
+
+		if (!slot_is(map, slot, SHMQ_FREE)) {
+			queue_broken(map);
+			return false;
+		}
+		slots_ahead(map, slot);
+		if (!body_ensure(map, &map->slots[slot], lengths[i], n))
+			return false;
+		bodies_ahead(map, &map->slots[slot]);
+	}
+	return true;
+}
+
+/* Move the entries of a ring whose mask grew to `wide` to their new places. */
+static bool ring_widen(uint32_t *ring, _Atomic uint32_t *head, _Atomic uint32_t *tail,
+                       uint32_t mask, uint32_t wide)
+{
+	uint32_t at = ld(head), end = ld(tail);
+
+	if (!SANE(end - at - 1 <= mask || end == at))
+		return false;
+	for (; mask != wide && at != end; at++)
+		ring[at & wide] = ring[at & mask];
+	return true;
+}
+
+/* Add the new slots at the end of the free ring. */
+static bool slots_add(shmq_map *map, uint32_t from, uint32_t n)
+{
+	uint32_t tail = ld(&map->q->free_tail), mask = ring_mask_of(map);
+
+	for (uint32_t i = from; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+
+		if (!SANE(SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE))
+			return false;
+		s->heap = SHMQ_NONE;
+		s->capacity = 0;
+		map->free[tail++ & mask] = i;
+	}
+	SHMQ_KILLPOINT("grow.free");
+	st_release(&map->q->free_tail, tail); /* SYNC(slot-free) */
+	return true;
+}
+
+#define SLOTS_STEP 65536u /* at a time, so that no publisher waits longer than it takes to get their pages */
+
+/* Add slots: pages first, then one word, then the derived state. death: the next locker rebuilds
+ * that. */
+static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t have, n, mask, wide;
+	int r = queue_lock_under(b, map, until);
+
+	if (r)
+		return r;
+	have = slots_of(map);
+	n = have + (have < SLOTS_STEP ? have : SLOTS_STEP);
+	if (n < want)
+		n = want;
+	if (n > map->slots_max)
+		n = map->slots_max;
+	for (mask = wide = ring_mask_of(map); wide < n - 1; wide = 2 * wide + 1)
+		;
+	r = queue_commit_slots(map, n);
+	if (!r) {
+		st(&q->dirty, 1);
+		SHMQ_KILLPOINT("grow.dirty");
+		st(&q->ring_mask, wide);
+		SHMQ_KILLPOINT("grow.mask");
+		st(&q->slots_committed, n);
+		SHMQ_KILLPOINT("grow.slots");
+		if (ring_widen(map->ready, &q->ready_head, &q->ready_tail, mask, wide) &&
+		    ring_widen(map->defer, &q->defer_head, &q->defer_tail, mask, wide) &&
+		    ring_widen(map->requeue, &q->requeue_head, &q->requeue_tail, mask, wide) &&
+		    ring_widen(map->free, &q->free_head, &q->free_tail, mask, wide) &&
+		    slots_add(map, have, n))
+			st_release(&q->dirty, 0);
+		else
+			r = queue_rebuild(b, map, false);
+	}
+	queue_unlock(map);
+	return r;
+}
+
+uint32_t ready_seen(shmq_queue_desc *q, uint32_t enough)
+{
+	if (ld(&q->ready_tail) - q->ready_head_seen > enough)
+		q->ready_head_seen = ld_acquire(&q->ready_head);
+	return ld(&q->ready_tail) - q->ready_head_seen;
+}
+
+/* Store what a waiting publisher needs, and ring the spiller to make room for it. */
+static int lacks(shmq_broker *b, shmq_map *map, uint32_t slots, uint64_t bytes,
+                 enum purpose purpose)
+{
+	if (purpose == FOR_RESTORE)
+		return SHMQ_FULL;
+	st(&map->q->need_slots, slots);
+	st(&map->q->need_bytes, bytes);
+	if (!(map->q->flags & SHMQ_FLAG_EPHEMERAL))
+		spiller_ring(b, map->index);
+	return SHMQ_FULL;
+}
+
+/* Make free slots and bodies for n messages. `used`: how much of the budget is taken before
+ * them. */
+static int room_of(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+                   uint64_t bytes, enum purpose purpose, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	bool to_hold = purpose != FOR_READY;
+	uint32_t budget = to_hold ? map->inflight_slots : ready_budget(map), used, have;
+
+	if (to_hold) {
+		used = ld(&q->held) + ring_count(&q->defer_head, &q->defer_tail);
+	} else {
+		uint32_t spilling = ld(&q->spilling_count);
+
+		used = n + spilling < budget ? budget - n - spilling : 0;
+		used = ready_seen(q, used) + spilling;
+	}
+	if (used + n > budget ||
+	    (to_hold && used && ld(&q->held_bytes) + bytes > bytes_budget(map))) {
+		if (counts_are_sane(map))
+			return lacks(b, map, n, bytes, purpose);
+		queue_broken(map);
+		return SHMQ_AGAIN;
+	}
+	for (;;) {
+		int r;
+
+		have = q->free_tail_seen - ld(&q->free_head);
+		if (have >= n && SANE(have <= slots_of(map)))
+			break;
+		q->free_tail_seen = ld_acquire(&q->free_tail); /* SYNC(slot-free) */
+		have = q->free_tail_seen - ld(&q->free_head);
+		if (!SANE(have <= slots_of(map))) {
+			queue_broken(map);
+			return SHMQ_AGAIN;
+		}
+		if (have >= n)
+			break;
+		if (slots_of(map) == map->slots_max)
+			return lacks(b, map, n, bytes, purpose);
+		r = slots_grow(b, map, slots_of(map) - have + n, until);
+		if (r == SHMQ_NO_SPACE)
+			return lacks(b, map, n, bytes, purpose);
+		if (r)
+			return r;
+	}
+	if ((int32_t)(ld(&q->free_head) + n - q->endowed) > 0)
+		q->endowed = ld(&q->free_head) + n;
+	if (!bodies_ensure(map, lengths, n)) {
+		/* The missing bytes may belong to the very slots that are about to be used. */
+		if (!ld(&q->dirty))
+			(void)bodies_drop(map, ld(&q->free_head), ld(&q->free_head) + n);
+		if (ld(&q->dirty))
+			return SHMQ_AGAIN;
+		if (!bodies_ensure(map, lengths, n))
+			return lacks(b, map, n, bytes, purpose);
+	}
+	if (purpose == FOR_RESTORE && (used || n > 1)) { /* now with the real sizes of their blocks */
+		bytes = ld(&q->held_bytes);
+		for (uint32_t i = 0; i < n; i++)
+			bytes += block_bytes(&map->slots[free_slot(map, i)]);
+		if (bytes > bytes_budget(map))
+			return SHMQ_FULL;
+	}
+	if (purpose != FOR_RESTORE && ld(&q->need_slots)) {
+		st(&q->need_slots, 0);
+		st(&q->need_bytes, 0);
+	}
+	return 0;
+}
+
+int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+             enum purpose purpose, int64_t until)
+{
+	uint32_t budget = purpose == FOR_READY ? ready_budget(map) : map->inflight_slots;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += arena_block_size(lengths[i]);
+	if (n > budget)
+		return because(SHMQ_TOO_BIG,
+		               "%u messages at once; a queue holds %u in memory: publish fewer at once, or "
+		               "raise %s",
+		               n, budget, purpose == FOR_READY ? "mem_queue_size" : "inflight_slots");
+	if (bytes > bytes_budget(map))
+		return because(SHMQ_TOO_BIG,
+		               "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
+		               "at once, or raise arena_size",
+		               n, (unsigned long long)bytes, (unsigned long long)bytes_budget(map));
+	for (bool repaired = false;; repaired = true) {
+		int r = words_are_sane(map) ? room_of(b, map, lengths, n, bytes, purpose, until)
+		                            : SHMQ_AGAIN;
+
+		/* AGAIN and not dirty: a lock was held elsewhere. */
+		if (r != SHMQ_AGAIN || !(ld(&map->q->dirty) || !words_are_sane(map)))
+			return r;
+		if (repaired)
+			return queue_corrupt(map);
+		r = queue_lock_under(b, map, until); /* which repairs */
+		if (r)
+			return r;
+		queue_unlock(map);
+	}
+}
+
+int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until)
+{
+	return room_for(b, map, lengths, n, FOR_RESTORE, until);
+}

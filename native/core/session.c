@@ -1,0 +1,110 @@
+/* A consumer's entry in a queue, and the return of all that a client holds there. */
+#include "session.h"
+
+#include "atomics.h"
+#include "clock.h"
+#include "handles.h"
+#include "heap.h"
+#include "killpoint.h"
+#include "lease.h"
+#include "rebuild.h"
+#include "segment.h"
+#include "shmq.h"
+#include "slots.h"
+#include "status.h"
+
+#include <string.h>
+
+int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, uint32_t *session)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = sessions_of(map), more = n ? 2 * n : SHMQ_SESSIONS_FIRST, i;
+	shmq_session_desc *s;
+
+	for (i = 0; i < n; i++)
+		if (!ld(&map->sessions[i].client))
+			break;
+	if (i == n) {
+		int r = n == SHMQ_SESSIONS
+		                ? because(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
+		        : n < ld(&q->sessions_committed)
+		                ? queue_corrupt(map)
+		                : segment_commit(map->base, (uint64_t)((uint8_t *)map->sessions - map->base),
+		                                more * sizeof(*s));
+
+		if (r)
+			return r;
+		st(&q->sessions_committed, more < SHMQ_SESSIONS ? more : SHMQ_SESSIONS);
+	}
+	s = &map->sessions[i];
+	memset((char *)s + sizeof(s->client), 0, sizeof(*s) - sizeof(s->client));
+	s->generation = b->client_generation;
+	s->max_in_flight = max_in_flight;
+	s->since = realtime_ns();
+	st_release(&s->client, b->client + 1);
+	*session = i;
+	return 0;
+}
+
+/* Remove a client's pins on this queue from its log and from the slots' counts. */
+static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
+{
+	shmq_client_desc *c = &b->clients[client];
+
+	for (uint32_t p = 0; p < SHMQ_PINS && p < ld(&c->pins_high); p++) {
+		uint64_t pin = ld(&c->pins[p]);
+		uint32_t slot = pin & 0xffffff;
+		shmq_slot_desc *s = &map->slots[slot];
+
+		if (pin >> 24 != map->serial || slot >= slots_of(map))
+			continue;
+		if (s->pins && !--s->pins && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DONE) {
+			held_remove(map, slot);
+			slot_release(map, slot);
+		}
+		st(&c->pins[p], 0);
+	}
+}
+
+uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t session)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = slots_of(map), mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
+	uint32_t found = 0, sessions = sessions_of(map);
+
+	/* Collect them in the order of delivery in the requeue ring after its tail, which is scratch
+	 * space. */
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+
+		if (SHMQ_OWNER_OF(word) != client)
+			continue;
+		if (SHMQ_STATE_OF(word) == SHMQ_INFLIGHT &&
+		    (session == SHMQ_NONE || s->session == session))
+			map->requeue[(tail + found++) & mask] = i;
+		if (SHMQ_STATE_OF(word) == SHMQ_LOANED && session == SHMQ_NONE)
+			slot_release(map, i);
+	}
+	sort_slots(map->requeue, mask, tail, found, map->slots, by_delivery);
+	for (uint32_t i = 0; i < found; i++) {
+		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
+		shmq_session_desc *its = session_of(map, &map->slots[slot]);
+
+		if (its)
+			session_leave(its);
+		slot_back(map, slot, 0);
+		heap_remove(&map->inflight, slot);
+		SHMQ_KILLPOINT("return.slot");
+	}
+	for (uint32_t i = 0; i < sessions; i++)
+		if (ld(&map->sessions[i].client) == client + 1 &&
+		    (session == SHMQ_NONE || i == session))
+			st_release(&map->sessions[i].client, 0);
+	if (session == SHMQ_NONE) {
+		unpin_all(b, map, client);
+		lease_orphan(b, map, client);
+	}
+	bump(&q->returned, found);
+	return found;
+}

@@ -1,0 +1,281 @@
+/*
+ * What happens to one slot: counts, ring entries, its next state, and the wake-ups that follow.
+ * Everything here is under the deliver lock (D) unless its declaration says otherwise.
+ */
+#include "slots.h"
+
+#include "atomics.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "heap.h"
+#include "killpoint.h"
+#include "sane.h"
+#include "segment.h"
+#include "shmq.h"
+
+bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic)
+{
+	shmq_entry_desc *e = &b->entries[index];
+
+	return ld_acquire(&e->state) == SHMQ_ENTRY_LIVE && e->topic == topic;
+}
+
+bool queue_is_empty(shmq_queue_desc *q)
+{
+	/* ready before requeue: a message on its way from one to the other is in both */
+	return !ring_count(&q->ready_head, &q->ready_tail) &&
+	       !ring_count(&q->requeue_head, &q->requeue_tail) &&
+	       !ring_count(&q->defer_head, &q->defer_tail) && !ld(&q->held) && !ld(&q->spilling_count) &&
+	       !on_disk(q);
+}
+
+/* Whole blocks count, not bodies: a small message may use the large block of an earlier one. */
+void held_add(shmq_map *map, uint32_t slot)
+{
+	bump(&map->q->held, 1);
+	bump(&map->q->held_bytes, block_bytes(&map->slots[slot]));
+}
+
+void held_remove(shmq_map *map, uint32_t slot)
+{
+	st(&map->q->held, ld(&map->q->held) - 1);
+	st(&map->q->held_bytes, ld(&map->q->held_bytes) - block_bytes(&map->slots[slot]));
+}
+
+void free_push(shmq_map *map, uint32_t slot)
+{
+	uint32_t tail = ld(&map->q->free_tail);
+
+	map->free[tail & ring_mask_of(map)] = slot;
+	SHMQ_KILLPOINT("release.ring");
+	st_release(&map->q->free_tail, tail + 1);
+}
+
+/* SYNC(slot-free): the state is stored before the free ring's tail; room_of reads it after. */
+void slot_release(shmq_map *map, uint32_t slot)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	uint64_t word = ld(&s->word);
+
+	if (s->pins) {
+		st_release(&s->word, word_next(word, SHMQ_DONE));
+		held_add(map, slot);
+		return;
+	}
+	st_release(&s->word, word_next(word, SHMQ_FREE));
+	SHMQ_KILLPOINT("release.free");
+	free_push(map, slot);
+}
+
+void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
+{
+	shmq_queue_desc *q = map->q;
+	shmq_slot_desc *s = &map->slots[slot];
+	uint64_t order = ld(&q->order) + 1;
+	uint32_t tail = ld(&q->requeue_tail);
+
+	st(&q->order, order);
+	s->order = order;
+	s->after = after;
+	s->pos = SHMQ_NO_POSITION;
+	SHMQ_KILLPOINT("back.fields");
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
+	SHMQ_KILLPOINT("back.state");
+	map->requeue[tail & ring_mask_of(map)] = slot;
+	SHMQ_KILLPOINT("back.ring");
+	if (!after)
+		q->requeue_firsts = tail + 1;
+	st_release(&q->requeue_tail, tail + 1);
+}
+
+void requeue_firsts_find(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->requeue_head), at = ld(&q->requeue_tail);
+
+	if (!SANE(at - head <= slots_of(map))) {
+		queue_broken(map);
+		return;
+	}
+	for (; at != head; at--) {
+		uint32_t slot = map->requeue[(at - 1) & ring_mask_of(map)];
+
+		if (!slot_is(map, slot, SHMQ_BACK)) {
+			queue_broken(map);
+			break;
+		}
+		if (!map->slots[slot].after)
+			break;
+	}
+	q->requeue_firsts = at;
+}
+
+void due_note(shmq_broker *b, uint32_t index, int64_t due)
+{
+	int64_t have = ld(&b->next_due[index]);
+
+	while (due < have)
+		if (atomic_compare_exchange_weak(&b->next_due[index], &have, due)) {
+			scanner_ring(b, INT64_MAX, due);
+			return;
+		}
+}
+
+/* Deferred publishes come through a ring of their own, so that they never wait behind the disk. */
+void defer_drain(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->defer_head), tail = ld_acquire(&q->defer_tail);
+
+	if (head == tail)
+		return;
+	for (; head != tail; head++) {
+		uint32_t slot = map->defer[head & ring_mask_of(map)];
+
+		if (!slot_is(map, slot, SHMQ_DEFERRED)) {
+			queue_broken(map);
+			return;
+		}
+		heap_push(&map->deferred, map->slots[slot].deadline, slot);
+		held_add(map, slot);
+		SHMQ_KILLPOINT("defer.heap");
+		st_release(&q->defer_head, head + 1);
+	}
+	due_note(b, map->index, heap_first(&map->deferred));
+}
+
+void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n)
+{
+	wait_wake(b, &map->q->takers, n);
+}
+
+void spiller_tell(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t waiting = ld(&q->requeue_tail) - ld(&q->requeue_head);
+
+	if ((ld(&q->disk_read) != ld(&q->disk_write) && waiting < map->low_water) || defers_many(map))
+		spiller_ring(b, map->index);
+}
+
+/* Wake a waiting publisher when a quarter of the room is free, so that a full queue does not
+ * cost one wake-up per message. The publisher also looks every 10 ms, so a slow consumer delays
+ * it no longer. */
+void wake_space(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t budget, ready;
+
+	fence_unlocked();
+	spiller_tell(b, map);
+	if (!ld(&q->space.summary))
+		return;
+	budget = ready_budget(map);
+	ready = ring_count(&q->ready_head, &q->ready_tail) + ld(&q->spilling_count);
+	if (ready <= budget - budget / 4)
+		wait_wake(b, &q->space, WAKE_ALL);
+}
+
+/* Hand out nothing from a ring whose entry is in the wrong state or has no body. */
+static bool may_be_taken(shmq_map *map, uint32_t slot, unsigned state, span *at)
+{
+	if (slot_is(map, slot, state) && body_in(map, &map->slots[slot], at))
+		return true;
+	queue_broken(map);
+	return false;
+}
+
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t back = ld(&q->requeue_head), ready = ld(&q->ready_head), mask = ring_mask_of(map);
+	uint32_t first;
+	bool have_ready;
+
+	if ((int32_t)(q->ready_tail_seen - ready) <= 0) /* a spill may have overtaken it */
+		q->ready_tail_seen = ld_acquire(&q->ready_tail);
+	have_ready = ready != q->ready_tail_seen && !on_disk(q);
+	first = have_ready ? once(map->ready[ready & mask]) : SHMQ_NONE;
+
+	if (back != ld(&q->requeue_tail)) {
+		uint64_t after;
+
+		*slot = once(map->requeue[back & mask]);
+		*head = &q->requeue_head;
+		if (!may_be_taken(map, *slot, SHMQ_BACK, at))
+			return false;
+		/* A requeued message waits for the messages that were published before it came back. It
+		 * does not wait if those may not be taken (the budget counts it already, so it would wait
+		 * for itself), nor if entries after it go first (READY messages were published after them). */
+		after = map->slots[*slot].after;
+		if (!have_ready || !after || (int32_t)(q->requeue_firsts - back) > 0 || !may_hold_more(map))
+			return true;
+		if (!slot_is(map, first, SHMQ_READY)) {
+			queue_broken(map);
+			return false;
+		}
+		if (map->slots[first].order >= after)
+			return true;
+	}
+	*slot = first;
+	*head = &q->ready_head;
+	if (have_ready && may_hold_more(map))
+		return may_be_taken(map, first, SHMQ_READY, at);
+	if (have_ready && !counts_are_sane(map))
+		queue_broken(map);
+	return false;
+}
+
+int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	return x->move < y->move ? -1 : x->move > y->move;
+}
+
+int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y)
+{
+	return x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* Heap sort of ring entries [base, base + n): in place, because nothing may be allocated here. */
+void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
+                const shmq_slot_desc *slots, int (*order)(const shmq_slot_desc *,
+                const shmq_slot_desc *))
+{
+#define AT(i) ring[(base + (i)) & mask]
+	uint32_t i;
+
+	for (i = 1; i < n && order(&slots[AT(i - 1)], &slots[AT(i)]) <= 0; i++)
+		;
+	if (i >= n)
+		return; /* they mostly are in order already */
+	for (uint32_t start = n / 2, end = n; end > 1;) {
+		uint32_t root, child, x;
+
+		if (start) {
+			x = AT(--start);
+		} else {
+			x = AT(--end);
+			AT(end) = AT(0);
+		}
+		for (root = start; (child = 2 * root + 1) < end; root = child) {
+			if (child + 1 < end && order(&slots[AT(child)], &slots[AT(child + 1)]) < 0)
+				child++;
+			if (order(&slots[x], &slots[AT(child)]) >= 0)
+				break;
+			AT(root) = AT(child);
+		}
+		AT(root) = x;
+	}
+#undef AT
+}
+
+/* Note that nothing is on disk any more, so READY messages may be taken again. Returns true if
+ * waiters are to be woken, after D is released. */
+bool disk_is_empty(shmq_queue_desc *q)
+{
+	if (on_disk(q))
+		return false;
+	st(&q->overflowed, 0);
+	st(&q->disk_depth, 0);
+	return true;
+}

@@ -1,0 +1,142 @@
+/* Moves of one slot. All under the deliver lock (D) unless said otherwise. */
+#ifndef SHMQ_SLOTS_H
+#define SHMQ_SLOTS_H
+
+#include "arena.h"
+#include "atomics.h"
+#include "handles.h"
+#include "sane.h"
+#include "segment.h"
+
+bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic);
+bool queue_is_empty(shmq_queue_desc *q);
+void held_add(shmq_map *map, uint32_t slot);
+void held_remove(shmq_map *map, uint32_t slot);
+void free_push(shmq_map *map, uint32_t slot);
+/* Make a slot, which is in no ring and no heap, FREE and add it to the free ring; DONE while it
+ * is pinned. */
+void slot_release(shmq_map *map, uint32_t slot);
+/* Make a slot BACK at the end of the requeue ring. after: the seq that it waits for; 0: it may
+ * go first. */
+void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
+/* Find `requeue_firsts` again after entries were moved. */
+void requeue_firsts_find(shmq_map *map);
+void due_note(shmq_broker *b, uint32_t index, int64_t due);
+void defer_drain(shmq_broker *b, shmq_map *map);
+void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n);
+/* Ring the spiller if few messages are left in front of those on disk (or there is room for them
+ * only now), or if deferred messages have become too many. Needs no lock. wake_space does it
+ * too. */
+void spiller_tell(shmq_broker *b, shmq_map *map);
+void wake_space(shmq_broker *b, shmq_map *map);
+/* Find the slot that a take would hand out next, and the ring head that then moves by one.
+ * Returns false if there is none. */
+bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at);
+/* Compare INFLIGHT slots by their delivery. */
+int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y);
+/* Compare READY slots by seq, BACK slots by the order of their return. */
+int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y);
+void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
+                const shmq_slot_desc *slots, int (*order)(const shmq_slot_desc *,
+                const shmq_slot_desc *));
+/* If nothing is on disk any more, READY messages may be taken again. */
+bool disk_is_empty(shmq_queue_desc *q);
+
+static inline shmq_topic_desc *topic_of(const shmq_broker *b, const shmq_map *map)
+{
+	return &b->topics[map->topic];
+}
+
+static inline uint32_t ring_count(_Atomic uint32_t *head, _Atomic uint32_t *tail)
+{
+	return ld_acquire(tail) - ld_acquire(head);
+}
+
+static inline uint64_t bytes_budget(const shmq_map *map)
+{
+	return map->arena_max / 4 * 3;
+}
+
+/* Returns true if one more message may be held: held messages must leave room for the spill. */
+static inline bool may_hold_more(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+
+	return ld(&q->held) < map->inflight_slots &&
+	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(map));
+}
+
+/* Returns true if the counts that decide about room can be true. */
+static inline bool counts_are_sane(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = slots_of(map);
+
+	return SANE(ring_count(&q->ready_head, &q->ready_tail) <= n && ld(&q->held) <= n &&
+	            ld(&q->leased) <= n &&
+	            ld(&q->spilling_count) <= n && ld(&q->spilling) <= 1 &&
+	            ld(&q->held_bytes) <= map->arena_max + (uint64_t)n * SHMQ_ARENA_HEAD);
+}
+
+/* Count one message of a session less in flight. */
+static inline void session_leave(shmq_session_desc *s)
+{
+	if (ld(&s->in_flight))
+		st(&s->in_flight, ld(&s->in_flight) - 1);
+}
+
+static inline uint64_t block_bytes(const shmq_slot_desc *s)
+{
+	return (uint64_t)s->capacity + SHMQ_ARENA_HEAD;
+}
+
+static inline bool on_disk(shmq_queue_desc *q)
+{
+	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
+}
+
+/* Returns true if deferred messages have to make room: they take half of the budget, or too many
+ * bytes. */
+static inline bool defers_many(const shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t deferred = ld(&q->deferred_len) + ring_count(&q->defer_head, &q->defer_tail);
+
+	return deferred && (deferred > map->inflight_slots / 2 ||
+	                    ld(&q->held_bytes) > map->arena_max / 8 * 5);
+}
+
+static inline uint64_t word_next(uint64_t word, unsigned state)
+{
+	return SHMQ_WORD(state, 0, SHMQ_GENERATION_OF(word));
+}
+
+/* The state that a SPILLING or MOVING slot gets back if it stays in memory. */
+static inline unsigned previous_of(const shmq_slot_desc *s)
+{
+	return s->previous == SHMQ_READY || s->previous == SHMQ_DEFERRED ? s->previous : SHMQ_BACK;
+}
+
+static inline uint32_t free_slot(shmq_map *map, uint32_t ahead)
+{
+	return map->free[(ld(&map->q->free_head) + ahead) & ring_mask_of(map)];
+}
+
+/* The slot at `ahead` in the free ring, if it is FREE and owns a block that is long enough, and
+ * its body; else NULL. */
+static inline shmq_slot_desc *free_slot_for(shmq_map *map, uint32_t ahead, uint64_t length,
+                                            uint8_t **to)
+{
+	uint32_t slot = free_slot(map, ahead), capacity;
+	shmq_slot_desc *s = &map->slots[slot];
+	uint64_t body;
+
+	if (!slot_is(map, slot, SHMQ_FREE))
+		return NULL;
+	capacity = once(s->capacity);
+	body = once(s->body);
+	*to = map->arena + body;
+	return capacity >= length && arena_owns(map->arena, arena_of(map), body, capacity) ? s : NULL;
+}
+
+#endif

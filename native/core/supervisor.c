@@ -1,0 +1,145 @@
+/* What the supervisor says of itself in the directory, and how clients learn whether it lives. */
+#include "atomics.h"
+#include "clock.h"
+#include "doorbell.h"
+#include "handles.h"
+#include "lock.h"
+#include "locking.h"
+#include "mapping.h"
+#include "process.h"
+#include "segment.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+
+#include <string.h>
+#include <unistd.h>
+
+bool shmq_supervisor_alive(shmq_broker *b)
+{
+	uint32_t client = ld_acquire(&b->d->supervisor_client);
+	shmq_lock_desc *life;
+	int r;
+
+	if (!client || client > clients_of(b))
+		return false;
+	if (b->attached && client == b->client + 1)
+		return true;
+	life = &b->clients[client - 1].life;
+	r = lock_take(life, 0);
+	if (r == SHMQ_AGAIN)
+		return true;
+	if (r == SHMQ_LOCK_DIED)
+		lock_consistent(life);
+	if (r == 0 || r == SHMQ_LOCK_DIED)
+		lock_drop(life);
+	/* Only its thread may have ended. */
+	return ld(&b->clients[client - 1].orphan) &&
+	       process_identify(ld(&b->d->supervisor_pid)).start_time ==
+	               ld(&b->d->supervisor_start_time);
+}
+
+int shmq_data_path_set(shmq_broker *b, const char *path)
+{
+	_Atomic char *first = (_Atomic char *)b->d->data_path;
+	char *to = b->d->data_path;
+	size_t n = strlen(path);
+	int r = usable_status(b);
+
+	if (r || (n < SHMQ_DATA_PATH && !strncmp(to, path, SHMQ_DATA_PATH)))
+		return r;
+	/* The first byte last: a death on the way leaves an empty path, never a part of another one. */
+	st(first, 0);
+	fence_full();
+	memset(to + 1, 0, SHMQ_DATA_PATH - 1);
+	if (n && n < SHMQ_DATA_PATH) {
+		memcpy(to + 1, path + 1, n - 1);
+		st_release(first, path[0]);
+	}
+	return 0;
+}
+
+void shmq_disk_trouble_set(shmq_broker *b, int error)
+{
+	uint64_t before = ld(&b->d->disk_trouble);
+
+	/* One word, so that nobody reads one trouble's errno with another's beginning. */
+	if (!error)
+		st(&b->d->disk_trouble, 0);
+	else if ((int)(before & 0xffff) != error)
+		st(&b->d->disk_trouble, (uint64_t)(realtime_ns() / 1000000000) << 16 | (uint16_t)error);
+}
+
+int shmq_disk_trouble(shmq_broker *b, char path[SHMQ_PATH_MOST])
+{
+	int error = (int)(ld_acquire(&b->d->disk_trouble) & 0xffff);
+
+	path[0] = 0;
+	if (!error || !shmq_supervisor_alive(b))
+		return 0;
+	memcpy(path, b->d->data_path, SHMQ_PATH_MOST - 1);
+	path[SHMQ_PATH_MOST - 1] = 0;
+	return error;
+}
+
+int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
+{
+	shmq_directory_desc *d = b->d;
+	int r = usable_status(b);
+
+	if (!r && b->bell == SHMQ_NONE)
+		r = bell_get(b, &b->bell);
+	if (!r)
+		r = registry_lock(b, until);
+	if (r)
+		return r;
+	d->limits.msg_timeout = limits->msg_timeout_ns;
+	d->limits.max_msg_timeout = limits->max_msg_timeout_ns;
+	d->limits.max_req_timeout = limits->max_req_timeout_ns;
+	d->limits.max_msg_size = limits->max_msg_size;
+	d->limits.node_id = limits->node_id;
+	d->limits.mem_queue_size = limits->mem_queue_size;
+	d->limits.inflight_slots = limits->inflight_slots;
+	d->limits.arena_size = limits->arena_size;
+	st(&d->supervisor_pid, getpid());
+	st(&d->supervisor_start_time, b->clients[b->client].start_time);
+	st(&d->supervisor_since, realtime_ns());
+	st(&d->heartbeat, now_ns());
+	st(&d->supervisor_waiter, b->bell + 1);
+	st(&d->requested, RING_REQUEST | RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
+	st(&d->stopping, 0);
+	atomic_fetch_add(&d->epoch, 1);
+	st_release(&d->supervisor_client, b->client + 1);
+	registry_unlock(b);
+	return 0;
+}
+
+void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written)
+{
+	st_release(&b->d->names_replaced, replaced);
+	st_release(&b->d->names_written, written);
+}
+
+bool shmq_broker_stopped(const shmq_broker *b)
+{
+	return ld(&b->d->stopping) || ld(&b->d->segment.ready) != SHMQ_READY_STATE;
+}
+
+void shmq_supervisor_stopping(shmq_broker *b)
+{
+	st_release(&b->d->stopping, 1);
+}
+
+int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why)
+{
+	bool slept;
+	int r;
+
+	if (b->bell == SHMQ_NONE)
+		return SHMQ_INVALID;
+	st(&b->d->heartbeat, now_ns());
+	*why = 0;
+	r = ld(&b->d->requested) ? 0 : bell_wait(b, b->bell, deadline, NS_PER_S, &slept);
+	*why = atomic_exchange(&b->d->requested, 0);
+	st(&b->d->heartbeat, now_ns());
+	return r == SHMQ_TIMEOUT ? 0 : r;
+}

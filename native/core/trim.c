@@ -1,0 +1,68 @@
+/*
+ * Giving idle memory back: the end of the arena that no message uses goes back to the system.
+ *
+ * Under both locks: `dirty`, then the lower arena_committed, a rebuild, and only then the pages.
+ * death before the rebuild has ended: the next locker rebuilds, and the pages go back next time.
+ */
+#include "atomics.h"
+#include "handles.h"
+#include "killpoint.h"
+#include "locking.h"
+#include "mapping.h"
+#include "rebuild.h"
+#include "segment.h"
+#include "shmq.h"
+#include "shmq_supervisor.h"
+
+/* Where the last body of a slot in use ends, as a size of the arena. */
+static uint64_t arena_needed(shmq_map *map)
+{
+	uint32_t n = slots_of(map);
+	uint64_t end = 0, page = round_page(1);
+
+	for (uint32_t i = 0; i < n; i++) {
+		const shmq_slot_desc *s = &map->slots[i];
+		uint64_t last = s->body + s->capacity;
+
+		if (SHMQ_STATE_OF(ld(&s->word)) != SHMQ_FREE && s->capacity && last > end)
+			end = last;
+	}
+	if (!end)
+		return SHMQ_ARENA_FIRST;
+	end = (end + SHMQ_ARENA_UNIT + page - 1) / page * page; /* the sentinel is behind it */
+	return end > SHMQ_ARENA_FIRST ? end : SHMQ_ARENA_FIRST;
+}
+
+int shmq_give_back(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes)
+{
+	uint64_t had, keep, arena;
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	*bytes = 0;
+	if (r)
+		return r;
+	r = both_lock(b, map, until);
+	if (r)
+		goto out;
+	had = arena_of(map);
+	keep = arena_needed(map);
+	arena = (uint64_t)(map->arena - map->base);
+	if (keep < had) {
+		st(&map->q->dirty, 1);
+		SHMQ_KILLPOINT("give_back.dirty");
+		st_release(&map->q->arena_committed, keep);
+		SHMQ_KILLPOINT("give_back.lowered");
+		r = queue_rebuild(b, map, false);
+		*bytes = had - keep;
+	}
+	if (!r) {
+		st(&map->arena_backed, keep);
+		segment_punch(map->base, arena + (keep < had ? keep : had), arena + map->arena_max);
+		SHMQ_KILLPOINT("give_back.punched");
+	}
+	both_unlock(b, map);
+out:
+	map_release(map);
+	return r;
+}
