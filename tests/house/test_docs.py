@@ -1,6 +1,7 @@
-"""The README says what there is: every command, option and exit status, and no others.
+"""The pages say what there is: every command, option and exit status, and no others.
 
-Its tables are made here from the command line itself and from options.py. After a change:
+The tables of docs/reference.md are made here from the command line itself and from options.py.
+After a change:
 
     .venv/bin/python tests/house/test_docs.py      writes them anew
 """
@@ -18,10 +19,20 @@ import pytest
 from shmq import cli, errors, names, segments
 from shmq.options import OPTIONS, Kind
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference.md"
+PAGES = [
+    README,
+    ROOT / "SECURITY.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
-#: Options of other programs that the README names.
-FOREIGN = {"--streaming", "--spark", "--only", "--pid", "--ipc", "--create", "--now"}
+#: Options of other programs that the pages name: of tools/dev, of containers, of systemctl.
+FOREIGN = {
+    "--streaming", "--spark", "--only", "--pid", "--ipc", "--create", "--now",
+    "--kills", "--load", "--planted", "--accept", "--plant",
+}  # fmt: skip
 
 
 def commands() -> dict[str, click.Command]:
@@ -122,10 +133,10 @@ TABLES = {"commands": command_table, "status": status_table, "options": option_t
 
 
 def written_anew(text: str) -> str:
-    """The README with its tables as they should be."""
+    """The reference with its tables as they should be."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        assert text.count(begin) == text.count(end) == 1, f"the README lost its mark {begin}"
+        assert text.count(begin) == text.count(end) == 1, f"the reference lost its mark {begin}"
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         text = "\n".join([before + begin, *table(), end + after])
@@ -135,19 +146,31 @@ def written_anew(text: str) -> str:
 # ---- the tests ----
 
 
-def test_the_tables_of_the_readme_are_what_there_is() -> None:
-    text = README.read_text()
+def test_the_tables_of_the_reference_are_what_there_is() -> None:
+    text = REFERENCE.read_text()
     assert text == written_anew(text), "run: .venv/bin/python tests/house/test_docs.py"
 
 
-def test_every_option_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", README.read_text()))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text()))
     assert named - FOREIGN <= flags()
 
 
-def test_every_command_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"(?:`|    |\$ )shmq ([a-z]+)", README.read_text()))
+def test_every_command_that_a_page_names_exists() -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"(?:`|    |\$ )shmq ([a-z]+)", text))
     assert named == {words for words in commands() if " " not in words}
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len(README.read_text().splitlines()) <= 170
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
 
 
 def test_every_option_of_the_broker_is_one_of_serve() -> None:
@@ -178,17 +201,17 @@ def test_exit_statuses_are_those_of_the_module() -> None:
 
 
 def test_every_error_is_named() -> None:
-    text = README.read_text()
-    listed = text[text.index("Errors in Python:") : text.index("## Bench")]
+    text = REFERENCE.read_text()
+    listed = text[text.index("Errors in Python:") :]
     assert set(re.findall(r"`([A-Z][A-Za-z]+)`", listed)) == set(errors.__all__)
 
 
-def test_limits_of_the_readme_are_those_of_the_code() -> None:
-    text = README.read_text()
+def test_limits_of_the_pages_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
     assert f"1 to {names.MAX_NAME_BYTES} of" in text
     assert segments.SHM_DIRECTORY == "/dev/shm"
 
 
 if __name__ == "__main__":
-    README.write_text(written_anew(README.read_text()))
+    REFERENCE.write_text(written_anew(REFERENCE.read_text()))
     sys.exit(0)

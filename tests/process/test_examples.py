@@ -1,4 +1,4 @@
-"""Every program of the README and of the docstrings runs as it is pasted.
+"""Every program of the README, of docs/ and of the docstrings runs as it is pasted.
 
 What a block says is done in an empty directory, by the commands that are installed; only names that
 tests must not share with others are put in their place: the directories and the instance.
@@ -33,7 +33,15 @@ ELSEWHERE = {
     "cp systemd/shmq@.service /etc/systemd/system/":
         "would change the host's services; tests/unit/test_systemd.py reads the files",
     "producers, consumers (any Python process, Spark's workers too) ": "a picture",
-    "native/core    layout atomics status ": "a picture",
+    "pip install .": "needs a network; `tools/dev setup` installs it the same way",
+    "tools/dev setup ": "the test is run by it",
+    "native/include/ ": "a map",
+    "_native <- errors <- names": "a map",
+    "directory  /shmq.<instance> ": "a picture",
+    "waiter: set the bit, fence": "a picture",
+    "nsqd.dat ": "a list of files",
+    "exec shmq serve --nsqd": "needs the gateway's ports; tests/gateway/test_defaults.py",
+    "audit: action=delete_topic": "a line of the log",
 }  # fmt: skip
 
 #: How the block begins that runs for ever.
@@ -41,7 +49,9 @@ SERVER = "mkdir -p /var/tmp/jobs\nshmq serve "
 
 
 def programs() -> list[Program]:
-    found = [*in_markdown(ROOT / "README.md"), *in_docstrings(ROOT / "shmq")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [program for page in pages for program in in_markdown(page)]
+    found += in_docstrings(ROOT / "shmq")
     return [*found, *in_docstrings(ROOT / "pyspark_shmq")]
 
 

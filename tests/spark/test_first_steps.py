@@ -20,7 +20,7 @@ import shmq
 import shmq.spark
 from shmq.spark import NoPySpark, versions
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "spark.md"
 
 
 def python(code: str, cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -182,7 +182,7 @@ def test_the_readmes_spark_program_runs_as_pasted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Only the names of the instance and of the checkpoint are the test's."""
-    section = README.read_text().partition("### Spark\n")[2]
+    section = PAGE.read_text()
     (program,) = re.findall(r"```python\n(.*?)```", section.partition("\n### ")[0], re.DOTALL)
     assert program.count('"jobs"') == 4
     program = program.replace('"jobs"', repr(broker.instance))
@@ -193,7 +193,7 @@ def test_the_readmes_spark_program_runs_as_pasted(
     # one JVM serves all tests: the program gets the session that is there
     monkeypatch.setattr(shmq.spark, "session", lambda *_, **__: spark, raising=False)
     names: dict[str, Any] = {}
-    exec(compile(program, str(README), "exec"), names)
+    exec(compile(program, str(PAGE), "exec"), names)
     try:
         broker.producer("clicks").publish_many([b"a", b"b"])
         eventually(lambda: broker.channel_depth("out", "seen") == 2, 9 * WATCHDOG)
