@@ -88,6 +88,8 @@ OTHERS = {
     "empty.dirty", "empty.slot", "empty.disk",
     "writer.settled",  # by who repairs: tests/native/test_kill.c
     "lease.run", "lease.run_read",  # of what is on disk: tests/native/test_kill.c
+    # tests/kill, "give memory back", which dies at every instruction of it
+    "give_back.dirty", "give_back.lowered", "give_back.punched",
 }  # fmt: skip
 
 #: Passed by a supervisor that makes and deletes what clients ask for.

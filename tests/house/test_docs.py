@@ -31,7 +31,7 @@ PAGES = [
 #: Options of other programs that the pages name: of tools/dev, of containers, of systemctl.
 FOREIGN = {
     "--streaming", "--spark", "--only", "--pid", "--ipc", "--create", "--now",
-    "--kills", "--load", "--planted", "--accept", "--plant",
+    "--kills", "--load", "--planted", "--accept", "--plant", "--hours",
 }  # fmt: skip
 
 

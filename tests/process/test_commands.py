@@ -270,7 +270,9 @@ def test_stat_and_peek_of_a_dead_supervisor_are_degraded(
     where = f"--instance={instance}"
     assert "DEAD" in shown("stat", where, status=cli.DEGRADED)
     assert "supervisor_up{" in shown("stat", "--prometheus", where, status=cli.DEGRADED)
-    shown("peek", "t", "c", where, status=cli.DEGRADED)
+    empty = run("peek", "t", "c", where)
+    assert (empty.returncode, empty.stdout) == (cli.DEGRADED, b"")
+    assert empty.stderr == b"no message of t/c is ready in memory\n"
     shown("tail", "--peek", "t", "c", where, status=cli.DEGRADED)
     found = documents("doctor", "--json", where, status=cli.DEGRADED)
     (problem,) = (item for item in found if item["level"] == "problem")
@@ -364,9 +366,10 @@ def test_doctor_removes_what_is_dead_and_only_that(
     (problem,) = (item for item in documents("doctor", "--json", where, status=cli.DEGRADED)
                   if item["level"] == "problem")  # fmt: skip
     assert problem["fixable"]
-    assert "removed 2 objects" in shown("doctor", "--fix", "--yes", where)
+    mended = shown("doctor", "--fix", "--yes", where, status=cli.NOT_RUNNING)
+    assert "removed 2 objects" in mended
     assert not segments.list_objects(instance)
-    shown("doctor", where)
+    shown("doctor", where, status=cli.NOT_RUNNING)
 
 
 def test_doctor_sees_a_stopped_supervisor(serve: Callable[..., Child], instance: str) -> None:

@@ -20,7 +20,7 @@ from processes import serve as serve_child
 
 import shmq
 from shmq import cli, layout, segments
-from shmq.cli import instances, stale
+from shmq.cli import stale
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -66,7 +66,7 @@ def test_instances_are_listed_as_they_are(
     assert found is not None
     nbytes = found.pop("shm_bytes")
     assert nbytes == sum(
-        os.stat(instances.file_of(item)).st_blocks * 512 for item in segments.list_objects(instance)
+        os.stat(item.path).st_blocks * 512 for item in segments.list_objects(instance)
     )
     assert found == {
         "v": 1, "instance": instance, "state": "running", "uid": os.getuid(),
@@ -104,7 +104,7 @@ def test_what_another_put_under_a_name_hangs_nobody(new_instance: Callable[[], s
         assert found["state"] == "other"
         refused = run("rm", "--yes", instance)
         assert refused.returncode == cli.ERROR
-        assert "not shared memory" in refused.stderr
+        assert "no shared memory" in refused.stderr
         assert run("doctor", f"--instance={instance}").returncode == cli.DEGRADED
     finally:
         os.unlink(path)

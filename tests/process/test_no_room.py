@@ -369,14 +369,14 @@ def limit_address_space(instance, mebibytes, then):
     def size():
         return int(open("/proc/self/statm").read().split()[0]) * 4096
 
-    broker = None
+    broker, attach = None, shmq.attach  # the modules are loaded before memory is short
     if then != "attach":
-        broker = shmq.attach(instance)
+        broker = attach(instance)
     limit = size() + (mebibytes << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))  # noqa: F821
     try:
         if then == "attach":
-            shmq.attach(instance)
+            attach(instance)
         else:
             broker.producer("t").publish(b"x")
     except shmq.ShmqError as exc:

@@ -112,6 +112,7 @@ def test_packages_are_found_where_the_starter_found_them(
     """A script may have added a directory; that one comes last, and the working directory never."""
     (tmp_path / "added" / "cramjam").mkdir(parents=True)
     (tmp_path / "added" / "cramjam" / "__init__.py").write_text("")
+    monkeypatch.delitem(sys.modules, "cramjam", raising=False)  # where another test has found it
     monkeypatch.syspath_prepend(tmp_path / "added")
     code = "import shmq, numpy; print(*sys.path, sep='\\n'); print(*sys.argv)"
     said = subprocess.run(interpreter.run_code(code, ["a", "b c"]), cwd=hostile, check=True,
