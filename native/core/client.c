@@ -99,7 +99,7 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	st_release(&c->state, SHMQ_CLIENT_LIVE);
 	SHMQ_KILLPOINT("attach.live");
 	b->client_generation = ld(&c->generation);
-	b->attached = true;
+	b->attached = b->life = true;
 out:
 	registry_unlock(b);
 	return r;
@@ -120,7 +120,7 @@ int shmq_broker_detach(shmq_broker *b, int64_t until)
 		return r;
 	b->attached = false;
 	b->bell = SHMQ_NONE;
-	lock_drop(&c->life); /* fails harmlessly in a thread other than the one that attached */
+	b->life = !lock_drop(&c->life); /* it stays held by another thread that attached */
 	supervisor_ring(b, RING_LEFT);
 	return 0;
 }

@@ -118,7 +118,7 @@ void lock_consistent(shmq_lock_desc *lock)
 	pthread_mutex_consistent(&lock->mutex);
 }
 
-void lock_drop(shmq_lock_desc *lock)
+bool lock_drop(shmq_lock_desc *lock)
 {
-	pthread_mutex_unlock(&lock->mutex);
+	return !pthread_mutex_unlock(&lock->mutex);
 }

@@ -31,6 +31,7 @@ int lock_init(shmq_lock_desc *lock);
 /* 0, SHMQ_LOCK_DIED, SHMQ_AGAIN (held elsewhere until `until`; 0: tried once), SHMQ_CORRUPT. */
 int lock_take(shmq_lock_desc *lock, int64_t until);
 void lock_consistent(shmq_lock_desc *lock);
-void lock_drop(shmq_lock_desc *lock);
+/* Unlock. Returns false, and the lock stays held, in a thread that does not hold it. */
+bool lock_drop(shmq_lock_desc *lock);
 
 #endif

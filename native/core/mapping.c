@@ -64,7 +64,11 @@ void broker_release(shmq_broker *b)
 	for (uint32_t i = 0; i < SHMQ_QUEUES; i++)
 		if (ld(&b->maps[i]))
 			map_release(ld(&b->maps[i]));
-	segment_unmap(b->base, b->size);
+	/* glibc links the robust mutexes that a thread holds through the mutexes themselves. If the
+	 * thread that attached still holds `life`, its next robust lock writes into this mapping, so
+	 * the mapping has to outlive the broker. */
+	if (!b->life || shmq_broker_forked(b))
+		segment_unmap(b->base, b->size);
 	pthread_mutex_destroy(&b->mutex);
 	free(b);
 }

@@ -254,7 +254,7 @@ void lock_consistent(shmq_lock_desc *lock)
 	words_of(lock)->died = 0;
 }
 
-void lock_drop(shmq_lock_desc *lock)
+bool lock_drop(shmq_lock_desc *lock)
 {
 	struct lock_words *w = words_of(lock);
 
@@ -266,6 +266,7 @@ void lock_drop(shmq_lock_desc *lock)
 	for (uint32_t i = 0; i < ACTORS; i++)
 		if (actors[i].is == WAITS_FOR_LOCK && actors[i].waits_for == lock)
 			actors[i].is = GOES_ON;
+	return true;
 }
 
 static void locks_die(uint32_t actor)
