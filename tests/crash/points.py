@@ -88,8 +88,7 @@ OTHERS = {
     "empty.dirty", "empty.slot", "empty.disk",
     "writer.settled",  # by who repairs: tests/native/test_kill.c
     "lease.run", "lease.run_read",  # of what is on disk: tests/native/test_kill.c
-    # tests/kill, "give memory back", which dies at every instruction of it
-    "give_back.dirty", "give_back.lowered", "give_back.punched",
+    "give_back.dirty", "give_back.lowered", "give_back.punched",  # tests/native/test_kill.c
 }  # fmt: skip
 
 #: Passed by a supervisor that makes and deletes what clients ask for.

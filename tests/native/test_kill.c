@@ -1501,6 +1501,21 @@ static void reap_it(killing *k)
 	      0);
 }
 
+static void a_large_one_came_and_went(killing *k)
+{
+	publish(k, k->b, k->p, 1, LARGE, 0);
+	live_consumer(k, 16);
+	finish(k, 0, k->c, k->m, k->got);
+}
+
+static void give_back(killing *k)
+{
+	uint64_t bytes;
+
+	EQUAL(shmq_give_back(k->mine, k->queue[0], soon(), &bytes), 0);
+	CHECK(bytes >= LARGE);
+}
+
 static void rebuild(killing *k)
 {
 	EQUAL(shmq_rebuild(k->mine, k->queue[0], soon()), 0);
@@ -1600,6 +1615,7 @@ static const operation operations[] = {
 	{"publish after a death", 2, somebody_died_with_both_locks, come, publish_three, NULL, 0, 0},
 	{"take after a death", 2, somebody_died_with_the_deliver_lock, come, come_now_and_take_one, NULL, 0,
 	 0},
+	{"give memory back", 1, a_large_one_came_and_went, come_to_supervise, give_back, NULL, 1, 0},
 	{"rebuild", 1, a_bit_of_everything, come_to_supervise, rebuild, NULL, 1, 1},
 	{"adopt", 1, the_supervisor_died, come_to_supervise, adopt, NULL, 1, 0},
 	{"open a lessee", 1, lease_of_one_alive, come, open_a_lessee_again, leases_are_whole, 0, 0},
