@@ -41,7 +41,7 @@ FINGERPRINT: Final = _native.fingerprint()
 
 
 class State(enum.IntEnum):
-    """Low byte of a slot's state word; design 3 has the table."""
+    """Low byte of a slot's state word; docs/protocol.md has the table."""
 
     FREE = 0
     LOANED = 1

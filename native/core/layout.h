@@ -59,7 +59,7 @@ enum shmq_ready { SHMQ_RAW_STATE = 0, SHMQ_READY_STATE = 1, SHMQ_CLOSED_STATE = 
 
 /* ---- the state word ---------------------------------------------------------------------------
  * bits 0-7 state, 8-23 owner (client index), 24-63 generation: raised by every take, never reset.
- * design.md section 3 has the table of states; `death` is what a rebuild makes of each.
+ * docs/protocol.md has the table of states; `death` is what a rebuild makes of each.
  */
 enum shmq_state {
 	SHMQ_FREE = 0,

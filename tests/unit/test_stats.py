@@ -112,7 +112,7 @@ def test_the_supervisor_is_known_by_pid_and_start_time() -> None:
     assert not stats.collect(FakeSource(directory)).supervisor_alive
 
 
-# nsqd-reference 9.4; what is omitted when empty is not listed
+# nsqd, nsqd/stats.go; fields that are omitted when empty are not listed
 ROOT = {"version", "health", "start_time", "topics", "producers"}
 TOPIC = {
     "topic_name",
