@@ -1,5 +1,5 @@
-"""The models of the crash protocol find nothing in the rules that the code follows, and do find what
-is wrong with a naive one."""
+"""The models of the crash protocol find nothing wrong with the rules that the code follows, and do
+find what is wrong with a naive one."""
 
 from __future__ import annotations
 
