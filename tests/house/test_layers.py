@@ -63,6 +63,15 @@ def test_every_source_of_the_core_has_a_floor() -> None:
     assert headers <= BASE | HANDLES | {f"{name}.h" for name in FLOOR_OF}
 
 
+def test_the_floors_are_those_of_the_map() -> None:
+    text = (TOP / "docs" / "architecture.md").read_text()
+    text = text.partition("## The core's floors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (`.*) \|$", text, re.MULTILINE)
+    shown = {int(number): set(re.findall(r"`(\w+)`", row)) for number, row in rows}
+    for number, names in enumerate(FLOORS, 1):
+        assert shown[number] == set(names.split())
+
+
 @pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
 def test_core_includes_only_what_is_below(path: Path) -> None:
     if path.name in BASE:
