@@ -100,6 +100,7 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	SHMQ_KILLPOINT("attach.live");
 	b->client_generation = ld(&c->generation);
 	b->attached = b->life = true;
+	b->life_tid = gettid();
 out:
 	registry_unlock(b);
 	return r;

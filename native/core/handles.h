@@ -55,7 +55,8 @@ struct shmq_broker {
 	uint32_t fork_generation;
 	uint32_t client, client_generation;
 	bool attached;
-	bool life; /* its client's `life` lock is in some thread's list of held robust mutexes */
+	bool life;     /* its client's `life` lock is held, by this thread: */
+	int life_tid;
 	uint32_t bell;             /* the supervisor's doorbell */
 	pthread_mutex_t mutex;     /* this process's: maps, idle bells */
 	uint32_t idle[SHMQ_WAITERS];

@@ -13,7 +13,9 @@
 #include "status.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 _Atomic uint32_t fork_count;
 
@@ -65,9 +67,9 @@ void broker_release(shmq_broker *b)
 		if (ld(&b->maps[i]))
 			map_release(ld(&b->maps[i]));
 	/* glibc links the robust mutexes that a thread holds through the mutexes themselves. If the
-	 * thread that attached still holds `life`, its next robust lock writes into this mapping, so
-	 * the mapping has to outlive the broker. */
-	if (!b->life || shmq_broker_forked(b))
+	 * thread that attached lives and still holds `life`, its next robust lock writes into this
+	 * mapping, so the mapping has to outlive the broker. */
+	if (!b->life || shmq_broker_forked(b) || tgkill(getpid(), b->life_tid, 0))
 		segment_unmap(b->base, b->size);
 	pthread_mutex_destroy(&b->mutex);
 	free(b);

@@ -37,10 +37,10 @@ def is_below(fd: int, nbytes: int) -> bool:
     return in_use(fd) < nbytes
 
 
-def deleted_maps(pid: int) -> int:
-    """How many segments the process has mapped whose name is gone."""
+def deleted_maps(pid: int, instance: str) -> int:
+    """How many segments of the instance the process has mapped whose name is gone."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("shmq." in line and line.endswith("(deleted)") for line in lines)
+    return sum(f"shmq.{instance}." in line and line.endswith("(deleted)") for line in lines)
 
 
 def fill(producer: shmq.Producer, nbytes: int) -> int:
@@ -71,13 +71,13 @@ def test_a_deleted_channel_that_overflowed_gives_its_memory_back(open_broker: Op
     assert in_use(fd) < before - 7 * MIB
     assert bytes(view) == b"seen" * 5000
     assert kept.body == b"kept" * 5000  # was in flight, and not read before
-    eventually(lambda: deleted_maps(broker.supervisor_pid) == 0)
+    eventually(lambda: deleted_maps(broker.supervisor_pid, broker.instance) == 0)
     producer.publish(b"x")  # a look at the list of channels lets go of it
     view.release()
     del view, seen, kept
     consumer.close()
     del consumer
-    eventually(lambda: deleted_maps(os.getpid()) == 0)
+    eventually(lambda: deleted_maps(os.getpid(), broker.instance) == 0)
     os.close(fd)
 
 

@@ -26,12 +26,13 @@ def crowd(instance: str) -> None:
     import traceback
 
     until_end, leave = os.pipe()
+    attach = shmq.attach  # loads the package once, and not in each child
     gc.freeze()  # else the first collection of each child copies all that it has from its parent
     count = 0
 
     def live(number: int) -> None:
         os.close(leave)
-        broker = shmq.attach(instance, timeout=60)
+        broker = attach(instance, timeout=60)
         producer = broker.producer("t")
         producer.publish(b"a%d" % number)
         consumer = broker.consumer("t", "c", max_in_flight=1)
