@@ -469,7 +469,11 @@ def test_a_lock_holder_that_dies_blocks_nobody_also_without_a_supervisor(
     serve()
     eventually(lambda: len(broker.stats().clients) == 2)
     left = take_all(broker, "t", "c")
-    assert len(left.ids) == (1 if point == "take.state" else 0)
+    if point == "take.state":
+        # the supervisor may have seen the death just before its own
+        assert len(found[:-1]) + len(left.ids) == 1
+    else:
+        assert not left.ids
     recount(instance, "t", "c")
 
 
