@@ -453,7 +453,7 @@ def test_one_page_at_a_time(start: Start) -> None:
     server = start("--gateway-workers=1")
     replies: list[Reply] = []
     asking = threading.Thread(
-        target=lambda: replies.append(server.http("GET", "/debug/pprof/profile?seconds=3"))
+        target=lambda: replies.append(server.http("GET", "/debug/pprof/profile?seconds=12"))
     )
     asking.start()
     for path in ("heap", "goroutine", "profile?seconds=0.01"):
