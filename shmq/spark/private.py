@@ -27,8 +27,9 @@ class Private:
 
     def __init__(self, base: str, *names: str) -> None:
         """`names` below `base`, made where they are missing. Each of `names`, and what is made of
-        `base`, must be this user's and closed to others. ShmqError."""
-        self.path, self._fd = Path(base), -1
+        `base`, must be this user's and closed to others. ShmqError; FileNotFoundError if one of
+        them is removed meanwhile."""
+        self.path, self._fd, self._depth = Path(base), -1, len(names)
         self._enter(_open_named(self.path))
         try:
             for name in names:
@@ -41,6 +42,15 @@ class Private:
     def _enter(self, fd: int) -> None:
         self.close()
         self._fd = fd
+
+    def remove(self) -> None:
+        """Remove the directory and those above it that were made for it, as far as they are
+        empty. A process that has one of them open gets FileNotFoundError of `create` then."""
+        for path in [self.path, *self.path.parents][: self._depth]:
+            try:
+                path.rmdir()
+            except OSError:
+                return
 
     def close(self) -> None:
         """Let go of it."""
@@ -128,6 +138,8 @@ def _make(parent: int, name: str, path: Path) -> int:
         os.mkdir(_plain(name), 0o700, dir_fd=parent)
     try:
         fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        raise
     except OSError as exc:
         raise shmq.ShmqError(f"cannot open the directory {path}: {exc.strerror}") from exc
     try:

@@ -61,9 +61,10 @@ class Staged:
 def directory(settings: Settings) -> Private:
     """Where the rows of this instance wait, made if it is missing. ShmqError if anybody else may
     look."""
-    if settings.staging:
-        return Private(settings.staging, settings.instance)
-    return Private("/dev/shm", f"shmq-staged-{os.geteuid()}", settings.instance)
+    base = (settings.staging,) if settings.staging else ("/dev/shm", f"shmq-staged-{os.geteuid()}")
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a sweep removed it, empty, as it was made
+            return Private(*base, settings.instance)
 
 
 def application() -> str:
@@ -117,8 +118,8 @@ def stage(
     """Write what a task of the application `owner` publishes; None: nothing."""
     name = f"{_prefix(key, settings.topic)}.{epoch}.{owner}.{uuid.uuid4().hex}.arrow"
     rows = 0
-    with directory(settings) as here:
-        fd = here.create(name)
+    here, fd = _create(settings, name)
+    with here:
         try:
             # Arrow opens paths only, and this one is the descriptor; through a file of Python's
             # the writing would take half as long again
@@ -138,6 +139,19 @@ def stage(
             return Staged(name, rows, size)
         here.unlink(name)
     return None
+
+
+def _create(settings: Settings, name: str) -> tuple[Private, int]:
+    """The directory with a new file in it, and the file's descriptor."""
+    while True:
+        here = directory(settings)
+        try:
+            return here, here.create(name)
+        except FileNotFoundError:  # a sweep removed the directory, empty, since it was opened
+            here.close()
+        except BaseException:
+            here.close()
+            raise
 
 
 def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
@@ -160,7 +174,8 @@ def abandon(settings: Settings, key: str, epoch: int) -> None:
 
 
 def sweep(here: Private) -> None:
-    """Remove what applications left that have died; not now if a commit is running."""
+    """Remove what applications left that have died, and the directory once nothing is in it; not
+    now if a commit is running."""
     with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
         names = here.names()
         decided: set[str] = set()
@@ -171,6 +186,7 @@ def sweep(here: Private) -> None:
             found = _STAGED.fullmatch(name)
             if (found and name not in decided and not _lives(found)) or _UNLINKED.fullmatch(name):
                 here.unlink(name)
+        here.remove()
 
 
 def _lives(name: re.Match[str]) -> bool:

@@ -234,3 +234,32 @@ def test_nothing_is_overwritten_by_what_is_staged(
         with pytest.raises(FileExistsError):
             stage(where, b"mine")
     assert target.read_text() == "kept"
+
+
+def test_the_directory_goes_with_its_last_file(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "staged"
+    where = settings(broker, base)
+    first, second = stage(where, b"1"), stage(where, b"2")
+    staging.drop([second], where)
+    assert [path.name for path in (base / broker.instance).iterdir()] == [first.file]
+    assert staging.commit([first], where, "q", 0) == 1
+    assert base.is_dir()  # its user made it, or may have
+    assert list(base.iterdir()) == []
+
+    # and once more while another task, between opening it and its first file, wants it
+    create = Private.create
+    removed: list[str] = []
+
+    def late(self: Private, name: str) -> int:
+        if not removed:
+            removed.append(name)
+            self.remove()
+        return create(self, name)
+
+    monkeypatch.setattr(Private, "create", late)
+    third = stage(where, b"3")
+    assert removed
+    assert staging.commit([third], where, "q", 1) == 1
+    assert came(broker) == [b"1", b"3"]
