@@ -1,4 +1,4 @@
-/* What a thread that waits for several consumers needs of each. */
+/* A thread that waits for several consumers needs this of each. */
 #ifndef SHMQ_CONSUMER_H
 #define SHMQ_CONSUMER_H
 

@@ -349,8 +349,8 @@ typedef struct shmq_lease_desc {
 } shmq_lease_desc;
 _Static_assert(sizeof(shmq_lease_desc) == 256, "lease");
 
-/* What one lease of a queue may hold on disk, where it lies: records from the read position on,
- * which moves behind them when that lease is finished. Until then nothing is read from disk into
+/* One lease of a queue may hold messages on disk, where they lie: records from the read position
+ * on, which moves behind them when that lease is finished. Until then nothing is read from disk into
  * memory; a lease that is returned has just not moved it. Under D. */
 typedef struct shmq_run_desc {
 	_Atomic uint64_t lease; /* its id, written last; in force while that lease is HELD */

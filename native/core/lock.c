@@ -38,7 +38,7 @@ static int lock_status(int r)
 
 #ifdef __GLIBC__
 /*
- * Whoever maps a segment can scribble in a mutex too. What one of ours holds is known: its kind
+ * A process that maps a segment can scribble in a mutex too. The fields of ours are known: its kind
  * never changes; it is never given up (ENOTRECOVERABLE), for whoever is told of a death makes it
  * consistent; and it is held by a thread that is there, for of one that is not the kernel has
  * marked it. (A thread's number is not given again before all others were.) So an unheld one is

@@ -5,8 +5,8 @@
  * lock; it must note what has to be repaired (a `dirty` word) BEFORE lock_consistent, because from
  * then on nobody else learns of the death.
  *
- * What this cannot guard against: glibc keeps the list of the robust mutexes that a thread holds in
- * the mutexes themselves (__list), so in shared memory. To unlock one stores through its two
+ * One thing this cannot guard against: glibc keeps the list of the robust mutexes that a thread
+ * holds in the mutexes themselves (__list), so in shared memory. To unlock one stores through its two
  * pointers, and the kernel follows them when the thread dies. Whoever may write the segment can
  * have a holder store a word of his choice at an address of his choice, in the holder's own memory.
  * A comparison of the pointers with a private copy right before the unlock would not end that:

@@ -62,7 +62,7 @@ void shmq_producer_close(shmq_producer *p)
 	broker_release(b);
 }
 
-/* Whoever waited for its room looks at the topic again. */
+/* Publishers that wait for its room look at the topic again. */
 static void lacking_drop(shmq_producer *p)
 {
 	shmq_map *old;

@@ -1,5 +1,5 @@
 /*
- * What happens to one slot: counts, ring entries, its next state, and the wake-ups that follow.
+ * The steps of one slot: counts, ring entries, its next state, and the wake-ups that follow.
  * Everything here is under the deliver lock (D) unless its declaration says otherwise.
  */
 #include "slots.h"
