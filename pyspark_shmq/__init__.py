@@ -1,6 +1,6 @@
-"""So that Spark finds `format("shmq")` by itself: it imports every top-level module `pyspark_*`
-and takes its DefaultSource. A module that raised would take every other source with it, so this
-one does not: where shmq or what it needs is missing or broken there is no DefaultSource."""
+"""Lets Spark find `format("shmq")` by itself: it imports every top-level module `pyspark_*` and
+takes its DefaultSource. If one of them raised, Spark would find no other source either. So this one
+never raises: if shmq or one of its dependencies is missing or broken, it has no DefaultSource."""
 
 import contextlib
 

@@ -9,7 +9,7 @@
         with consumer.take() as message:                # finished at the end, requeued if it raises
             print(message.body)
 
-`help(shmq.Broker)`, `help(shmq.Producer)` and `help(shmq.Consumer)` say the rest.
+See `help(shmq.Broker)`, `help(shmq.Producer)` and `help(shmq.Consumer)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 
 def _installed_version() -> str | None:
-    """As importlib.metadata finds it, whose import would take longer than that of all the rest."""
+    """The version that importlib.metadata would find. Importing that module would take longer than
+    importing everything else here."""
     for place in sys.path:
         try:
             names = os.listdir(place or ".")
@@ -34,9 +35,9 @@ def _installed_version() -> str | None:
 
 
 def _load_native() -> str:
-    """Load the extension, another build of it if SHMQ_NATIVE names one, and check its version.
+    """Load the extension, or the build of it that SHMQ_NATIVE names, and check its version.
 
-    The environment is inherited, so child processes load the same one.
+    Child processes inherit the environment, so they load the same build.
     """
     path = os.environ.get("SHMQ_NATIVE")
     if path and "shmq._native" not in sys.modules:
@@ -58,7 +59,7 @@ def _load_native() -> str:
     if installed != _native.__version__:
         raise ImportError(
             f"shmq {installed} is installed but {_native.__file__} was compiled for "
-            f"{_native.__version__}: that file is stale; run `tools/dev build` or install shmq anew"
+            f"{_native.__version__}: that file is stale; run `tools/dev build` or reinstall shmq"
         )
     return installed
 
@@ -67,7 +68,16 @@ __version__ = _load_native()
 
 if TYPE_CHECKING:
     from shmq.broker import Broker, attach
-    from shmq.client import Batch, Consumer, Lease, LeasedBatch, Lessee, Loan, Message, Producer
+    from shmq.client import (
+        Batch,
+        Consumer,
+        Lease,
+        LeasedBatch,
+        LeaseHolder,
+        Loan,
+        Message,
+        Producer,
+    )
     from shmq.errors import (
         BadArgument,
         BadName,
@@ -82,8 +92,8 @@ if TYPE_CHECKING:
         ShmqError,
         TooManyClients,
     )
-    from shmq.layout import LeaseEntry, Peeked
-    from shmq.options import OptionError
+    from shmq.option_types import OptionError
+    from shmq.peek import LeaseEntry, Peeked
     from shmq.stats import (
         BrokerStats,
         ChannelStats,
@@ -93,8 +103,8 @@ if TYPE_CHECKING:
         TopicStats,
     )
 
-#: Public name -> module that has it, imported when it is first asked for: a gateway or a command
-#: that needs few of them starts sooner.
+#: Module -> its public names. It is imported when one of them is first used, so that a gateway or a
+#: command that needs few of them starts sooner.
 _HOMES = {
     "shmq.broker": ("Broker", "attach"),
     "shmq.client": (
@@ -102,7 +112,7 @@ _HOMES = {
         "Consumer",
         "Lease",
         "LeasedBatch",
-        "Lessee",
+        "LeaseHolder",
         "Loan",
         "Message",
         "Producer",
@@ -121,8 +131,8 @@ _HOMES = {
         "ShmqError",
         "TooManyClients",
     ),
-    "shmq.layout": ("LeaseEntry", "Peeked"),
-    "shmq.options": ("OptionError",),
+    "shmq.peek": ("LeaseEntry", "Peeked"),
+    "shmq.option_types": ("OptionError",),
     "shmq.stats": (
         "BrokerStats",
         "ChannelStats",
@@ -133,7 +143,7 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = {*_HOMES, "shmq.names", "shmq.segments", "shmq.storage"}
+_MODULES = {*_HOMES, "shmq.names", "shmq.shm", "shmq.storage"}
 
 
 def __getattr__(name: str) -> Any:
@@ -165,9 +175,9 @@ __all__ = [
     "Lease",
     "LeaseEntry",
     "LeaseFenced",
+    "LeaseHolder",
     "LeaseLost",
     "LeasedBatch",
-    "Lessee",
     "Loan",
     "Message",
     "MessageTooBig",

@@ -1,11 +1,13 @@
-"""The extension's contract: what a Python reader reads instead of the C.
+"""The contract of the extension. The build takes the docstrings and signatures of the C code from
+here (native/binding/docstrings.py), so `help()` and an editor show the same text.
 
-Thin over native/include/shmq.h, which says what each call does, what it may raise and what a death
-inside leaves. Every call first only tries the locks with the GIL held; if one is held elsewhere it
-releases the GIL and waits in slices, so Ctrl-C and other threads live on. Waiting for messages,
-room or the supervisor happens without the GIL, in slices of at most 250 ms.
+The extension is thin: native/include/ says what each call of the core does, and what a death inside
+it leaves. Every call first tries its locks with the GIL held. If a lock is held elsewhere, it
+releases the GIL and waits in slices, so Ctrl-C and other threads keep working. A call that waits
+for messages, room or the supervisor waits without the GIL, in slices of at most 250 ms.
 
-Times are nanoseconds here and seconds in the public classes built on top.
+Times are nanoseconds, except that `defer`, `delay` and `timeout` of the classes that users meet
+(Producer, Consumer, Message, Batch) are seconds.
 """
 
 import builtins
@@ -23,7 +25,7 @@ KILLPOINTS: bool
 LAYOUT: dict[str, dict[str, tuple[str, int, int, int]]]
 #: {structure: size in bytes}
 SIZES: dict[str, int]
-#: SHMQ_... numbers: states, table sizes, ("FREE": 0, "CLIENTS": 1024, ...); see module.c
+#: SHMQ_... numbers: states, table sizes, ("FREE": 0, "CLIENTS": 1024, ...); see layout_table.c
 CONSTANTS: dict[str, int]
 #: {status name: (number, exception name, sentence)}
 STATUS: dict[str, tuple[int, str, str]]
@@ -31,34 +33,72 @@ STATUS: dict[str, tuple[int, str, str]]
 #: Anything with a contiguous buffer: bytes, bytearray, memoryview, array, mmap, numpy, Message.
 _Body: TypeAlias = Buffer | npt.NDArray[Any] | Message
 
-class ShmqError(Exception): ...
-class NotRunning(ShmqError): ...
-class Full(ShmqError, queue.Full): ...
-class MessageTooBig(ShmqError, ValueError): ...
-class BadName(ShmqError, ValueError): ...
-class BadArgument(ShmqError, ValueError): ...
-class NotInFlight(ShmqError): ...
-class Gone(ShmqError): ...
-class LayoutMismatch(ShmqError): ...
-class TooManyClients(ShmqError): ...
-class LeaseLost(ShmqError): ...
-class LeaseFenced(ShmqError): ...
+class ShmqError(Exception):
+    """The base class of every error of shmq."""
+
+class NotRunning(ShmqError):
+    """No supervisor is running."""
+
+class Full(ShmqError, queue.Full):
+    """There is no room for the message, and none came in time."""
+
+class MessageTooBig(ShmqError, ValueError):
+    """The message or batch can never fit."""
+
+class BadName(ShmqError, ValueError):
+    """Not a valid topic or channel name."""
+
+class BadArgument(ShmqError, ValueError):
+    """An argument is out of range."""
+
+class NotInFlight(ShmqError):
+    """The message is not, or no longer, in flight to this consumer."""
+
+class Gone(ShmqError):
+    """The topic, channel or broker was deleted or stopped, or the handle was closed."""
+
+class LayoutMismatch(ShmqError):
+    """The segment was not made by this version of shmq, or its contents cannot be right."""
+
+class TooManyClients(ShmqError):
+    """Every client entry is taken."""
+
+class LeaseLost(ShmqError):
+    """The lease is no longer held: its time was over, or it was ended."""
+
+class LeaseFenced(ShmqError):
+    """Another process leases under this name now."""
 
 class Busy(ShmqError):
-    """A stopped process holds a lock. Internal: the supervisor's loops see to others first."""
+    """A stopped process holds a lock. Internal: the supervisor's loops serve other queues first."""
 
 class Forked(ShmqError):
-    """The handle is the parent's. Internal: the public classes attach anew and try again."""
+    """The handle is the parent's. Internal: the public classes attach again and try again."""
 
 class NeedBacklog(ShmqError):
     """The topic has no queue to publish to yet. Internal: `on_backlog` of Producer is called."""
 
-def now() -> int: ...
-def realtime() -> int: ...
-def fork_generation() -> int: ...
-def name_valid(name: str) -> bool: ...
-def fingerprint() -> int: ...
-def directory_bytes() -> int: ...
+class NotReady(LayoutMismatch):
+    """The segment is being made, or its creator died. Internal: `attach` waits for it."""
+
+def now() -> int:
+    """CLOCK_MONOTONIC in ns."""
+
+def realtime() -> int:
+    """CLOCK_REALTIME in ns."""
+
+def fork_generation() -> int:
+    """A number that is one higher in every forked child."""
+
+def name_valid(name: str, /) -> bool:
+    """Returns True if this is a valid name of a topic or channel."""
+
+def fingerprint() -> int:
+    """A hash of the layout as compiled."""
+
+def directory_bytes() -> int:
+    """Size of a directory segment in bytes."""
+
 def create_directory(
     fd: int,
     *,
@@ -69,127 +109,172 @@ def create_directory(
     arena_size: int,
     node_id: int,
     mem_queue_size: int,
-    inflight_slots: int,
-) -> None: ...
-def queue_bytes(*, arena_size: int, mem_queue_size: int, inflight_slots: int) -> int: ...
+    in_flight_slots: int,
+) -> None:
+    """Size, reserve and fill a new directory segment. Raises Full if the tmpfs is full."""
+
+def queue_bytes(*, arena_size: int, mem_queue_size: int, in_flight_slots: int) -> int:
+    """Size of a queue segment in bytes."""
+
 def decode_records(records: Any, count: int) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-    """(ids u64, timestamps i64, attempts i32 with this delivery, offsets i32, data) of exactly so
-    many whole records. ShmqError if they are not."""
+    """Decode exactly `count` whole disk records into columns: (ids u64, timestamps i64, attempts
+    i32 with this delivery, offsets i32, data). Raises LayoutMismatch if they are anything else."""
 
 def scan_records(data: Any, max_msg_size: int, most: int = 4294967295) -> tuple[int, int, bool]:
-    """(whole records, bytes they take, the next one is damaged)."""
+    """Count the whole disk records in data, up to `most`: (records, bytes they take, True if the
+    length of the next one is impossible)."""
 
 def scan_bodies(
     data: Any, start: int, end: int, count: int, max_msg_size: int
 ) -> tuple[int, int, int | None]:
-    """Of `count` bodies (int32 BE size, then as many bytes) in data[start:end]: (where the whole
-    ones end, how many they are, the size of the next one if it is not from 1 to max_msg_size)."""
+    """Look for `count` bodies of nsqd's MPUB (int32 BE size, then the body) in data[start:end]:
+    (where the whole ones end, how many they are, the size of the next one if it is not from 1 to
+    max_msg_size)."""
 
 def has_pages(segment: Any, at: int, nbytes: int) -> bool:
-    """Whether a part of a mapped segment can be read: that it has pages, or gets them now. To read
-    what has none is a SIGBUS where /dev/shm is full. True of what is no mapping."""
+    """Ensure that segment[at:at + nbytes] is backed by pages. Returns False if it is not: reading
+    it would raise SIGBUS, which happens where /dev/shm is full. True for other memory."""
 
 def killpoint(name: str | None, count: int = 1) -> None:
-    """Only in a killpoints build: SIGKILL this process at the count-th passing of `name`."""
+    """Send this process SIGKILL at the count-th passing of the point `name`; None disarms. Only in
+    a killpoints build."""
+
+@final
+class Segment:
+    """A mapped segment: the `obj` of the memoryview that Broker.view returns. It stays mapped as
+    long as the view lives."""
 
 class Broker:
     """One process's attachment to a running instance.
 
-    opener(serial) returns a file descriptor of the queue segment `/shmq.<instance>.<serial>`; it is
-    called without any lock held, the descriptor is closed after mapping; it raises
-    FileNotFoundError if the segment is gone (turned into Gone). `fd` stays the caller's to close.
-    instance: the name, for messages.
+    fd: the directory segment; it stays the caller's to close. opener(serial) returns a file
+    descriptor of the queue segment `/shmq.<instance>.<serial>`; it is called without any lock held,
+    and the descriptor is closed after mapping. If the segment is gone it raises FileNotFoundError,
+    which becomes Gone. kind: CONSTANTS["AS_CLIENT"], ... instance: the name, for error messages.
+
+    Raises NotRunning, TooManyClients and LayoutMismatch.
     """
 
     def __init__(
         self, fd: int, opener: Callable[[int], int], kind: int = 0, instance: str = ""
     ) -> None: ...
     @property
-    def client(self) -> int: ...
+    def client(self) -> int:
+        """Index of the client's entry."""
+
     @property
-    def forked(self) -> bool: ...
+    def forked(self) -> bool:
+        """True in a child that was forked after the attach."""
+
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """True after detach was called."""
+
     @property
     def stopped(self) -> bool:
-        """Was the instance stopped in order, or is it being stopped? False after detach."""
+        """True if the instance was stopped in order, or is being stopped. False after detach."""
 
-    def supervisor_alive(self) -> bool: ...
-    def detach(self, patience: int = ...) -> None:
-        """Give back what this client holds and its entry, unmap. Idempotent.
+    def supervisor_alive(self) -> bool:
+        """Returns True if a supervisor holds its life lock."""
 
-        patience: ns to wait behind stopped lock holders, then Busy; default for ever. Waits till no
-        thread is in the core through this broker (at most 250 ms behind a sleeping
-        one). Its producers and consumers raise Gone from then on; mappings go with the last.
+    def detach(self, patience: int | None = None) -> None:
+        """Give back everything that this client holds and its entry, then unmap. Idempotent.
+
+        patience: ns to wait for locks that stopped processes hold, then Busy; None: for ever.
+        Waits until no thread is in the core through this broker (at most 250 ms for one that
+        sleeps). Its producers and consumers raise Gone from then on; the last of them unmaps.
         """
 
     def view(self, queue: int = -1) -> memoryview:
-        """Read-only bytes of a whole segment (-1: the directory); keeps it mapped."""
+        """Read-only bytes of a queue's segment (-1: of the directory), which they keep mapped."""
 
     def find_topic(self, topic: str) -> tuple[int, int] | None:
-        """(index, generation)"""
+        """Find a topic: (index, generation), or None if there is none."""
 
     def find_queue(self, topic: int, channel: str | None) -> tuple[int, int] | None:
-        """(index, serial); channel None: the topic's backlog."""
+        """Find the queue of a channel (None: of the backlog): (index, serial), or None."""
 
     def request(
         self, kind: int, topic: str, channel: str | None = None, timeout: int | None = None
     ) -> None:
-        """Ask the supervisor (CONSTANTS["CREATE_TOPIC"] ...). timeout in ns; ShmqError after it."""
+        """Ask the supervisor to create or delete (kind: CONSTANTS["CREATE_TOPIC"], ...). timeout:
+        ns to wait for its answer. Raises NotRunning, or ShmqError after the timeout."""
 
-    def pause_topic(self, topic: int, generation: int, paused: bool) -> None: ...
-    def pause_channel(self, queue: int, serial: int, paused: bool) -> None: ...
-    def empty(self, queue: int, serial: int) -> int: ...
+    def pause_topic(self, topic: int, generation: int, paused: bool) -> None:
+        """Pause or unpause a topic: messages stay in its backlog."""
 
-    # leases; a lessee is (queue, serial, index, incarnation), a lease (id, parent, count, bytes,
-    # parts, replays, on_disk), a run of records on disk (from, to, bytes, count, positions of its
-    # parts as bytes)
-    def lessee_open(
+    def pause_channel(self, queue: int, serial: int, paused: bool) -> None:
+        """Pause or unpause a channel: nothing is taken from it."""
+
+    def empty(self, queue: int, serial: int) -> int:
+        """Drop the messages of a queue, except those that are leased. Returns how many."""
+
+    # leases; a lease holder is (queue, serial, index, incarnation), a lease (id, parent, count,
+    # bytes, parts, replays, on_disk), a run of records on disk (from, to, bytes, count, positions
+    # of its parts as bytes)
+    def lease_holder_open(
         self, queue: int, serial: int, name: str, ttl: int = 0, grace: int = 0
     ) -> tuple[int, int, int, int]:
-        """Who leases under this name from now on; ttl, grace: ns, 0 never."""
+        """Become the owner of a lease holder's name. ttl, grace: ns, 0 for never."""
 
-    def lessee_touch(self, lessee: tuple[int, int, int, int]) -> None: ...
-    def lessee_close(self, lessee: tuple[int, int, int, int]) -> None: ...
+    def lease_holder_touch(self, holder: tuple[int, int, int, int]) -> None:
+        """Give a sign of life, which begins the ttl again."""
+
+    def lease_holder_close(self, holder: tuple[int, int, int, int]) -> None:
+        """Leave the name without an owner; its leases wait for `grace`."""
+
     def lease_take(
         self,
-        lessee: tuple[int, int, int, int],
+        holder: tuple[int, int, int, int],
         parent: int,
         n: int,
         max_bytes: int,
         parts: int,
         run: tuple[int, int, int, int, bytes] | None = None,
     ) -> tuple[int, int, int, int, int, int, int] | None:
-        """None: there is nothing, or as much is held as may be, or the run does not begin where
-        the read position is."""
+        """Lease up to n messages with max_bytes of bodies, split into parts, and the run on disk
+        that follows them. Returns None if there is no message, if the in-flight limit is reached,
+        or if the run does not begin at the read position."""
 
     def lease_look(
-        self, lessee: tuple[int, int, int, int], id: int, replay: bool = False
-    ) -> tuple[int, int, int, int, int, int, int]: ...
+        self, holder: tuple[int, int, int, int], id: int, replay: bool = False
+    ) -> tuple[int, int, int, int, int, int, int]:
+        """Returns an open lease; replay: count one more reading. Raises LeaseLost."""
+
     def lease_list(
-        self, lessee: tuple[int, int, int, int]
-    ) -> list[tuple[int, int, int, int, int, int, int]]: ...
-    def lease_finish(self, lessee: tuple[int, int, int, int], through: int) -> int: ...
-    def lease_return(self, lessee: tuple[int, int, int, int], id: int) -> int: ...
-    def lease_end(self, queue: int, serial: int, id: int, back: bool) -> int: ...
-    def lease_wait(self, lessee: tuple[int, int, int, int], deadline: int) -> bool:
-        """Sleep until there may be something to lease, at most to CLOCK_MONOTONIC ns."""
+        self, holder: tuple[int, int, int, int]
+    ) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Returns the open leases of this holder in the order of their ids."""
+
+    def lease_finish(self, holder: tuple[int, int, int, int], through: int) -> int:
+        """Finish every lease up to the id `through`. Returns how many messages that were."""
+
+    def lease_return(self, holder: tuple[int, int, int, int], id: int) -> int:
+        """Return a lease to the head of its queue. Returns how many messages that were."""
+
+    def lease_end(self, queue: int, serial: int, id: int, back: bool) -> int:
+        """End any holder's lease: return it (back) or finish it. Returns how many messages."""
+
+    def lease_wait(self, holder: tuple[int, int, int, int], deadline: int) -> bool:
+        """Sleep until there may be something to lease, or until `deadline` (CLOCK_MONOTONIC ns).
+        Returns False after the deadline."""
 
     def lease_open(self, queue: int, serial: int, id: int, part: int) -> tuple[int, ...]:
-        """A cursor (queue, serial, id, part, slot, from, to, left): what is left in memory, and
-        where the part's records on disk are, to be read behind that."""
+        """A cursor (queue, serial, id, part, slot, from, to, left) before a part's first message:
+        how many messages are left in memory, and where the records on disk are that follow."""
 
     def lease_read(
         self, cursor: tuple[int, ...], rows: int, max_bytes: int
     ) -> tuple[tuple[int, ...], int, bytes, bytes, bytes, bytes, bytes]:
-        """(cursor, count, ids u64, timestamps i64, attempts i32, offsets i32, data)."""
+        """Read the next messages in memory: (cursor after them, count, ids u64, timestamps i64,
+        attempts i32, offsets i32, data). Raises LeaseLost."""
 
-    # what only the supervisor calls
+    # ---- only the supervisor calls these ----
     def set_data_path(self, path: str) -> None:
-        """Where the files are, absolute, for who reads what a lease holds on disk."""
+        """Publish the absolute path of the files, for readers of leases on disk."""
 
-    def disk_trouble(self, errno: int) -> None:
-        """The data path refuses to be written, with this errno; 0: it does not (any more)."""
+    def disk_trouble(self, error: int) -> None:
+        """Publish the errno with which the data path refuses to be written; 0: it does not."""
 
     def supervise(
         self,
@@ -201,31 +286,45 @@ class Broker:
         arena_size: int,
         node_id: int,
         mem_queue_size: int,
-        inflight_slots: int,
-    ) -> None: ...
+        in_flight_slots: int,
+    ) -> None:
+        """Become the supervisor, with these limits."""
+
     def supervisor_wait(self, deadline: int) -> int:
-        """Sleep on the supervisor's doorbell until CLOCK_MONOTONIC ns `deadline`; bits: 1 request,
-        2 work for the spiller, 4 a client left, 8 names or pauses changed, 16 something times out
-        or is due before `scan_at`. Stores the heartbeat."""
+        """Store the heartbeat and sleep on the supervisor's doorbell, at most until `deadline`
+        (CLOCK_MONOTONIC ns). Returns the reasons for which it was rung (`shmq.layout.Ring`)."""
 
     def scan_at(self, deadline: int, due: int) -> None:
-        """The scanner sleeps until then (monotonic and real ns). Look at the columns after it."""
+        """Announce until when the scanner sleeps (monotonic and real ns); look at the columns after
+        this call."""
 
-    def attend(self, queue: int) -> None:
-        """Have the spiller look at a queue, as a client does that has work for it."""
+    def spiller_request(self, queue: int) -> None:
+        """Mark a queue as needing the spiller, as a client does that has work for it."""
 
-    def attention(self) -> list[int]:
-        """The queues that the spiller was told to look at since the last call."""
+    def spiller_pending(self) -> list[int]:
+        """Returns the queues that were marked since the last call."""
 
-    def names_written(self, replaced: int, written: int) -> None: ...
-    def stopping(self) -> None: ...
-    def close_directory(self) -> None: ...
+    def names_written(self, replaced: int, written: int) -> None:
+        """Announce that nsqd.dat is about to be replaced: its times of modification (ns)."""
+
+    def stopping(self) -> None:
+        """Accept no attach and no request from now on."""
+
+    def close_directory(self) -> None:
+        """Mark the directory closed: every handle raises Gone from now on."""
+
     def next_request(self) -> tuple[int, int, str, str, int] | None:
-        """(ticket, kind, topic, channel, client)"""
+        """The next posted request, (ticket, kind, topic, channel, client), or None."""
 
-    def answer(self, ticket: int, status: int) -> None: ...
-    def create_topic(self, topic: str, clock_floor: int) -> tuple[int, int]: ...
-    def reserve_queue(self) -> tuple[int, int]: ...
+    def answer(self, ticket: int, status: int) -> None:
+        """Answer a request with a status."""
+
+    def create_topic(self, topic: str, clock_floor: int) -> tuple[int, int]:
+        """Enter a topic whose ids begin above clock_floor (64 ns units): (index, generation)."""
+
+    def reserve_queue(self) -> tuple[int, int]:
+        """Reserve a free queue index and a new serial: (index, serial)."""
+
     def create_queue(
         self,
         fd: int,
@@ -242,100 +341,146 @@ class Broker:
         chunk: int = 0,
         chunk_depth: int = 0,
     ) -> None:
-        """chunk: the highest number of a chunk that is on disk; chunk_depth: messages in all."""
+        """Size, reserve and fill a new queue segment. chunk: the highest number of a chunk on disk;
+        chunk_depth: how many messages chunks have."""
 
-    def enter_queue(self, queue: int, serial: int, topic: int, channel: str | None) -> None: ...
+    def enter_queue(self, queue: int, serial: int, topic: int, channel: str | None) -> None:
+        """Enter a queue in the directory, which makes it visible; channel None: as a backlog."""
+
     def take_over(self, topic: int, channel: str) -> tuple[int, int] | None:
-        """None: there is no backlog, or the topic is paused or has a channel already."""
+        """Turn the topic's backlog into its first channel: (index, serial). Returns None if there
+        is no backlog, or if the topic is paused or has a channel."""
 
-    def renamed(self, queue: int, base: str) -> None: ...
+    def renamed(self, queue: int, base: str) -> None:
+        """Note that the files of a queue were renamed after a take-over."""
+
     def remove_queue(
         self, queue: int, serial: int, closed: bool = False, idle: bool = False
     ) -> bool:
-        """closed: its segment was closed by a removal that died, so it cannot be mapped."""
+        """Take a queue out of the directory and close its segment. closed: a removal that died has
+        closed it already, so it cannot be mapped. idle: only if it has no consumer. Returns whether
+        it was removed."""
 
-    def give_back(self, queue: int) -> int:
-        """Give the memory behind the last body in use back; how many bytes."""
+    def trim(self, queue: int) -> int:
+        """Give the pages after the last body in use back. Returns how many bytes that were."""
 
-    def remove_topic(self, topic: int, generation: int) -> None: ...
+    def remove_topic(self, topic: int, generation: int) -> None:
+        """Take a topic without queues out of the directory."""
+
     def expire(
         self, queue: int, limit: int = 256, now: int | None = None, realtime: int | None = None
     ) -> tuple[int, int]:
-        """(timed out, due): one bounded bite. GIL released. now, realtime: ns, for tests."""
+        """One bite of nsqd's scan: requeue at most `limit` messages, and return how many (timed
+        out, were due). now, realtime: ns, for tests."""
 
-    def advance(self, queue: int, n: int) -> int: ...
+    def advance(self, queue: int, n: int) -> int:
+        """Move the oldest n READY messages to the requeue ring. Returns how many were moved."""
+
     def spill_begin(
         self,
         queue: int,
         n: int,
         max_bytes: int,
-        everything: bool = False,
-        ahead: bool = False,
-        returned: bool = False,
-        front: bool = False,
-        out: bool = False,
+        source: int = 0,
     ) -> Spill | None:
-        """None: nothing to spill. everything: flush (also BACK and INFLIGHT). ahead: those two, to
-        right in front of what is on disk; None: nothing is, or they do not fit there. returned: the
-        youngest BACK that wait for others. front: the youngest BACK that do not, as with ahead.
-        out: the youngest BACK that wait for others or were handed out before."""
+        """Mark up to n messages, with at most max_bytes of records, SPILLING. source: a
+        `shmq.layout.SpillSource`. Returns None if there are none, or PREPEND_FLUSH does not fit."""
 
     def chunk_begin(
         self, queue: int, chunk: int, from_due: int, n: int, max_bytes: int
     ) -> Spill | None:
-        """Deferred messages that are due at from_due or later (CLOCK_REALTIME ns), by due time, to
-        the chunk of this number. None: there are none."""
+        """Mark deferred messages that are due at from_due or later (CLOCK_REALTIME ns) SPILLING, by
+        due time, for the chunk with this number. Returns None if there are none."""
 
     def chunk_load(self, queue: int, data: Any, dues: Any, position: int) -> int | None:
-        """How many of the records, with due times (int64 each), fitted; position: chunk << 24 |
-        number of the first. None: emptied."""
+        """Load records of a chunk with their due times (int64 each); position: chunk << 24 | number
+        of the first. Returns how many fitted, or None if the chunk was emptied."""
 
-    def chunk_depth(self, queue: int, depth: int) -> None: ...
+    def chunk_depth(self, queue: int, depth: int) -> None:
+        """Set how many messages are in chunks, as recounted."""
+
     def restore(
         self, queue: int, data: Any, position: int, next_position: int
     ) -> tuple[int, int] | None:
-        """(messages, bytes) that fitted; None: the read position has moved (emptied)."""
+        """Restore records that were read at `position` to memory: (messages, bytes) that fitted.
+        Returns None if the read position has moved (the queue was emptied)."""
 
     def disk_adopt(
         self, queue: int, read_position: int, write_position: int, depth: int, chunk: int
-    ) -> None: ...
-    def disk_set(self, queue: int, expected: int, read_position: int, depth: int) -> bool: ...
-    def unrestore(self, queue: int) -> int: ...
-    def pump(self, topic: int, generation: int, n: int) -> int:
-        """Messages moved from the backlog to the channels; -1: a channel lacks room."""
+    ) -> None:
+        """Adopt files that another broker has used since, with every chunk up to `chunk`."""
 
-    def adopt(self, queue: int) -> None: ...
-    def rebuild(self, queue: int) -> None: ...
+    def disk_set(self, queue: int, expected: int, read_position: int, depth: int) -> bool:
+        """Move the read position. Returns False if it was no longer `expected`."""
+
+    def evict_read_ahead(self, queue: int) -> int:
+        """Drop messages that were read ahead and never delivered. Returns how many."""
+
+    def pump(self, topic: int, generation: int, n: int) -> int:
+        """Move up to n messages from the backlog to the channels. Returns how many were moved, or
+        -1 if a channel lacks room."""
+
+    def adopt(self, queue: int) -> None:
+        """Resolve the states that a dead supervisor left, and rebuild the queue."""
+
+    def rebuild(self, queue: int) -> None:
+        """Rebuild the derived state of a queue."""
+
     def audit(self, queue: int) -> bool:
-        """Whether it had to be rebuilt. LayoutMismatch: it cannot be."""
+        """Check the derived state of a queue and rebuild it if it does not add up. Returns whether
+        it was rebuilt. Raises LayoutMismatch if it cannot be."""
 
     def reap_scan(
         self, ended: int = -1, every: int = 1_000_000_000, deadline: int = 0
     ) -> list[tuple[int, int, int, int, int]]:
-        """(client, generation, pid, start time, program) whose life lock is free. GIL released."""
+        """Look every `every` ns for clients whose life lock is free, until there are some, the
+        descriptor `ended` is readable, or it is `deadline` (CLOCK_MONOTONIC ns). Returns a list of
+        (client, generation, pid, start time, program)."""
 
-    def reap_spare(self, client: int, generation: int) -> None: ...
+    def reap_spare(self, client: int, generation: int) -> None:
+        """Keep the entry of a client whose thread ended while its process lives."""
+
     def reap(self, client: int, generation: int) -> int:
-        """Messages given back."""
+        """Give back everything that a dead client held. Returns how many messages."""
 
 @final
 class Spill:
-    """Slots marked SPILLING. lengths and positions are writable uint32/uint64 buffers; of a chunk
-    positions are due times. position: ahead, of the first record; of a chunk, its number."""
+    """Messages that are being written to disk: their slots are SPILLING until `end`."""
 
-    count: int
-    bytes: int
-    position: int
-    lengths: memoryview
-    positions: memoryview
-    def encode(self) -> builtins.bytes: ...
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all records in bytes."""
+
+    @property
+    def position(self) -> int:
+        """AHEAD, FRONT: disk position of the first record. CHUNK: its number."""
+
+    @property
+    def lengths(self) -> memoryview:
+        """Length of each record, uint32."""
+
+    @property
+    def positions(self) -> memoryview:
+        """Disk position of each record, uint64, for the caller to fill in. CHUNK: due times."""
+
+    def encode(self) -> builtins.bytes:
+        """The records, one after the other."""
+
     def end(self, write_position: int, ok: bool) -> bool:
-        """False: emptied meanwhile, nothing was stored."""
+        """Store the write position and free the slots, or (not ok) give them back. Returns False if
+        the queue was emptied meanwhile; nothing was stored then."""
 
 class Producer:
-    """Publishes to one topic. on_backlog() is called (no lock held) when the topic has neither a
-    channel nor a backlog queue; on_forked() in a child, must return a new (broker, topic,
-    generation) to go on with."""
+    """Publishes to one topic.
+
+    on_backlog() is called, without any lock held, when the topic has neither a channel nor a
+    backlog queue. on_forked() is called in a forked child and returns a new (broker, topic,
+    generation).
+    """
 
     def __init__(
         self,
@@ -347,16 +492,34 @@ class Producer:
         on_forked: Callable[[], tuple[Broker, int, int]],
     ) -> None: ...
     @property
-    def topic(self) -> str: ...
+    def topic(self) -> str:
+        """Name of the topic."""
+
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """True after close was called."""
+
     def publish(self, body: _Body, defer: float | None = None, timeout: float | None = None) -> str:
-        """16 hex digits. timeout: seconds to wait for room; None for ever, 0 not at all (Full)."""
+        """Publish one message to every channel of the topic, or to its backlog while it has none.
+
+        body: bytes, or any object with a contiguous buffer (bytearray, memoryview, numpy array,
+        Message), of at least one byte and at most max_msg_size.
+        defer: seconds before the message may be delivered, at most max_req_timeout.
+        timeout: seconds to wait for room; None: for ever, 0: not at all.
+
+        Returns the id of the message, 16 hexadecimal digits. The call is nsqd's PUB and DPUB.
+
+        Raises Full if there was no room in time, MessageTooBig, BadArgument if the body is empty or
+        deferred for too long, Gone if the topic was deleted, the instance stopped or the producer
+        closed, NotRunning if a backlog queue must be made and no supervisor is running, TypeError
+        or ValueError if the body has no contiguous buffer.
+        """
 
     def publish_list(
         self, bodies: Sequence[_Body], defer: float | None = None, timeout: float | None = None
     ) -> int:
-        """First id as a number; the k-th message has first + 1024 * k. 0: there were none."""
+        """Publish a list of bodies, all or nothing. Returns the first id as a number, or 0 if there
+        were none; the k-th message has that id + 1024 * k."""
 
     def publish_fixed(
         self,
@@ -366,7 +529,7 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
     ) -> int:
-        """`count` bodies of `width` bytes, one after the other in a C-contiguous buffer."""
+        """As publish_list: `count` bodies of `width` bytes each, one after the other in data."""
 
     def publish_offsets(
         self,
@@ -378,7 +541,8 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Arrow's layout: body i is data[offsets[start+i]:offsets[start+i+1]]; wide: int64."""
+        """As publish_list, in Arrow's layout: body i is data[offsets[start + i]:offsets[start + i +
+        1]]; wide: the offsets are int64, not int32."""
 
     def publish_framed(
         self,
@@ -388,8 +552,8 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
     ) -> int:
-        """nsqd's layout: `count` times int32 BE size and a body, from data[start] on. Where they
-        end. ValueError if they are not all there."""
+        """Publish `count` bodies of nsqd's MPUB (int32 BE size, then the body) from data[start] on.
+        Returns where they end. Raises ValueError if they are not all there."""
 
     def publish_run(
         self,
@@ -400,12 +564,12 @@ class Producer:
         max_msg_size: int,
         max_body_size: int,
     ) -> tuple[int, int, int]:
-        """nsqd's PUB commands in data[start:end] as long as they are whole, right and all of one
-        topic, or the one MPUB there, published together without waiting: (where they end, how
-        many messages, how many answers). `line`: `MPUB <topic>\\n`. At most some; call it again.
-        Errors as of publish_framed; then none of them is."""
+        """Publish nsqd's PUB commands in data[start:end], as long as they are whole, correct and of
+        one topic, or the one MPUB there, together and without waiting: (where they end, how many
+        messages, how many answers). line: `MPUB <topic>\\n`. It may stop early: call it again.
+        Raises as publish does; nothing was published then."""
 
-    def publish_marked(
+    def publish_once(
         self,
         data: Any,
         offsets: Any,
@@ -419,11 +583,11 @@ class Producer:
         upto: int,
         timeout: float | None = None,
     ) -> int | None:
-        """As publish_offsets; these are number `after` to `upto` of the key's epoch, published
-        once. None: they were published before."""
+        """As publish_offsets, at most once: they are the messages `after` (exclusive) to `upto` of
+        the key's epoch. Returns None if they were published before."""
 
     def mark(self, key0: int, key1: int) -> tuple[int, int]:
-        """(last epoch under the key + 1, or 0; how far it got)."""
+        """How far publish_once got under a key: (its last epoch + 1, or 0; the last message)."""
 
     def loan(
         self,
@@ -431,28 +595,59 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
         zero: bool = True,
-    ) -> Loan: ...
-    def close(self) -> None: ...
+    ) -> Loan:
+        """Write a body of nbytes bytes in place, in shared memory, instead of copying it there.
+
+        nbytes: from 1 to max_msg_size.
+        defer: seconds before the message may be delivered, at most max_req_timeout.
+        timeout: seconds to wait for room; None: for ever, 0: not at all.
+        zero: clear the buffer first; with False it has bytes of earlier messages.
+
+        Returns a Loan, a context manager: `with producer.loan(n) as buffer: buffer[:] = data`
+        yields a writable memoryview and publishes the message at the end of the block, or drops it
+        if the block raised.
+
+        Raises BadArgument if nbytes is 0. The block raises as publish does, when it begins and when
+        it ends.
+        """
+
+    def close(self) -> None:
+        """Publish no more: every later call raises Gone. May be called again."""
 
 @final
 class Loan:
-    """Context manager: yields a writable memoryview; publishes at the end, cancels on an error.
+    """A body that is written in place, in shared memory; made by Producer.loan.
 
-    BufferError, and nothing published, if a slice or array made of the memoryview outlives the
-    block. It is the loan itself that has the buffer, inside the block only. zero=False: the buffer
-    holds what is there, of other messages.
+    `with loan as buffer` yields a writable memoryview, publishes the message at the end of the
+    block, and cancels it if the block raised. If a slice or an array that was made of the buffer
+    outlives the block, the end raises BufferError and nothing is published.
     """
 
-    id: str | None
-    def truncate(self, nbytes: int) -> None:
-        """Publish only so many bytes, from 1 to what was asked for; may be called again."""
+    @property
+    def id(self) -> str | None:
+        """Id of the message, 16 hexadecimal digits; None before it is published."""
 
-    def __enter__(self) -> memoryview: ...
-    def __exit__(self, *exc: object) -> None: ...
+    def truncate(self, nbytes: int) -> None:
+        """Publish only the first nbytes bytes of the buffer. May be called again in the block.
+
+        nbytes: from 1 to the size of the loan. The rest stays the message's memory until the
+        message is finished. Raises BadArgument if nbytes is out of range, RuntimeError outside the
+        with block.
+        """
+
+    def __enter__(self) -> memoryview:
+        """Take room for the body. Returns a writable memoryview; raises as Producer.publish."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Publish the message, or cancel the loan if the block raised (exc)."""
 
 class Consumer:
-    """batch_type: subclass of Batch that take_many returns. on_forked as Producer's, returns
-    (broker, queue, serial)."""
+    """Takes from one channel.
+
+    msg_timeout: ns; 0: the queue's default, -1: never while the consumer lives. batch_type: the
+    subclass of Batch that take_many returns. on_forked() is called in a forked child and returns a
+    new (broker, queue, serial).
+    """
 
     def __init__(
         self,
@@ -465,63 +660,106 @@ class Consumer:
         msg_timeout: int,
         batch_type: type[Batch],
         on_forked: Callable[[], tuple[Broker, int, int]],
-    ) -> None:
-        """msg_timeout in ns: 0 the queue's default, -1 never while the consumer lives."""
+    ) -> None: ...
+    @property
+    def topic(self) -> str:
+        """Name of the topic."""
 
     @property
-    def topic(self) -> str: ...
+    def channel(self) -> str:
+        """Name of the channel."""
+
     @property
-    def channel(self) -> str: ...
+    def closed(self) -> bool:
+        """True after close was called."""
+
     @property
-    def closed(self) -> bool: ...
-    @property
-    def in_flight(self) -> int: ...
+    def in_flight(self) -> int:
+        """Number of messages that were taken and not settled yet; 0 when it is closed."""
+
     @property
     def session(self) -> tuple[int, int, int] | None:
         """(queue, serial, index) of its session in the queue; None when it is closed."""
 
     @property
-    def max_in_flight(self) -> int: ...
+    def max_in_flight(self) -> int:
+        """The largest number of messages that may be in flight; 0: it takes none."""
+
     @overload
-    def take(self, timeout: None = None) -> Message: ...
+    def take(self, timeout: None = None) -> Message:
+        """Take the next message of the channel; it is in flight until it is settled.
+
+        timeout: seconds to wait for a message; None: for ever, 0: not at all. While max_in_flight
+        messages are in flight there is nothing to take.
+
+        Returns a Message, or None after the timeout.
+
+        Raises Gone if the topic or channel was deleted, the instance stopped or the consumer
+        closed, and ValueError if the timeout is negative.
+        """
+
     @overload
     def take(self, timeout: float | None) -> Message | None: ...
     def take_many(self, n: int, timeout: float | None = None) -> Any:
-        """A batch_type with 1 to n messages, or an empty one after the timeout."""
+        """Take up to n messages in one call, as soon as there is at least one.
+
+        n: the largest number of messages, 1 or more; more than 65536 count as that.
+        timeout: seconds to wait for the first message; None: for ever, 0: not at all.
+
+        Returns a Batch of 1 to n messages, or an empty one after the timeout.
+
+        Raises Gone as take does, and ValueError if n is below 1 or the timeout is negative.
+        """
 
     def limit(self, max_in_flight: int) -> None:
-        """At most so many in flight from now on; 0: none. A Waiter looks again when woken."""
+        """Change how many messages may be in flight from now on.
+
+        max_in_flight: that number; 0 pauses the consumer. Messages that are in flight already stay
+        so. A thread that is waiting does not see the new limit until it is woken. Raises Gone when
+        the consumer is closed.
+        """
 
     def __iter__(self) -> Iterator[Message]: ...
     def __next__(self) -> Message: ...
     @property
-    def _broker(self) -> Broker: ...
-    def close(self) -> None: ...
+    def _broker(self) -> Broker:
+        """The broker that it is open on now; in a forked child another one."""
+
+    def close(self) -> None:
+        """Return the messages that are not settled to the channel, and wake the waiting threads.
+
+        They, and every later call, raise Gone; an iteration ends. May be called again.
+        """
 
 @final
 class Window:
-    """The deliveries of one connection of nsqd's TCP protocol. One thread uses it.
+    """The deliveries of one connection of nsqd's TCP protocol, by id, for one thread at a time.
 
-    Ids are the 16 bytes that clients send; whoever settles is told whether the message was in
-    flight to this connection."""
+    An id is the 16 bytes that a client sends.
+    """
 
     def __init__(self, consumer: Consumer) -> None: ...
     def take(
         self, n: int, max_bytes: int, sample_rate: int = 0
     ) -> tuple[builtins.bytes, int] | None:
-        """(message frames, how many), no more once their bodies have max_bytes; None: there is
-        nothing to take. sample_rate: nsqd's, others are finished unseen; so the frames may be
-        empty. Gone when the channel is deleted."""
+        """Take up to n messages, fewer once their bodies have max_bytes: (message frames, how
+        many), or None if there is nothing to take. sample_rate: nsqd's; the messages outside the
+        sample are finished, so there may be no frames. Raises Gone when the channel is deleted."""
 
     def finish_run(
         self, data: Any, start: int, end: int
     ) -> tuple[int, int, list[builtins.bytes] | None]:
-        """Finish what the FIN lines at the start of data[start:end] name. (where those lines end,
-        how many were finished, ids that were not in flight to this connection, in order)."""
+        """Finish the messages that the FIN lines at the start of data[start:end] name: (where those
+        lines end, how many were finished, the ids that were not in flight to this connection)."""
 
-    def finish(self, id: builtins.bytes, /) -> bool: ...
-    def requeue(self, id: builtins.bytes, delay_ns: int) -> bool: ...
-    def touch(self, id: builtins.bytes, /) -> bool: ...
+    def finish(self, id: builtins.bytes, /) -> bool:
+        """Finish a message. Returns whether it was in flight to this connection."""
+
+    def requeue(self, id: builtins.bytes, delay_ns: int) -> bool:
+        """Requeue a message. Returns whether it was in flight to this connection."""
+
+    def touch(self, id: builtins.bytes, /) -> bool:
+        """Touch a message. Returns whether it was in flight to this connection."""
 
 @final
 class Waiter:
@@ -529,68 +767,135 @@ class Waiter:
 
     def __init__(self, broker: Broker) -> None: ...
     def wait(self, consumers: Sequence[Consumer], deadline_ns: int) -> list[int]:
-        """Indices of the consumers that may have something to take, or are closed or gone: look.
+        """Sleep until a consumer may have something to take, is closed or is gone.
 
-        Sleeps at most to CLOCK_MONOTONIC ns `deadline_ns` and 1 s; one thread at a time. 0: only
-        looks, any thread may. Empty when the time is over or `wake` was called. Who was told of a
-        consumer and takes nothing calls `pass_on`. Gone when it or the broker is closed.
+        consumers: consumers of one broker. deadline_ns: CLOCK_MONOTONIC ns; the call sleeps for at
+        most 1 s. One thread at a time may wait. With 0 the call only looks, which any thread may
+        do.
+
+        Returns the indices of those consumers; none after the deadline or a call of `wake`. Take
+        from each, or call `pass_on` for it. Raises Gone when the waiter or the broker is closed.
         """
 
     def wake(self) -> None:
-        """End the wait, or the next one; many calls are as one."""
+        """End the wait, or the next one if there is none. Many calls count as one."""
 
     def pass_on(self, consumer: Consumer) -> None:
-        """Nobody here takes what it may have: tell the next who waits for its channel."""
+        """Take nothing from this consumer after all: wake the channel's next waiter instead."""
 
     def close(self) -> None:
-        """Give back its doorbell; a wait ends with Gone."""
+        """Give its doorbell back; a wait ends with Gone."""
 
 @final
 class Message:
-    """One delivery. Immutable; `view` keeps the body in place while any buffer of it lives.
+    """One delivery; made by Consumer.take and Batch. It does not change.
 
-    A body of up to 4096 bytes is copied when it is taken; a longer one when it is first asked for,
-    which raises NotInFlight if the message is no longer in flight. Exports its body as a buffer.
-    With: finish(), or requeue() after an error, unless it was settled in the block.
+    Settle it once, with finish or requeue; until then it is in flight, and it is delivered again
+    after its timeout. `with message` finishes it at the end of the block, or requeues it if the
+    block raised, unless it was settled in the block. len() is the length of the body in bytes, and
+    a Message can be used as a buffer of its body.
+
+    A body of up to 4096 bytes is copied when it is taken. A longer one is copied when it is first
+    asked for, which raises NotInFlight if the message is no longer in flight.
     """
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Id of the message, 16 hexadecimal digits."""
+
     @property
-    def body(self) -> bytes: ...
+    def body(self) -> bytes:
+        """The body as bytes. Raises NotInFlight if a long one was first asked for too late."""
+
     @property
-    def view(self) -> memoryview: ...
+    def view(self) -> memoryview:
+        """The body in shared memory, read-only; it stays in place as long as the view lives."""
+
     @property
-    def timestamp(self) -> int: ...
+    def timestamp(self) -> int:
+        """Time of publishing, CLOCK_REALTIME in ns."""
+
     @property
-    def attempts(self) -> int: ...
-    def finish(self) -> None: ...
-    def requeue(self, delay: float = 0.0) -> None: ...
-    def touch(self) -> None: ...
+    def attempts(self) -> int:
+        """Number of deliveries so far, this one included."""
+
+    def finish(self) -> None:
+        """Finish the message: it is never delivered again on this channel. nsqd's FIN.
+
+        Raises NotInFlight if it timed out, was settled before or was dropped by emptying the
+        channel, or if its consumer was closed.
+        """
+
+    def requeue(self, delay: float = 0.0) -> None:
+        """Give the message back to its channel, to be delivered again. nsqd's REQ.
+
+        delay: seconds before it may be delivered; more than max_req_timeout counts as that.
+        Raises NotInFlight as finish does, and ValueError if delay is negative.
+        """
+
+    def touch(self) -> None:
+        """Begin the message's timeout again, to have more time. nsqd's TOUCH.
+
+        The new deadline is the consumer's message timeout from now, and at most max_msg_timeout
+        after the delivery. Raises NotInFlight as finish does.
+        """
+
     def __len__(self) -> int: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc: object) -> None: ...
+    def __enter__(self) -> Self:
+        """Returns the message."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Finish the message, or requeue it if the block raised (exc)."""
+
     def __reduce__(self) -> NoReturn:
-        """TypeError: only the process that took it can settle it."""
+        """Raises TypeError: only the process that took a message can settle it."""
 
 class Batch:
-    """Deliveries taken together; bodies copied once into one Arrow-shaped buffer.
+    """Deliveries taken together, whose bodies were copied once into one block in Arrow's layout.
 
-    finish, requeue and touch act on what is not settled yet (its messages may be settled singly)
-    and raise NotInFlight after all others were done. With: finish(), or requeue() after an
-    error.
+    finish, requeue and touch act on the messages that are not settled yet; each may also be settled
+    singly. `with batch` finishes those at the end of the block, or requeues them if it raised.
     """
 
     __slots__: ClassVar[tuple[str, ...]]
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Message]: ...
     def __getitem__(self, index: int) -> Message: ...
-    def bodies(self) -> list[bytes]: ...
-    def column(self, name: str) -> memoryview:
-        """Read-only: "ids" u8, "timestamps" i8, "attempts" u2, "offsets" i8 (len + 1), "data"."""
+    def bodies(self) -> list[bytes]:
+        """Returns the bodies as a list of bytes, in the order of delivery. They are copies of the
+        batch's own, so this works after the messages were settled too."""
 
-    def finish(self) -> None: ...
-    def requeue(self, delay: float = 0.0) -> None: ...
-    def touch(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc: object) -> None: ...
+    def column(self, name: str, /) -> memoryview:
+        """Returns one field of all messages as a read-only memoryview; the bodies are not copied.
+
+        name: "ids" (uint64, one for each message), "timestamps" (int64, CLOCK_REALTIME ns),
+        "attempts" (uint16), "offsets" (int64, len + 1 of them) or "data" (bytes): body i is
+        data[offsets[i]:offsets[i + 1]]. Raises ValueError if there is no such column.
+        """
+
+    def finish(self) -> None:
+        """Finish all messages that are not settled yet, in one call.
+
+        Raises NotInFlight if some of them timed out or were settled elsewhere; the others are
+        finished all the same.
+        """
+
+    def requeue(self, delay: float = 0.0) -> None:
+        """Give all messages that are not settled yet back to the channel.
+
+        delay: seconds before they may be delivered; more than max_req_timeout counts as that.
+        Raises NotInFlight if some were no longer in flight, after the others were requeued, and
+        ValueError if delay is negative.
+        """
+
+    def touch(self) -> None:
+        """Begin the timeout of all messages that are not settled yet again.
+
+        Raises NotInFlight if some were no longer in flight, after the others were touched.
+        """
+
+    def __enter__(self) -> Self:
+        """Returns the batch."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Finish what is not settled, or requeue it if the block raised (exc)."""

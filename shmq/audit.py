@@ -3,17 +3,16 @@ each login that failed.
 
     audit: action=create_topic topic=orders channel=- by=192.0.2.7:50432 result=done
 
-The five fields are always there, in this order; `-` stands for what an action does not have, and
-further fields may follow. Whatever is not a plain character of a name or an address is written as
-`%XX` of its UTF-8, so a value holds no space, no `=` and no line end, and `grep topic=orders` finds
-every line of a topic.
+The five fields are always present, in this order. `-` stands for a field that an action does not
+have, and further fields may follow. A character that is not plain in a name or an address is
+written as `%XX` of its UTF-8, so a value holds no space, no `=` and no line end, and `grep
+topic=orders` finds every line of a topic.
 
-`by` is `ip:port` of a client on TCP or HTTP, and `pid:N/uid:N` of one on a Unix socket or on shared
-memory (its effective uid when it asked).
+`by` is `ip:port` for a client on TCP or HTTP, and `pid:N/uid:N` for one on a Unix socket or on
+shared memory (its effective uid at the time of the request).
 
-What the log does not see: a client on shared memory empties, pauses and configures nothing through
-the supervisor. It does so itself, in memory that it may write anyway. So only its creations and
-deletions are here.
+The log does not see everything: a client on shared memory empties and pauses by itself, in memory
+that it may write anyway, without the supervisor. So only its creations and deletions are logged.
 """
 
 from __future__ import annotations
@@ -38,20 +37,24 @@ _PLAIN: Final = "#:/@[]*,"
 _MOST_CHARACTERS: Final = 1000  # of one value
 _NOBODY: Final = "-"
 
-#: As the option `audit_log` has it: with the log.
+#: The value of the option `audit_log` that sends the lines to the log.
 WITH_THE_LOG: Final = "stderr"
 
 _log = logging.getLogger("shmq.audit")
-_log.setLevel(logging.INFO)  # of its own: --log-level does not silence it
+_log.setLevel(logging.INFO)  # a level of its own: --log-level does not silence it
 _by: ContextVar[str] = ContextVar("by", default=_NOBODY)
 
 
 def note(
-    action: str, topic: str = "", channel: str = "", result: str = "done", by: str = "",
+    action: str,
+    topic: str = "",
+    channel: str = "",
+    result: str = "done",
+    by: str = "",
     **more: object,
-) -> None:  # fmt: skip
-    """Write a line. result: `done`, or a word for why not. by: if not as `acting` says. more:
-    further fields."""
+) -> None:
+    """Write a line. result: `done`, or a word for the reason of a failure. by: the client; empty:
+    the one that `acting` names. more: further fields."""
     by = by or _by.get()
     fields = {"topic": topic, "channel": channel, "by": by, "result": result, **more}
     words = " ".join(f"{name}={_escaped(str(value))}" for name, value in fields.items())
@@ -60,7 +63,7 @@ def note(
 
 @contextlib.contextmanager
 def noted(action: str, topic: str = "", channel: str = "") -> Iterator[None]:
-    """Write a line when what is inside is done, or has failed."""
+    """Write a line when the block is done or has failed."""
     try:
         yield
     except Exception as exc:
@@ -70,13 +73,13 @@ def noted(action: str, topic: str = "", channel: str = "") -> Iterator[None]:
 
 
 def result_of(exc: Exception) -> str:
-    """The word for what went wrong."""
+    """The word for the reason of a failure."""
     return "not_found" if isinstance(exc, Gone) else "refused"
 
 
 @contextlib.contextmanager
 def acting(by: str) -> Iterator[None]:
-    """Everything noted inside, in this thread or task, was done by this one."""
+    """Lines that this thread or task writes inside the block name this client."""
     token = _by.set(by)
     try:
         yield
@@ -85,7 +88,7 @@ def acting(by: str) -> Iterator[None]:
 
 
 def by_process(pid: int) -> str:
-    """A process of this host."""
+    """`by` of a process of this host."""
     try:
         uid = str(os.stat(f"/proc/{pid}").st_uid)
     except OSError:  # it has ended since
@@ -94,7 +97,7 @@ def by_process(pid: int) -> str:
 
 
 def by_peer(transport: Any) -> str:
-    """Who is at the other end of an asyncio transport, while it is connected."""
+    """`by` of the peer of an asyncio transport that is connected."""
     peer = transport.get_extra_info("peername")
     if isinstance(peer, tuple) and peer:
         host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
@@ -110,8 +113,8 @@ def by_peer(transport: Any) -> str:
 
 
 def set_up(destination: str, formatter: logging.Formatter | None) -> None:
-    """Where it goes from now on. destination: `stderr` (with the log), a path, or empty for
-    nowhere. OSError if the file cannot be opened."""
+    """Set the destination: `stderr` (with the log), a path, or empty for nowhere. Raises OSError if
+    the file cannot be opened."""
     for handler in list(_log.handlers):
         _log.removeHandler(handler)
         handler.close()
@@ -124,10 +127,10 @@ def set_up(destination: str, formatter: logging.Formatter | None) -> None:
 
 
 class _File(logging.handlers.WatchedFileHandler):
-    """Appends; what logrotate moved away is made anew."""
+    """Appends to a file, and creates it again after logrotate moved it away."""
 
     def _open(self) -> Any:
-        # one that is planted there as a link, a pipe or a device gets nothing
+        # nothing is written to a link, a pipe or a device that another user put there
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(self.baseFilename, flags | os.O_CLOEXEC | os.O_NOCTTY, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -136,7 +139,7 @@ class _File(logging.handlers.WatchedFileHandler):
         return os.fdopen(fd, "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """The disk is full, or the file cannot be made anew: the line goes to the log instead."""
+        """The disk is full, or the file cannot be created again: write the line to the log."""
         logging.getLogger().handle(record)
 
 

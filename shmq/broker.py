@@ -1,75 +1,69 @@
-"""A broker as a process sees it: embedded (`Broker`) or joined (`attach`)."""
+"""A process's handle to a broker: one that it embeds (`Broker`) or one that it joins (`attach`)."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import logging
 import operator
 import os
-import secrets
-import signal
-import subprocess
-import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, Literal, Self, TypeVar, Unpack
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
-from shmq import _native, homes, interpreter, layout, ownership, segments, stats
-from shmq.client import Batch, Consumer, LeasedBatch, Lessee, Producer
+from shmq import _native, homes, layout, ownership, peek, shm, sources, stats
+from shmq.attachment import Attachment, pauses
+from shmq.client import Batch, Consumer, LeasedBatch, LeaseHolder, Producer
 from shmq.client.disk import Files
-from shmq.client.handle import Reduction
+from shmq.client.handle import Reduction, Shown
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
-from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
+from shmq.embedded import EmbeddedSupervisor, data_path_of, unique_instance
+from shmq.errors import Gone, NotRunning, ShmqError
 from shmq.keywords import Keywords
-from shmq.layout import Kind, NativeSource, Peeked, QueueEntry
+from shmq.layout import ClientKind
 from shmq.names import check_instance, check_name
-from shmq.options import Options, to_ns
+from shmq.option_types import to_ns
+from shmq.options import Options
+from shmq.peek import Peeked
+from shmq.sources import NativeSource
 from shmq.stats import BrokerStats, ChannelStats
+from shmq.views import QueueEntry
 
 T = TypeVar("T")
 
-_log = logging.getLogger("shmq.broker")
-
-#: How long the supervisor may take to make a topic or channel.
+#: How long the supervisor may take to create a topic or channel.
 _REQUEST_SECONDS: Final = 10.0
-#: How long the end of the interpreter waits behind a stopped process's lock.
-_EXIT_PATIENCE_NS: Final = 1_000_000_000
-#: How long it may take from its start to the first request, adoption included.
-_START_SECONDS: Final = 60.0
-
-_BUS: Final = " (SIGBUS: somebody who may write a segment of it has cut that short)"
 
 _MAX_IN_FLIGHT: Final = 200
 _MOST_IN_FLIGHT: Final = (1 << 32) - 1
 
 
-class Broker:
+class Broker(metaclass=Shown):
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
-    data_path: a directory for what does not fit in memory and for what is left at the end, made
-    (0700) if only its last component is missing; None: ~/.local/state/shmq/INSTANCE, the same every
-    time for the same name, removed by `close` if no message is left in it (or, if a supervisor of
-    this name was killed, the directory that has its files). instance: the name by
-    which other processes `attach`; None: SHMQ_INSTANCE, else a unique one. Every option of
-    `shmq serve` is a keyword, durations in seconds: `Broker(mem_queue_size=1000, msg_timeout=5)`.
+    data_path: a directory for the messages that do not fit in memory and for those that are left
+    at the end. It is created (mode 0700) if only its last component is missing. None means
+    ~/.local/state/shmq/INSTANCE, which is the same every time for the same name, or, if a
+    supervisor of this name was killed, the directory that has its files. `close` removes a
+    directory that was not named if no message is left in it.
+    instance: the name by which other processes `attach`. None means SHMQ_INSTANCE, or a unique
+    name if that is not set.
+    options: every option of `shmq serve`, by its name with underscores, with durations in seconds:
+    `Broker(mem_queue_size=1000, msg_timeout=5)`. `shmq.keywords.Keywords` lists them all.
 
-    Raises TypeError for an unknown option, ValueError for a value out of bounds, ShmqError if the
-    supervisor does not start (with the last lines it said).
+    Raises TypeError for an unknown option, ValueError for a value out of bounds, and ShmqError if
+    the supervisor does not start (with the last lines of its log).
 
-    Any thread may use it. In a forked child it, its producers and its consumers attach anew by
-    themselves at their next call; the supervisor stays the parent's. They can be pickled, so handed
-    to `multiprocessing.Process` and pools: what comes out attaches by itself, a broker as a joined
-    one.
+    Any thread may use it. In a forked child the broker, its producers and its consumers attach
+    again by themselves at their next call; the supervisor stays the parent's. They can be pickled,
+    and so passed to `multiprocessing.Process` and to pools: the copy attaches by itself, the copy
+    of a broker as a joined one.
 
-    `instance` is its name on this host. In asyncio, `async with`; publish there with timeout=0, or
-    in a thread, as one that waits for room would keep the loop waiting.
+    `instance` is the broker's name on this host. In asyncio use `async with`. Publish there with
+    timeout=0 or in a thread, because a call that waits for room blocks the loop.
     """
 
+    _internal = frozenset({"native", "reduction", "views"})
     instance: str = ""
 
     def __init__(
@@ -78,25 +72,25 @@ class Broker:
         instance: str | None = None,
         **options: Unpack[Keywords],
     ) -> None:
-        instance = instance or os.environ.get("SHMQ_INSTANCE") or _unique_instance()
+        instance = instance or os.environ.get("SHMQ_INSTANCE") or unique_instance()
         check_instance(instance)
         options.setdefault("log_level", "warn")
-        options.setdefault("audit_log", "")  # nobody reads what its supervisor writes
+        options.setdefault("audit_log", "")  # nobody reads the output of its supervisor
         options.setdefault("log_prefix", "[shmq] ")
-        options.setdefault("tcp_address", "")  # of the gateway: only for who wants it
+        options.setdefault("tcp_address", "")  # the gateway runs only if an address is given
         options.setdefault("http_address", "")
         options.setdefault("https_address", "")
         if data_path is None:
-            # a killed supervisor of this name has its files somewhere already
-            left = layout.data_path_left(instance)
+            # if a supervisor of this name was killed, its files are in the directory it used
+            left = sources.data_path_left(instance)
             data_path = left if left and not homes.is_own(left, instance) else None
-        with _home(instance, data_path) as path:
+        with data_path_of(instance, data_path) as path:
             chosen = Options.from_keywords(instance=instance, data_path=str(path), **options)
-            self._join(instance, _Server(chosen, temporary=data_path is None))
+            self._join(instance, EmbeddedSupervisor(chosen, temporary=data_path is None))
 
     @classmethod
     def _attached(
-        cls, instance: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
+        cls, instance: str, kind: ClientKind = ClientKind.CLIENT, owner: str | int | None = None
     ) -> Self:
         self = object.__new__(cls)
         self._join(check_instance(instance), None, kind, owner)
@@ -105,8 +99,8 @@ class Broker:
     def _join(
         self,
         instance: str,
-        server: _Server | None,
-        kind: Kind = Kind.CLIENT,
+        server: EmbeddedSupervisor | None,
+        kind: ClientKind = ClientKind.CLIENT,
         owner: str | int | None = None,
     ) -> None:
         self.instance = instance
@@ -117,13 +111,13 @@ class Broker:
         if server is not None:
             server.start()
         try:
-            self._attachment = _Attachment(instance, kind, owner)
+            self._attachment = Attachment(instance, kind, owner)
         except BaseException:
             if server is not None:
                 server.stop()
             raise
-        # at the interpreter's end: what is in flight goes back at once; a supervisor of ours sees
-        # that its starter ended and goes when the last client has
+        # At the interpreter's end the messages in flight go back at once. A supervisor of ours
+        # sees that its parent ended, and ends after the last client.
         weakref.finalize(self, self._attachment.abandon)
         if server is not None:
             server.watch()
@@ -133,7 +127,7 @@ class Broker:
 
     @property
     def data_path(self) -> Path | None:
-        """Where an embedded broker keeps its files; None if it was joined."""
+        """The directory where an embedded broker keeps its files; None if it was joined."""
         return None if self._server is None else Path(self._server.options.data_path)
 
     @property
@@ -143,32 +137,35 @@ class Broker:
 
     @property
     def ended(self) -> bool:
-        """Whether `close` was called or the instance was stopped for good: attach again."""
+        """Whether `close` was called or the instance was stopped for good. Attach again then."""
         try:
-            self._source()
+            self.views()
         except Gone:
             return True
         return False
 
     @property
     def limits(self) -> dict[str, int]:
-        """What the data path was told: `mem_queue_size`, `arena_size`, ... ; durations in ns."""
-        row = self._source().directory.limits
+        """The limits in force, by option name: `mem_queue_size`, `arena_size`, ... Counts, bytes,
+        and durations in ns. Raises Gone."""
+        row = self.views().directory.limits
         return {name: int(row[name]) for name in row.dtype.names or ()}
 
     def supervisor_alive(self) -> bool:
-        """Whether a supervisor lives, exactly and at once, also after a `kill -9`."""
+        """Returns True if a supervisor lives: exactly and without delay, also after a `kill -9`.
+        Raises Gone after `close`."""
         return self._attachment.native().supervisor_alive()
 
     @property
     def supervisor_pid(self) -> int:
-        """Process id of the supervisor, or of the last one."""
-        return self._source().directory.read("supervisor_pid")
+        """Process id of the supervisor, or of the last one if none lives. Raises Gone."""
+        return self.views().directory.read("supervisor_pid")
 
     def close(self) -> None:
-        """Detach: what is in flight goes back to its channels, producers and consumers answer Gone.
+        """Detach: messages in flight go back to their channels, and the producers and consumers
+        raise Gone from then on.
 
-        An embedded broker then stops its supervisor and waits until that has flushed everything to
+        An embedded broker then stops its supervisor and waits until it has flushed everything to
         disk (`on_stop="flush"`). In a forked child only the child's attachment ends. Idempotent.
         """
         self._attachment.close()
@@ -192,14 +189,15 @@ class Broker:
     def __reduce__(self) -> Reduction:
         return _rejoin, (self.instance, getattr(self, "owner", None))
 
-    def _reduction(self, kind: str, *settings: Any) -> Reduction:
+    def reduction(self, kind: str, *settings: Any) -> Reduction:
+        """A call that makes the same handle again, in this process or another; for `pickle`."""
         return _open_again, (self.instance, getattr(self, "owner", None), kind, settings)
 
-    def _lessee_again(
-        self, topic: str, channel: str, name: str, lessee: tuple[int, int, int, int]
-    ) -> Lessee:
-        files = functools.partial(self._files, *lessee[:2])
-        return Lessee._same(self._handle(), topic, channel, name, lessee, files)
+    def _lease_holder_again(
+        self, topic: str, channel: str, name: str, holder: tuple[int, int, int, int]
+    ) -> LeaseHolder:
+        files = functools.partial(self._files, *holder[:2])
+        return LeaseHolder.reopened(self.native(), topic, channel, name, holder, files)
 
     def __repr__(self) -> str:
         kind = "joined" if self._server is None else "embedded"
@@ -208,7 +206,11 @@ class Broker:
     # ---- messages ----
 
     def producer(self, topic: str) -> Producer:
-        """A producer for the topic, which is made if it is missing (nsqd: PUB)."""
+        """Return a producer for the topic, which is created if it is missing (nsqd: PUB).
+
+        Raises BadName, NotRunning (if the topic must be created and no supervisor lives), Gone,
+        and ShmqError if the supervisor refuses or does not answer within 10 s.
+        """
         check_name(topic, "topic")
         find = functools.partial(self._topic, topic)
         backlog = functools.partial(self._request, "CREATE_BACKLOG", topic)
@@ -226,11 +228,17 @@ class Broker:
         max_in_flight: int = _MAX_IN_FLIGHT,
         msg_timeout: float | Literal["server"] | None = "server",
     ) -> Consumer:
-        """A consumer of the channel; topic and channel are made if they are missing (nsqd: SUB).
+        """Return a consumer of the channel; topic and channel are created if they are missing
+        (nsqd: SUB).
 
-        max_in_flight: how many messages it may hold at a time (nsqd: RDY). msg_timeout: seconds to
-        finish one before it is handed out again, at most max_msg_timeout; "server": the broker's
-        option of that name (60 s); None: never while this consumer lives.
+        max_in_flight: the number of messages it may hold at a time (nsqd: RDY).
+        msg_timeout: the seconds it has to finish a message before the message is delivered again,
+        from 0.001 to max_msg_timeout; "server": the broker's option of that name (60 s); None: no
+        limit while this consumer lives.
+
+        Raises BadName, NotRunning (if something must be created and no supervisor lives), Gone,
+        ShmqError if the supervisor refuses or does not answer within 10 s, and ValueError or
+        TypeError for the other arguments.
         """
         check_name(topic, "topic")
         check_name(channel, "channel")
@@ -249,7 +257,7 @@ class Broker:
 
     # ---- leases ----
 
-    def lessee(
+    def lease_holder(
         self,
         topic: str,
         channel: str,
@@ -257,13 +265,19 @@ class Broker:
         ttl: float | None = 600.0,
         grace: float | None = None,
         keepalive: bool = False,
-    ) -> Lessee:
-        """Who holds leases of the channel under a name (1 to 79 bytes); topic and channel are made
-        if they are missing. Whoever had the name before is fenced, its open leases are this one's.
+    ) -> LeaseHolder:
+        """Return a holder of leases of the channel under a name; topic and channel are created if
+        they are missing.
 
-        ttl: seconds without a sign of life after which the leases go back to the channel, None:
-        never. grace: the same after its process ended or it was closed; None: as ttl. keepalive: a
-        thread gives signs of life. ShmqError if 64 other names are taken.
+        name: 1 to 79 bytes. An earlier holder of the name is fenced: its calls raise LeaseFenced,
+        and its open leases belong to the new holder.
+        ttl: the seconds without a sign of life after which the leases go back to the channel (0.001
+        to 1e9); None: never.
+        grace: the same after the holder was closed or its process ended; None: as ttl.
+        keepalive: a thread of this process gives the signs of life.
+
+        Raises BadName, NotRunning, Gone, ValueError or TypeError for the times, and ShmqError if
+        64 other names are taken.
         """
         check_name(topic, "topic")
         check_name(channel, "channel")
@@ -274,9 +288,9 @@ class Broker:
             times.append(0 if seconds is None else to_ns(seconds))
         ttl_ns, grace_ns = times
 
-        def opened(native: _native.Broker, queue: int, serial: int) -> Lessee:
+        def opened(native: _native.Broker, queue: int, serial: int) -> LeaseHolder:
             files = functools.partial(self._files, queue, serial)
-            return Lessee(
+            return LeaseHolder(
                 native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
             )
 
@@ -291,26 +305,35 @@ class Broker:
         rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
     ) -> Iterator[LeasedBatch]:
-        """One part of anybody's open lease, in batches, as `Lessee.read_lease`. LeaseLost."""
+        """Yield one part of an open lease, whoever holds it, in batches, as
+        `LeaseHolder.read_lease` does. Raises Gone if there is no such channel, and LeaseLost if
+        the lease has ended."""
         native, queue, serial = self._existing_queue(topic, channel)
         files = functools.partial(self._files, queue, serial)
         return read_lease(native, queue, serial, lease, part, files, rows, max_bytes)
 
-    def end_lease(self, topic: str, channel: str, lease: int, requeue: bool) -> int:
-        """End anybody's lease: its messages go back to the channel's head, or are finished. How
-        many. LeaseLost."""
+    def finish_lease(self, topic: str, channel: str, lease: int) -> int:
+        """Finish a lease, whoever holds it. Returns the number of its messages. Raises LeaseLost
+        if there is no such lease, and Gone if there is no such channel."""
         native, queue, serial = self._existing_queue(topic, channel)
-        return native.lease_end(queue, serial, lease, requeue)
+        return native.lease_end(queue, serial, lease, False)
+
+    def return_lease(self, topic: str, channel: str, lease: int) -> int:
+        """Return a lease, whoever holds it: its messages go to the head of the channel. Returns
+        their number. Raises LeaseLost if there is no such lease, and Gone if there is no such
+        channel."""
+        native, queue, serial = self._existing_queue(topic, channel)
+        return native.lease_end(queue, serial, lease, True)
 
     def _message_timeout(self, seconds: float | str | None) -> int:
-        """As the extension takes it: 0 the server's, -1 never."""
+        """The timeout in ns as the extension takes it. 0 means the broker's, -1 means none."""
         if seconds is None:
             return -1
         if isinstance(seconds, str):
             if seconds != "server":
                 raise ValueError(f"msg_timeout must be seconds, None or 'server', not {seconds!r}")
             return 0
-        most = int(self._source().directory.limits["max_msg_timeout"])
+        most = int(self.views().directory.limits["max_msg_timeout"])
         if not 0.001 <= _number("msg_timeout", seconds) <= most / 1e9:  # not so for a NaN
             raise ValueError(
                 f"msg_timeout must be from 0.001 to {most / 1e9:g} seconds (max_msg_timeout), "
@@ -321,50 +344,57 @@ class Broker:
     # ---- topics and channels ----
 
     def create_topic(self, topic: str) -> None:
-        """Make the topic if it is missing. NotRunning, BadName."""
+        """Create the topic if it is missing. Raises BadName, NotRunning, Gone, and ShmqError if
+        the supervisor refuses."""
         self._topic(check_name(topic, "topic"))
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Make the channel, and its topic, if they are missing. The first channel of a topic gets
-        what was published before; a later one only what comes from now on."""
+        """Create the channel, and its topic, if they are missing. The first channel of a topic
+        gets the messages published before; a later one gets only those published from now on.
+        Raises as `create_topic`."""
         self._queue(check_name(topic, "topic"), check_name(channel, "channel"))
 
     def delete_topic(self, topic: str) -> None:
-        """Delete the topic, its channels and all their messages. Gone if there is no such topic."""
+        """Delete the topic, its channels and all their messages. Raises Gone if there is no such
+        topic, BadName, and NotRunning."""
         self._existing_topic(topic)
         self._request("DELETE_TOPIC", topic)
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """Delete the channel and its messages. Gone if there is no such channel."""
+        """Delete the channel and its messages. Raises Gone if there is no such channel, BadName,
+        and NotRunning."""
         self._existing_queue(topic, channel)
         self._request("DELETE_CHANNEL", topic, channel)
 
     def pause_topic(self, topic: str) -> None:
-        """From now on messages wait in the topic instead of going to its channels."""
+        """Have messages wait in the topic instead of going to its channels. Raises Gone if there
+        is no such topic, and BadName."""
         self._pause_topic(topic, True)
 
     def unpause_topic(self, topic: str) -> None:
-        """Messages go to the channels again, those that waited first."""
+        """Have messages go to the channels again, those that waited first. Raises as
+        `pause_topic`."""
         self._pause_topic(topic, False)
 
     def pause_channel(self, topic: str, channel: str) -> None:
-        """From now on the channel hands out nothing; what is in flight may still be finished."""
+        """Stop deliveries from the channel; messages in flight may still be finished. Raises Gone
+        if there is no such channel, and BadName."""
         self._pause_channel(topic, channel, True)
 
     def unpause_channel(self, topic: str, channel: str) -> None:
-        """The channel hands out messages again."""
+        """Have the channel deliver again. Raises as `pause_channel`."""
         self._pause_channel(topic, channel, False)
 
     def empty_topic(self, topic: str) -> int:
-        """Drop what waits in the topic itself, in memory and on disk; its channels keep theirs.
-        Returns how many messages."""
+        """Drop the messages that wait in the topic itself, in memory and on disk; its channels
+        keep theirs. Returns their number. Raises Gone if there is no such topic, and BadName."""
         native, index, _ = self._existing_topic(topic)
         backlog = native.find_queue(index, None)
         return 0 if backlog is None else native.empty(*backlog)
 
     def empty_channel(self, topic: str, channel: str) -> int:
-        """Drop everything in the channel: waiting, on disk, in flight, deferred. Returns how many
-        messages."""
+        """Drop all messages of the channel: waiting, on disk, in flight and deferred. Returns
+        their number. Raises Gone if there is no such channel, and BadName."""
         native, queue, serial = self._existing_queue(topic, channel)
         return native.empty(queue, serial)
 
@@ -381,12 +411,16 @@ class Broker:
     def peek(
         self, topic: str, channel: str | None, state: str = "ready", n: int = 10
     ) -> list[Peeked]:
-        """Up to n messages of the channel that are in memory; changes nothing, takes no lock.
+        """Return up to n messages of the channel that are in memory, without taking them. It
+        changes nothing and takes no lock; a message that moves while it is read is left out.
 
-        channel None: the topic's backlog. state: "ready" (in the order of delivery), "back" (those
-        of them that were handed out before or come from disk), "in_flight" (by deadline; who holds
-        them since when and until when) or "deferred" (by due time). What moves while it is looked
-        at is left out.
+        channel: None means the topic's backlog.
+        state: "ready" (in the order of delivery), "requeued" (those of the ready messages that
+        were delivered before or come from disk), "in_flight" (by deadline, with the consumer that
+        holds each) or "deferred" (by due time).
+
+        Raises Gone if there is no such topic or channel, BadName, and ValueError for another
+        state.
         """
         check_name(topic, "topic")
         if channel is None:
@@ -398,43 +432,50 @@ class Broker:
         else:
             native, queue, serial = self._existing_queue(topic, channel)
         entry = QueueEntry(queue, serial, 0, channel, False)
-        source = self._source()
-        return layout.peek(source.queue(entry), state, n, source.directory.clients)
+        source = self.views()
+        return peek.peek(source.queue(entry), state, n, source.directory.clients)
 
     def channel_stats(self, topic: str, channel: str) -> ChannelStats:
-        """Counts of one channel, without its consumers: cheap with any number of others. Gone."""
+        """Return the counts of one channel, without its consumers. The cost does not depend on the
+        number of other channels. Raises Gone if there is no such channel, and BadName."""
         _, queue, serial = self._existing_queue(topic, channel)
-        view = self._source().queue(QueueEntry(queue, serial, 0, channel, False))
+        view = self.views().queue(QueueEntry(queue, serial, 0, channel, False))
         return stats.read_queue(channel, view)
 
     def channel_depth(self, topic: str, channel: str) -> int:
-        """How many messages of one channel wait, in memory and on disk: that alone, cheap with any
-        number of messages. Gone."""
+        """Return the number of messages of one channel that wait, in memory and on disk. The cost
+        does not depend on that number. Raises Gone if there is no such channel, and BadName."""
         _, queue, serial = self._existing_queue(topic, channel)
-        return stats.depth(self._source().queue(QueueEntry(queue, serial, 0, channel, False)))
+        return stats.depth(self.views().queue(QueueEntry(queue, serial, 0, channel, False)))
 
     def channel_identity(self, topic: str, channel: str) -> str:
-        """Of the channel's memory: another one after it was deleted and made again, or after the
-        broker was stopped and started. Lease ids belong to it. Gone."""
+        """Return the identity of the channel's queue segment. It changes when the channel is
+        deleted and created again, and when the broker starts with fresh memory. Lease ids are
+        valid only together with it. Raises Gone if there is no such channel, and BadName."""
         _, _, serial = self._existing_queue(topic, channel)
-        made = self._source().directory.header["segment"]["instance"]
+        made = self.views().directory.header["segment"]["instance"]
         return f"{int(made[0]):016x}-{serial}"
 
     def stats(self) -> BrokerStats:
-        """Counts of all topics, channels and clients; `.to_json()` has nsqd's /stats shape."""
-        return stats.collect(self._source(), self.supervisor_alive())
+        """Return the counts of all topics, channels and clients; `to_json()` of the result has the
+        shape of nsqd's /stats. Raises Gone."""
+        return stats.collect(self.views(), self.supervisor_alive())
 
     # ---- the attachment ----
 
-    def _handle(self) -> _native.Broker:
-        self._source()
+    def native(self) -> _native.Broker:
+        """The extension's handle, for the rest of the package. Raises Gone if the broker was
+        closed or the instance was stopped."""
+        self.views()
         return self._attachment.native()
 
-    def _source(self) -> NativeSource:
-        return self._attachment.source()
+    def views(self) -> NativeSource:
+        """Read-only views of the segments, for the rest of the package. Raises Gone if the broker
+        was closed or the instance was stopped."""
+        return self._attachment.views()
 
     def _files(self, queue: int, serial: int) -> Files:
-        source = self._source()
+        source = self.views()
         view = source.queue(QueueEntry(queue, serial, 0, None, False))
         directory = source.directory
         path, most = directory.data_path, directory.limits["max_msg_size"]
@@ -442,32 +483,33 @@ class Broker:
 
     def _request(self, kind: str, topic: str, channel: str | None = None) -> None:
         number = layout.constant(kind)
-        self._handle().request(number, topic, channel, to_ns(_REQUEST_SECONDS))
+        self.native().request(number, topic, channel, to_ns(_REQUEST_SECONDS))
 
     def _opened(
         self,
         find: Callable[[], tuple[_native.Broker, int, int]],
         make: Callable[[_native.Broker, int, int], T],
     ) -> T:
-        """`make(*find())`. What was deleted between the two is found anew, and so made anew, for as
-        long as a request may take: an ephemeral channel goes whenever its last consumer does."""
+        """Return `make(*find())`. If the topic or channel is deleted between the two, both are
+        tried again, which creates it again, for as long as a request may take. An ephemeral
+        channel is deleted whenever its last consumer leaves, so this happens."""
         deadline = time.monotonic() + _REQUEST_SECONDS
         before = None
         while True:
-            found = find()  # Gone: the broker was closed or stopped
+            found = find()  # raises Gone if the broker was closed or stopped
             try:
                 return make(*found)
             except Gone:
-                # The same once more was not deleted in between: it cannot be used.
+                # If the same one is found again it was not deleted in between: it is unusable.
                 if found == before or time.monotonic() > deadline:
                     raise
                 before = found
 
     def _topic(self, topic: str) -> tuple[_native.Broker, int, int]:
-        """(attachment, index, generation) of the topic, made if it is missing."""
+        """(attachment, index, generation) of the topic, which is created if it is missing."""
         deadline = time.monotonic() + _REQUEST_SECONDS
         while True:
-            native = self._handle()
+            native = self.native()
             found = native.find_topic(topic)
             if found is not None:
                 return native, *found
@@ -476,12 +518,12 @@ class Broker:
             self._request("CREATE_TOPIC", topic)
 
     def _queue(self, topic: str, channel: str) -> tuple[_native.Broker, int, int]:
-        """(attachment, queue, serial) of the channel, made if it is missing."""
+        """(attachment, queue, serial) of the channel, which is created if it is missing."""
         deadline = time.monotonic() + _REQUEST_SECONDS
         while True:
             native, index, generation = self._topic(topic)
             found = native.find_queue(index, channel)
-            # the same topic still, so it was its channel and not that of one in its place
+            # It is still the same topic, so the channel is its, not that of a successor.
             if found is not None and native.find_topic(topic) == (index, generation):
                 return native, *found
             if time.monotonic() > deadline:
@@ -490,7 +532,7 @@ class Broker:
                 self._request("CREATE_CHANNEL", topic, channel)
 
     def _existing_topic(self, topic: str) -> tuple[_native.Broker, int, int]:
-        native = self._handle()
+        native = self.native()
         found = native.find_topic(check_name(topic, "topic"))
         if found is None:
             raise Gone(f"there is no topic {topic!r} on instance {self.instance!r}")
@@ -509,39 +551,43 @@ def attach(
 ) -> Broker:
     """Join a running broker.
 
-    instance: its name; None: SHMQ_INSTANCE, else `default`. timeout: seconds to wait for it to come
-    up. owner: the user (name or uid) whose broker it may be, beside this process's own user and
-    root; None: SHMQ_OWNER, else nobody. Any user may start a broker of any name, and who made the
-    shared memory can read and forge all of it, so no other user's is used unless it is named.
+    instance: its name; None: SHMQ_INSTANCE, or `default` if that is not set.
+    timeout: seconds to wait for the broker to start; 0: do not wait.
+    owner: the user (name or uid) whose broker it may be, besides this process's own user and root;
+    None: SHMQ_OWNER, or nobody if that is not set. Any user may start a broker of any name, and
+    the user who created the shared memory can read and forge all of it. So the broker of another
+    user is used only if that user is named.
 
-    Raises NotRunning, TooManyClients, LayoutMismatch, BadName; ShmqError if its shared memory
-    is another user's, with the remedy; ValueError if there is no user `owner`.
+    Raises NotRunning, TooManyClients, LayoutMismatch, BadName, ShmqError (with the remedy) if the
+    shared memory belongs to another user, and ValueError if there is no user `owner`.
     """
     if not _number("timeout", timeout) >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
     if owner is not None:
         ownership.uid_of(owner)
-    name = check_instance(instance or segments.default_instance())
+    name = check_instance(instance or shm.default_instance())
     return _attach_within(timeout, name, owner=owner)
 
 
 def _rejoin(instance: str, owner: str | int | None) -> Broker:
-    """What a pickled broker becomes: one that is joined, as `attach` does."""
+    """The copy of a pickled broker: a joined one, as `attach` returns it."""
     named: dict[str, Any] = {} if owner is None else {"owner": owner}
     return attach(instance, **named)
 
 
 def _open_again(
     instance: str, owner: str | int | None, kind: str, settings: tuple[Any, ...]
-) -> Producer | Consumer | Lessee:
-    """What a pickled handle becomes. All that a process gets of one instance share an attachment,
-    which ends with the last of them."""
+) -> Producer | Consumer | LeaseHolder:
+    """The copy of a pickled handle. All copies in one process of one instance's handles share an
+    attachment, which ends with the last of them."""
     broker = _for_handles.get((instance, owner))
     if broker is None or _has_ended(broker):
         broker = _for_handles[instance, owner] = _rejoin(instance, owner)
     if kind == "producer":
         return broker.producer(*settings)
-    return broker.consumer(*settings) if kind == "consumer" else broker._lessee_again(*settings)
+    return (
+        broker.consumer(*settings) if kind == "consumer" else broker._lease_holder_again(*settings)
+    )
 
 
 def _has_ended(broker: Broker) -> bool:
@@ -557,33 +603,31 @@ _for_handles: weakref.WeakValueDictionary[tuple[str, str | int | None], Broker] 
 
 
 def attach_gateway(instance: str, timeout: float) -> Broker:
-    """`attach` for a gateway process, which is none of the clients that an embedded broker's
-    supervisor lives on for."""
-    return _attach_within(timeout, instance, Kind.GATEWAY)
+    """Like `attach`, as a gateway process: it does not keep an embedded broker's supervisor
+    alive."""
+    return _attach_within(timeout, instance, ClientKind.GATEWAY)
 
 
 def _attach_within(
-    timeout: float, name: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
+    timeout: float, name: str, kind: ClientKind = ClientKind.CLIENT, owner: str | int | None = None
 ) -> Broker:
     deadline = time.monotonic() + timeout
-    for pause in _pauses():
+    for pause in pauses():
         try:
             return Broker._attached(name, kind, owner)
         except ShmqError as exc:
             left = deadline - time.monotonic()
-            coming = (
-                isinstance(exc, NotRunning)
-                or (isinstance(exc, LayoutMismatch) and layout.half_made(name))
-                or (isinstance(exc.__cause__, PermissionError) and segments.just_made(name))
+            coming = isinstance(exc, (NotRunning, _native.NotReady)) or (
+                isinstance(exc.__cause__, PermissionError) and shm.just_made(name)
             )
             if left <= 0 or not coming:
                 raise
             time.sleep(min(pause, left))
-    raise AssertionError  # _pauses never ends
+    raise AssertionError  # pauses never ends
 
 
 def _number(name: str, value: float) -> float:
-    """The value of an argument that is seconds. TypeError."""
+    """The value of an argument in seconds. Raises TypeError."""
     try:
         return float(value + 0)
     except TypeError:
@@ -591,269 +635,8 @@ def _number(name: str, value: float) -> float:
 
 
 def _whole(name: str, value: int) -> int:
-    """The value of an argument that is a count. TypeError."""
+    """The value of an argument that is a count. Raises TypeError."""
     try:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _pauses() -> Iterator[float]:
-    """Seconds between two looks at something that is coming up."""
-    yield from (0.002, 0.005, 0.01)
-    yield from itertools.repeat(0.02)
-
-
-class _Attachment:
-    """This process's client entry in an instance; in a forked child it is taken anew when used."""
-
-    def __init__(
-        self, instance: str, kind: Kind = Kind.CLIENT, owner: str | int | None = None
-    ) -> None:
-        self._instance = instance
-        self._kind = kind
-        self._owner = owner
-        self._locks: dict[int, threading.Lock] = {}
-        self._attached: _native.Broker | None = None
-        self._permits: segments.Permits | None = None
-        self._views: tuple[_native.Broker, NativeSource] | None = None
-        self.closed = False
-        self.native()
-
-    def native(self) -> _native.Broker:
-        """The extension's handle. Gone after `close`."""
-        attached = self._attached
-        if attached is not None and not attached.forked:
-            return attached
-        with self._lock():
-            if self.closed:
-                raise Gone(f"the broker {self._instance!r} was closed in this process")
-            if self._attached is None or self._attached.forked:
-                self._attached, self._permits = _attach(self._instance, self._kind, self._owner)
-            return self._attached
-
-    def source(self) -> NativeSource:
-        """Views of its segments. Gone if the instance was stopped."""
-        native = self.native()
-        views = self._views
-        if views is None or views[0] is not native:
-            views = self._views = (native, NativeSource(self._instance, native))
-        if views[1].directory.closed:
-            raise Gone(f"instance {self._instance!r} was stopped: attach again when it is running")
-        return views[1]
-
-    def close(self) -> None:
-        """Give back what this process holds, and its entry. Idempotent."""
-        self._close(None)
-
-    def abandon(self) -> None:
-        """`close` for when nobody can wait: what a stopped process's lock keeps from being given
-        back now, the reaper gives back when this process has ended."""
-        with contextlib.suppress(_native.Busy):
-            self._close(_EXIT_PATIENCE_NS)
-
-    def _close(self, patience: int | None) -> None:
-        with self._lock():
-            attached, permits = self._attached, self._permits
-            self.closed = True
-            self._attached = self._permits = self._views = None
-        if attached is None:
-            return
-        mine = not attached.forked
-        try:
-            attached.detach() if patience is None else attached.detach(patience)
-            if permits is not None and mine:
-                permits.give()
-        finally:
-            if permits is not None:
-                permits.close()
-
-    def _lock(self) -> threading.Lock:
-        """One per process: another thread of the parent may have held its own at the fork."""
-        return self._locks.setdefault(_native.fork_generation(), threading.Lock())
-
-
-def _attach(
-    instance: str, kind: Kind, owner: str | int | None
-) -> tuple[_native.Broker, segments.Permits]:
-    fd = segments.open_directory(instance, owner=owner)
-    try:
-        owners = frozenset({os.fstat(fd).st_uid})  # everything else is to be the same user's
-        try:
-            permits = segments.Permits(instance, owners)
-        except NotRunning:
-            layout.open_readonly(instance, owner)  # says what it is, if it is something else
-            raise
-        permits.take(0 if kind == Kind.GATEWAY else segments.reserve())
-        try:
-            opener = functools.partial(segments.open_queue, instance, owners=owners)
-            return _native.Broker(fd, opener, int(kind), instance), permits
-        except BaseException:
-            permits.give()
-            permits.close()
-            raise
-    finally:
-        os.close(fd)
-
-
-# ---- the embedded supervisor ----
-
-
-class _Server:
-    """The supervisor process of an embedded broker: started, watched, started again, stopped.
-
-    Only the process that made it does any of that; in a forked child every method does nothing.
-    """
-
-    def __init__(self, options: Options, temporary: bool) -> None:
-        self.options = options
-        self._temporary = temporary
-        self._owner = os.getpid()
-        self._stopping = threading.Event()
-        self._abandoned = False
-        self._lock = threading.Lock()  # of _process
-        self._process: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] = tempfile.TemporaryFile(buffering=0)
-
-    def start(self) -> None:
-        """Start it and wait until it answers. ShmqError with its last words if it ends instead."""
-        with self._lock:
-            process = self._process = self._spawn()
-        if not self._wait_ready(process):
-            what = (
-                f"was not ready after {_START_SECONDS:g} s"
-                if process.returncode is None
-                else f"ended with status {process.returncode} before it was ready"
-            )
-            words = self._last_words()
-            self._end(process)
-            self._said.close()
-            raise ShmqError(f"the supervisor of instance {self.options.instance!r} {what}{words}")
-
-    def watch(self) -> None:
-        """From now on start it again whenever it ends."""
-        threading.Thread(target=self._watch, name="shmq-supervisor", daemon=True).start()
-
-    def stop(self) -> None:
-        """SIGTERM, wait for its end, remove a data path of our own if no message is left there."""
-        if os.getpid() != self._owner or self._stopping.is_set():
-            return
-        self._stopping.set()
-        with self._lock:
-            process = self._process
-        assert process is not None
-        self._wait_ready(process)  # a signal before it can catch one would end it unflushed
-        self._end(process)
-        left = segments.list_objects(self.options.instance)
-        if left and self.options.on_stop == "flush":  # it died and did not flush; the next one can
-            process = self._spawn()
-            self._wait_ready(process)
-            self._end(process)
-            if segments.list_objects(self.options.instance):
-                _log.error(
-                    "messages of instance %r are left in shared memory: start `shmq serve` with "
-                    "this instance and data path to get them%s",
-                    self.options.instance,
-                    self._last_words(),
-                )
-        self._clean_up()
-
-    def abandon(self) -> None:
-        """SIGTERM, without waiting: the Broker was dropped and not closed. `_watch` cleans up."""
-        if os.getpid() == self._owner and not self._stopping.is_set():
-            self._abandoned = True
-            self._stopping.set()
-            with self._lock:
-                if self._process is not None:
-                    self._process.terminate()
-
-    def _clean_up(self) -> None:
-        if self._temporary:
-            homes.remove(Path(self.options.data_path))
-        self._said.close()
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        words = ["serve", *self.options.to_argv(), f"--starter-pid={self._owner}"]
-        return subprocess.Popen(
-            interpreter.run_module("shmq", words),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-            start_new_session=True,  # Ctrl-C is for the starter, which then stops it
-        )
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.terminate()
-        process.wait()
-
-    def _wait_ready(self, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until it answers; False if it ended, or after a long time."""
-        deadline = time.monotonic() + _START_SECONDS
-        for pause in _pauses():
-            if self._answers(process.pid):
-                return True
-            if process.poll() is not None or time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-        raise AssertionError  # _pauses never ends
-
-    def _answers(self, pid: int) -> bool:
-        """Is it entered in the directory, and is everything there that a client needs?"""
-        with contextlib.suppress(ShmqError):  # what is there may be another user's
-            directory = layout.open_readonly(self.options.instance).directory
-            segments.Permits(self.options.instance).close()
-            return directory.read("supervisor_pid") == pid and layout.supervisor_alive(directory)
-        return False
-
-    def _watch(self) -> None:
-        pause = 0.0
-        while True:
-            process = self._process
-            assert process is not None
-            began = time.monotonic()
-            status = process.wait()
-            if self._stopping.wait(pause):
-                if self._abandoned:
-                    self._clean_up()
-                return
-            _log.warning(
-                "the supervisor of instance %r (pid %d) ended with status %d%s; starting another%s",
-                self.options.instance,
-                process.pid,
-                status,
-                _BUS if status == -signal.SIGBUS else "",
-                self._last_words(),
-            )
-            # the first time at once; one that does not live for seconds is not worth a storm
-            pause = min(pause * 2 or 0.1, 5.0) if time.monotonic() - began < 5 else 0.0
-            with self._lock:
-                if self._stopping.is_set():
-                    return
-                try:
-                    self._process = self._spawn()
-                except OSError as exc:
-                    _log.error("cannot start a supervisor: %s", exc)
-                    pause = 5.0
-
-    def _last_words(self) -> str:
-        """What it wrote last, as the end of a sentence."""
-        fd = self._said.fileno()
-        text = os.pread(fd, 4096, max(os.fstat(fd).st_size - 4096, 0))
-        last = text.decode(errors="replace").strip().splitlines()[-8:]
-        return "".join(["", *(f"\n    {line}" for line in last)])
-
-
-@contextlib.contextmanager
-def _home(instance: str, data_path: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Where an embedded broker keeps its files; what was made for it goes if its start fails."""
-    if data_path is None:
-        with homes.opened(instance) as path:
-            yield path
-    else:
-        path = Path(data_path).absolute()
-        with homes.made(path):
-            yield path
-
-
-def _unique_instance() -> str:
-    return f"embedded-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,12 +1,13 @@
-"""Directories of embedded brokers that were given no data path.
+"""Data paths of embedded brokers that were given none.
 
-`$XDG_STATE_HOME/shmq/INSTANCE` (`~/.local/state/shmq/INSTANCE`): a named instance has the same one
-every time, so it finds what it left. One in which no message is left is removed when its broker is
-closed, or, if that never happened, by the next embedded start of the same user.
+They are `$XDG_STATE_HOME/shmq/INSTANCE` (`~/.local/state/shmq/INSTANCE`). A named instance has the
+same one every time, so it finds the messages it left. A directory without messages is removed when
+its broker is closed or, if it never was, by the next embedded broker that the same user starts.
 
-Two locks make that safe. Every supervisor holds an flock on its data path (`storage.dirlock`). The
-parent directory is locked shared from the moment a directory is made until a supervisor holds it,
-and exclusively by who removes one, who thus never meets a directory that is about to be used.
+Two locks make the removal safe. Every supervisor holds an flock on its data path
+(`storage.dirlock`). The parent directory is locked shared from the creation of a directory until a
+supervisor has locked it, and exclusively for a removal, which thus never meets a directory that is
+about to be used.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shmq import segments
+from shmq import shm
 from shmq.names import valid_instance
-from shmq.storage import diskqueue
+from shmq.storage.data_path import existing_files, remove_temporary
 from shmq.storage.dirlock import DirLock
+from shmq.storage.positions import parse_meta, unpack
 
 _log = logging.getLogger("shmq.broker")
 
@@ -34,8 +36,7 @@ _NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat"})
 
 
 def parent() -> Path | None:
-    """Where the directories are, a place that a reboot does not empty; None: there is none, because
-    this user has no home."""
+    """The directory of the data paths, which survives a reboot; None if this user has no home."""
     state = os.environ.get("XDG_STATE_HOME")
     try:
         return (Path(state) if state else Path.home() / ".local" / "state") / "shmq"
@@ -44,18 +45,15 @@ def parent() -> Path | None:
 
 
 def is_own(path: str | os.PathLike[str], instance: str) -> bool:
-    """Whether this is the directory that `opened` gives to the instance."""
+    """Returns True if this is the directory that `opened` gives to the instance."""
     return Path(path) == (parent() or Path()) / instance
 
 
 @contextlib.contextmanager
 def opened(instance: str) -> Iterator[Path]:
-    """The directory of an instance, made if it is missing. No other process removes it inside the
-    block, in which a supervisor is to take it. If the block raises it is removed, unless messages
-    are in it.
-
-    Where a home cannot be written it is a new one among the temporary files.
-    """
+    """The directory of an instance, created if it is missing. No other process removes it during
+    the block, in which a supervisor must lock it. If the block raises, it is removed, unless it
+    has messages. If the home directory cannot be written, it is a new temporary directory."""
     above = parent()
     with contextlib.ExitStack() as held:
         try:
@@ -78,8 +76,9 @@ def opened(instance: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made(path: Path) -> Iterator[None]:
-    """A data path that the caller named: made if only its last component is missing, and removed
-    again if the block raises and it is empty. If it cannot be made the supervisor says why."""
+    """A data path that the caller named. It is created if only its last component is missing, and
+    removed again if the block raises and it is empty. If it cannot be created, the supervisor
+    reports why."""
     new = False
     with contextlib.suppress(OSError):
         path.mkdir(mode=0o700)
@@ -94,21 +93,22 @@ def made(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory if no message is left in it, nobody uses it and nobody is about to; say so
-    if messages are left."""
+    """Remove a directory unless it has messages, a supervisor uses it, or one is about to. Logs a
+    warning if messages are left."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as held:
         try:
             if path.parent == parent():
                 held.enter_context(_locked(path.parent, fcntl.LOCK_EX | fcntl.LOCK_NB))
             left = _remove_if_empty(path) is False
-        except BlockingIOError:  # somebody starts just now; a later start removes it
+        except BlockingIOError:  # a broker is starting now; a later start removes the directory
             left = _holds_messages(path)
         if left:
             _log.warning("messages were left in %s: use it as data_path to get them", path)
 
 
 def sweep(above: Path) -> list[str]:
-    """Remove directories of instances that are gone and left no message; their names."""
+    """Remove the directories of instances that are gone and left no message. Returns their
+    names."""
     removed: list[str] = []
     with contextlib.suppress(OSError), _locked(above, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in above.iterdir():
@@ -118,15 +118,15 @@ def sweep(above: Path) -> list[str]:
 
 
 def _instance_of(path: Path) -> str | None:
-    """Whose directory it is, if that instance has nothing in shared memory."""
-    name = re.sub(r"\A(embedded-\d+-[0-9a-f]{8})-\w{8}\Z", r"\1", path.name)  # as older ones were
+    """The instance that the directory belongs to; None if it still has shared memory objects."""
+    name = re.sub(r"\A(embedded-\d+-[0-9a-f]{8})-\w{8}\Z", r"\1", path.name)  # an older format
     usable = valid_instance(name) and not path.is_symlink() and path.is_dir()
-    return name if usable and not segments.list_objects(name) else None
+    return name if usable and not shm.list_objects(name) else None
 
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    """OSError if somebody else holds it otherwise."""
+    """Hold an flock on a directory. Raises OSError, BlockingIOError for LOCK_NB."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, how)
@@ -136,10 +136,11 @@ def _locked(path: Path, how: int) -> Iterator[None]:
 
 
 def _remove_if_empty(path: Path) -> bool | None:
-    """Whether it was removed; False: messages are left in it. None: it is in use, or cannot be."""
+    """Returns True if the directory was removed, False if it has messages, None if it is in use or
+    cannot be removed."""
     try:
         with DirLock(path):
-            diskqueue.remove_temporary(path)
+            remove_temporary(path)
             if _holds_messages(path):
                 return False
             shutil.rmtree(path)
@@ -149,16 +150,16 @@ def _remove_if_empty(path: Path) -> bool | None:
 
 
 def _holds_messages(path: Path) -> bool:
-    """Whether there is anything in it of which we do not know that it holds no message."""
-    queues = diskqueue.existing(path)
+    """Returns True unless every file is known to hold no message."""
+    queues = existing_files(path)
     known = set(_NO_MESSAGES)
     for base, files in queues.items():
         meta = path / f"{base}.diskqueue.meta.dat"
-        found = diskqueue.parse_meta(meta.read_bytes()) if files.meta else None
+        found = parse_meta(meta.read_bytes()) if files.meta else None
         known.add(meta.name)
         if found is None or found.depth or found.read_position != found.write_position:
             return True
-        last, offset = diskqueue.unpack(found.write_position)
+        last, offset = unpack(found.write_position)
         for number in files.numbers:
             data = path / f"{base}.diskqueue.{number:06d}.dat"
             known.add(data.name)

@@ -1,10 +1,10 @@
-"""Starting Python processes that run code of this package, and no other by accident.
+"""Commands that start Python processes which run this package's code, and no other by accident.
 
-`python -m` and `python -c` put the working directory first on the module path: whoever may write
-there could have a `numpy.py` of his run by a broker that is started there, as root even. So every
-Python that shmq starts gets `-P`. Where the packages are that shmq needs, as this process found
-them, is handed over explicitly and comes last on the path: it is used for what is found nowhere
-else (a checkout beside a script, a directory that a script added) and hides nothing.
+`python -m` and `python -c` put the working directory first on the module path. A user who may write
+there could have a broker that is started there, perhaps as root, run a `numpy.py` of that user's.
+So every Python that shmq starts gets `-P`. The directories in which this process found the packages
+that shmq needs are passed explicitly and come last on the path. They serve for packages that are
+found nowhere else (a checkout beside a script, a directory that a script added) and hide nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-#: What a process of shmq imports, as far as it is installed.
+#: The packages that a process of shmq imports, as far as they are installed.
 _NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam", "re2", "uvloop")
 
 _PLACES = "import sys; sys.path += [path for path in {places!r} if path not in sys.path]; {code}"
@@ -36,12 +36,12 @@ def run_code(code: str, words: Sequence[str] = ()) -> list[str]:
 
 
 def _places() -> list[str]:
-    """Absolute directories in which this process finds what shmq needs, each once."""
+    """The absolute directories in which this process finds the packages that shmq needs."""
     found: dict[str, None] = {}
     for name in _NEEDED:
         try:
             spec = importlib.util.find_spec(name)
-        except ValueError:  # a module that was made by hand
+        except ValueError:  # a module without a spec, created by a program
             continue
         if spec is None or spec.origin is None:
             continue

@@ -1,6 +1,7 @@
 """The options of `shmq.Broker` as keywords, for type checkers and editors.
 
-Made from options.py by tests/house/test_keywords.py, which also says what to run after a change.
+Made from options.py by tests/conventions/test_keywords.py, which also says what to run after a
+change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Keywords(TypedDict, total=False):
     mode: int | str | None
     on_stop: Literal["flush", "keep"] | None
     mem_queue_size: int | None
-    inflight_slots: int | None
+    in_flight_slots: int | None
     arena_size: int | None
     max_msg_size: int | None
     max_body_size: int | None

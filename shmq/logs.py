@@ -1,7 +1,7 @@
-"""The log of a process of the broker: to stderr, as nsqd writes it or as JSON.
+"""The log of a broker's process: to stderr, as nsqd writes it or as JSON.
 
-Both formatters escape what is not printable, so a client's text can neither begin a line of its own
-nor move a terminal's cursor. Who logs need not think of it.
+Both formatters escape characters that are not printable, so text that comes from a client can
+neither begin a line of its own nor move a terminal's cursor. Callers need no escaping.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _LEVELS = {
 
 
 def one_line(text: str) -> str:
-    """The text with every character that is not printable written as Python's escape: controls,
-    line ends of Unicode, characters that turn the direction of writing, lone surrogates."""
+    """The text with every character that is not printable written as Python's escape: control
+    characters, Unicode's line ends, characters that change the writing direction, lone
+    surrogates."""
     if text.isprintable():
         return text
     return "".join(
@@ -39,7 +40,8 @@ def one_line(text: str) -> str:
 
 class _NsqdFormatter(logging.Formatter):
     """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`. The lines of a traceback follow
-    indented: an exception's text may have line ends too, and none may look like an entry."""
+    indented. An exception's text may have line ends too, and none of its lines may look like an
+    entry."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__("%(message)s")
@@ -56,7 +58,8 @@ class _NsqdFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; a traceback is in `exception`, so no record has two lines."""
+    """One JSON object per line. A traceback is in its field `exception`, so no record takes two
+    lines."""
 
     def __init__(self, instance: str) -> None:
         super().__init__("%(message)s")
@@ -77,20 +80,20 @@ class _JsonFormatter(logging.Formatter):
         text = json.dumps(document, ensure_ascii=False)
         if text.isprintable():
             return text
-        # JSON itself escapes only what is below a blank
+        # JSON itself escapes only the characters below U+0020
         return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def _level(record: logging.LogRecord) -> str:
-    """As nsqd spells it."""
+    """The level as nsqd spells it."""
     if record.levelno >= logging.CRITICAL:
         return "FATAL"
     return record.levelname
 
 
 def set_up_logging(options: Options) -> None:
-    """Send the log of this process to stderr, as nsqd does or as JSON, and the audit log to where
-    it belongs. OSError if that cannot be opened."""
+    """Send the log of this process to stderr, as nsqd does or as JSON, and the audit log to the
+    place that the options name. Raises OSError if the audit log cannot be opened."""
     handler = logging.StreamHandler(sys.stderr)
     if options.log_format == "json":
         handler.setFormatter(_JsonFormatter(options.instance))
@@ -102,13 +105,13 @@ def set_up_logging(options: Options) -> None:
 
 
 def set_log_level(options: Options) -> None:
-    """Log from this level on, from now on."""
+    """Set the level that the log begins at."""
     logging.getLogger().setLevel(_LEVELS[options.log_level])
 
 
 def shorten_log(most: int = 1 << 20, kept: int = 64 << 10) -> None:
-    """Where stderr is a file that has become longer than `most` bytes, leave its last `kept` ones:
-    for a log that nobody rotates. What other processes write meanwhile may be lost."""
+    """If stderr is a file of more than `most` bytes, keep only its last `kept` bytes: for a log
+    that nobody rotates. Lines that other processes write meanwhile may be lost."""
     status = os.fstat(2)
     if not stat.S_ISREG(status.st_mode) or status.st_size <= most:
         return

@@ -1,8 +1,9 @@
 """Names of topics, channels and instances.
 
-Topics and channels: nsqd's rule (`internal/protocol/names.go`), 1 to 64 bytes of `[.a-zA-Z0-9_-]`,
-optionally ending in `#ephemeral`, which counts. Instances: 1 to 64 of `[A-Za-z0-9_.-]`, but not
-ending in a dot and digits, because `/shmq.a.5` is queue 5 of the instance `a`.
+Topics and channels follow nsqd's rule (`internal/protocol/names.go`): 1 to 64 bytes of
+`[.a-zA-Z0-9_-]`, optionally ending in `#ephemeral`, which counts towards the 64. Instances have 1
+to 64 bytes of `[A-Za-z0-9_.-]`, but do not end in a dot and digits, because `/shmq.a.5` is queue 5
+of the instance `a`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ _SERIAL = re.compile(r"\.[0-9]+\Z")
 
 
 def valid_name(name: str) -> bool:
-    """Whether a topic or channel may be called this."""
+    """Returns True if the name is valid for a topic or channel."""
     return _NAME.match(name) is not None
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself; BadName if a topic or channel (`what`) may not be called this."""
+    """Return `name`. Raises BadName if it is not valid for a topic or channel; `what` says which.
+    Raises TypeError if it is no string."""
     if not isinstance(name, str):
         raise TypeError(f"{what} name must be str, not {type(name).__name__}")
     if not valid_name(name):
@@ -37,17 +39,19 @@ def check_name(name: str, what: str) -> str:
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether a topic or channel of this name lives in memory only and goes with its last user."""
+    """Returns True if a topic or channel of this name is ephemeral: it lives only in memory and is
+    deleted after its last user."""
     return name.endswith(EPHEMERAL)
 
 
 def valid_instance(name: str) -> bool:
-    """Whether an instance may be called this."""
+    """Returns True if the name is valid for an instance."""
     return _INSTANCE.match(name) is not None and _SERIAL.search(name) is None
 
 
 def check_instance(name: str) -> str:
-    """`name` itself; BadName if an instance may not be called this."""
+    """Return `name`. Raises BadName if it is not valid for an instance, and TypeError if it is no
+    string."""
     if not isinstance(name, str):
         raise TypeError(f"instance must be a name, not {name!r}")
     if not valid_instance(name):
@@ -59,5 +63,5 @@ def check_instance(name: str) -> str:
 
 
 def base_name(topic: str, channel: str | None = None) -> str:
-    """nsqd's name of a queue on disk: `<topic>:<channel>`, or `<topic>` for a topic's backlog."""
+    """nsqd's base name for a queue's files: `<topic>:<channel>`, or `<topic>` for a backlog."""
     return topic if channel is None else f"{topic}:{channel}"

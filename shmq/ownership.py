@@ -1,13 +1,13 @@
-"""Whose a file is and what kind of thing it is: asked of a descriptor, never of a path.
+"""Checks of a file's owner and type, made on a descriptor and never on a path.
 
-Everybody may make files in /dev/shm, and the names of shared memory objects can be guessed. So a
-name says nothing: another user may have put a file of its own there, a FIFO that keeps its reader
-waiting, or a link to a file of somebody else. Whatever is opened here is opened without following a
-link and without waiting, and is then looked at through its descriptor; between the look and the use
-nobody can put something else in its place.
+Every user may create files in /dev/shm, and the names of shared memory objects can be guessed. So a
+name proves nothing: another user may have created a file of that name, a FIFO that blocks its
+reader, or a link to a third user's file. The functions here open without following links and
+without waiting, and then check the descriptor, so nobody can replace the file between the check and
+its use.
 
-A user trusts itself and root, who can do everything anyway. Other owners have to be named: in the
-call, or by SHMQ_OWNER.
+A process trusts its own user and root, who can do everything anyway. Other owners must be named: in
+the call, or by SHMQ_OWNER.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from collections.abc import Callable, Collection, Iterator
 
 from shmq.errors import ShmqError
 
-#: Environment variable with the user (name or uid) whose brokers are trusted beside one's own.
+#: Environment variable with the user (name or uid) whose brokers are trusted besides one's own.
 OWNER_VARIABLE = "SHMQ_OWNER"
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
-#: How long an open waits for a lease (`shmq doctor` takes one to see who uses a file): as long as
-#: the kernel gives its holder, /proc/sys/fs/lease-break-time, and a little more.
+#: Seconds that an open waits for a file lease (`shmq doctor` takes one to learn which processes use
+#: a file): the time that the kernel gives the lease's holder, /proc/sys/fs/lease-break-time, and a
+#: little more.
 _LEASE_SECONDS = 50.0
 
 _KINDS: list[tuple[Callable[[int], bool], str]] = [
@@ -44,11 +45,12 @@ _KINDS: list[tuple[Callable[[int], bool], str]] = [
 
 
 class Own(frozenset[int]):
-    """The owner (a uid) of what a supervisor takes up: its own user, nobody else, named or not."""
+    """The owners (uids) whose files a supervisor takes up: only its own user, even if SHMQ_OWNER
+    names another."""
 
 
 class NotTrusted(ShmqError):
-    """A file is not what its name says, or belongs to a user who is not trusted. Nothing in it was
+    """A file is of an unexpected type, or belongs to a user who is not trusted. Nothing in it was
     read or changed."""
 
 
@@ -56,7 +58,7 @@ class NotTrusted(ShmqError):
 
 
 def uid_of(owner: str | int) -> int:
-    """The uid of a user, by name or number. ValueError if there is no such user."""
+    """The uid of a user, by name or number. Raises ValueError if there is no such user."""
     if isinstance(owner, int) and not isinstance(owner, bool):
         if owner < 0:
             raise ValueError(f"owner must be a user's name or uid, not {owner!r}")
@@ -73,13 +75,13 @@ def uid_of(owner: str | int) -> int:
 
 def trusted(owner: str | int | None = None) -> frozenset[int]:
     """The uids whose segments a client uses: its own, root's, and that of `owner` (None: of
-    SHMQ_OWNER, if that is set). ValueError if there is no such user."""
+    SHMQ_OWNER, if that is set). Raises ValueError if there is no such user."""
     named = os.environ.get(OWNER_VARIABLE) if owner is None else owner
     return frozenset({os.geteuid(), 0, *([] if named in (None, "") else [uid_of(named)])})
 
 
 def user(uid: int) -> str:
-    """A user for an error's text: `alice (uid 1000)`."""
+    """A user as errors name it: `alice (uid 1000)`."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -90,9 +92,9 @@ def user(uid: int) -> str:
 
 
 def who_else_may_write(status: os.stat_result, path: str) -> tuple[str, str]:
-    """Whether others may put files into a directory, or replace those in it, that this process
-    then reads: (a reason not to use it, a reason to warn), as sentences with the remedy; empty if
-    there is none."""
+    """Whether other users may add or replace files in a directory that this process reads. Returns
+    (a reason not to use it, a reason to warn), as sentences with the remedy; each is empty if there
+    is none."""
     mode = status.st_mode
     is_sticky = bool(mode & stat.S_ISVTX)
     if mode & stat.S_IWOTH and not is_sticky:
@@ -110,7 +112,7 @@ def who_else_may_write(status: os.stat_result, path: str) -> tuple[str, str]:
 
 
 def _is_private_group(gid: int) -> bool:
-    """Whether it is the group that a distribution makes for a user alone."""
+    """Returns True for the group that a distribution creates for this user alone."""
     try:
         group, mine = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -119,7 +121,7 @@ def _is_private_group(gid: int) -> bool:
 
 
 def group(gid: int) -> str:
-    """A group for an error's text: `brokers (gid 990)`."""
+    """A group as errors name it: `brokers (gid 990)`."""
     try:
         return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
     except KeyError:
@@ -130,14 +132,14 @@ def group(gid: int) -> str:
 
 
 def flock_holder(fd: int) -> int | None:
-    """The process that holds a flock on the file behind `fd`, as far as the kernel shows it: 0 or
-    less if it is in another PID namespace, None if there is none to be seen."""
+    """The pid of the process that holds an flock on the file of `fd`, as far as the kernel shows
+    it. It is 0 or less for a process in another PID namespace; None if no holder is shown."""
     status = os.fstat(fd)
     return flocks().get((os.major(status.st_dev), os.minor(status.st_dev), status.st_ino))
 
 
 def flocks() -> dict[tuple[int, int, int], int]:
-    """Who holds a flock on which file (major, minor, inode), as far as the kernel shows it."""
+    """The flocks that the kernel shows: (major, minor, inode) of the file -> pid of the holder."""
     found = {}
     with contextlib.suppress(OSError), open("/proc/locks") as file:
         for line in file:
@@ -149,7 +151,7 @@ def flocks() -> dict[tuple[int, int, int], int]:
 
 
 def process(pid: int) -> str:
-    """A process for an error's text: `pid 12 (python3, of alice (uid 1000))`."""
+    """A process as errors name it: `pid 12 (python3, of alice (uid 1000))`."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
@@ -163,8 +165,8 @@ def process(pid: int) -> str:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-    """`os.open` of a regular file: OSError for a link, a FIFO or anything else, at once. The
-    descriptor is close-on-exec."""
+    """`os.open` of a regular file. Raises OSError for a link, a FIFO or anything else, without
+    waiting. The descriptor is close-on-exec."""
     path = os.fspath(path)
     try:
         fd = _open(path, flags, mode)
@@ -181,14 +183,14 @@ def open_regular(path: str | os.PathLike[str], flags: int, mode: int = 0o600) ->
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file; OSError as `open_regular`."""
+    """All bytes of a regular file. Raises OSError, as `open_regular`."""
     with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
         return file.read()
 
 
 def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = False) -> int:
-    """A descriptor of a regular file that one of `owners` (uids) made and that has one name only;
-    links: or more, for what says itself which name it is to have.
+    """A descriptor of a regular file that belongs to one of `owners` (uids) and has only one name.
+    links: accept more names, for a file whose contents state its name.
 
     Raises FileNotFoundError, PermissionError, or NotTrusted with a remedy.
     """
@@ -201,7 +203,7 @@ def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = 
         except PermissionError:
             _check(os.stat(path, follow_symlinks=False), path, owners)
             raise
-        except BlockingIOError:  # somebody has a lease on it
+        except BlockingIOError:  # a process has a file lease on it
             _check(os.stat(path, follow_symlinks=False), path, owners)
             if not pause:
                 raise
@@ -213,7 +215,7 @@ def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = 
             raise _odd(status, path) from exc
     try:
         status = os.fstat(fd)
-        if not status.st_nlink:  # removed between the opening and this look
+        if not status.st_nlink:  # removed between the open and this check
             raise FileNotFoundError(errno.ENOENT, "no such shared memory object", path)
         _check(status, path, owners, links=links)
     except BaseException:
@@ -225,8 +227,9 @@ def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = 
 def check_descriptor(
     fd: int, path: str, owners: Collection[int], *, directory: bool = False, forbidden: int = 0
 ) -> os.stat_result:
-    """Is what `fd` stands for a regular file (or a directory) of one of `owners`, without the
-    permission bits `forbidden`? Its status. `path` is for the text of NotTrusted only."""
+    """Check that `fd` refers to a regular file (or a directory) of one of `owners` without any of
+    the permission bits `forbidden`. Returns its status. Raises NotTrusted, whose text names
+    `path`."""
     status = os.fstat(fd)
     if directory and not stat.S_ISDIR(status.st_mode):
         raise NotTrusted(f"{path} is {_kind(status.st_mode)} and no directory")
@@ -244,7 +247,7 @@ def _open(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds between two tries while somebody has a lease; 0 at last."""
+    """Seconds to sleep between two attempts while a process has a file lease; finally 0."""
     until = time.monotonic() + _LEASE_SECONDS
     while time.monotonic() < until:
         yield 0.002
@@ -299,7 +302,7 @@ def _kind(mode: int) -> str:
 
 
 def _kind_at(path: str) -> str:
-    """For an error's text only."""
+    """The kind of file at a path, for the text of an error."""
     try:
         return _kind(os.stat(path, follow_symlinks=False).st_mode)
     except OSError:

@@ -1,13 +1,14 @@
 """`BrokerStats` in Prometheus' text format (version 0.0.4), for `/metrics` and `shmq stat`.
 
-Made by hand: prometheus-client would save the three shortest functions, its summaries have no
-quantiles, and the command would need an extra. The tests read the pages with its parser.
+It does without prometheus-client, which would save only the three shortest functions, has no
+quantiles in its summaries, and would make the command need an extra. The tests read the pages with
+that package's parser.
 
-Counters end in `_total` and live in the segments: they go on over the death of clients and of the
-supervisor, and begin at zero with a new queue or instance. The rest are gauges in base units. Every
-sample has the label `broker`, the instance's name (`instance` is Prometheus' own). A topic's
-backlog has the label channel="". The time from publish to finish is a summary: its count and sum
-are counters, its quantiles those of the last minutes.
+Counters end in `_total` and are kept in the segments: they survive the death of clients and of the
+supervisor, and begin at zero with a new queue or instance. The other families are gauges in base
+units. Every sample has the label `broker`, the instance's name (`instance` is Prometheus' own). A
+topic's backlog has the label channel="". The time from publish to finish is a summary: its count
+and sum are counters, and its quantiles are those of the last minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shmq import layout
-from shmq.layout import Kind
+from shmq.layout import ClientKind
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,7 +29,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Metric:
-    """One family: its name without `shmq_`, counter, gauge or summary, its help."""
+    """One family. name: without `shmq_`. kind: counter, gauge or summary."""
 
     name: str
     kind: str
@@ -110,18 +111,22 @@ _QUEUE: list[tuple[Metric, Callable[[ChannelStats], Number]]] = [
 ]  # fmt: skip
 
 _BUILD = Metric("build_info", "gauge", "1, with the release and its layout in shared memory.")
-_DISK = Metric("disk_trouble", "gauge",
-               "Whether the data path refuses to be written; reason: errno's name.")  # fmt: skip
-_DISK_FREE = Metric("data_path_free_bytes", "gauge",
-                    "Bytes that are free where the data path is; NaN if that cannot be seen.",
-                    )  # fmt: skip
+_DISK = Metric(
+    "disk_trouble", "gauge", "Whether the data path refuses to be written; reason: errno's name."
+)
+_DISK_FREE = Metric(
+    "data_path_free_bytes",
+    "gauge",
+    "Bytes that are free where the data path is; NaN if that cannot be seen.",
+)
 _CLIENTS = Metric("clients", "gauge", "Attached processes, the supervisor included.")
 
-_LATENCY = Metric("end_to_end_seconds", "summary",
-                  "Time from publish to finish; quantiles of the last minutes.")  # fmt: skip
+_LATENCY = Metric(
+    "end_to_end_seconds", "summary", "Time from publish to finish; quantiles of the last minutes."
+)
 _QUANTILES = (0.5, 0.95, 0.99)
 
-#: Every family there is.
+#: Every family.
 METRICS: list[Metric] = [
     _BUILD,
     *(metric for metric, _ in _BROKER),
@@ -135,7 +140,7 @@ METRICS: list[Metric] = [
 
 
 def exposition(taken: BrokerStats, topic: str | None = None, channel: str | None = None) -> str:
-    """The page. topic, channel: only these, where a family is by topic or channel."""
+    """The page as text. topic, channel: show only these in the families that have such a label."""
     return "".join(f"{line}\n" for line in _lines(taken, topic, channel))
 
 
@@ -149,8 +154,9 @@ def _lines(taken: BrokerStats, topic: str | None, channel: str | None) -> Iterat
         if channel in (None, queue.name)
     ]
     yield from _head(_BUILD)
-    yield _sample(_BUILD, 1, broker=broker, version=layout.VERSION,
-                  layout=str(layout.LAYOUT_VERSION))  # fmt: skip
+    yield _sample(
+        _BUILD, 1, broker=broker, version=layout.VERSION, layout=str(layout.LAYOUT_VERSION)
+    )
     for metric, of_broker in _BROKER:
         yield from _head(metric)
         yield _sample(metric, of_broker(taken), broker=broker)
@@ -162,7 +168,7 @@ def _lines(taken: BrokerStats, topic: str | None, channel: str | None) -> Iterat
     yield _sample(_DISK_FREE, math.nan if free is None else free, broker=broker)
     yield from _head(_CLIENTS)
     kinds = [item.kind for item in taken.clients]
-    for role in dict.fromkeys([*(kind.name.lower() for kind in Kind), *kinds]):
+    for role in dict.fromkeys([*(kind.name.lower() for kind in ClientKind), *kinds]):
         yield _sample(_CLIENTS, kinds.count(role), broker=broker, role=role)
     for metric, of_topic in _TOPIC:
         if topics:

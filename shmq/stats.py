@@ -1,11 +1,11 @@
-"""What a broker is doing, read from its segments without a lock; and nsqd's `/stats` document.
+"""The counts of a broker, read from its segments without a lock; and nsqd's `/stats` document.
 
-Counts follow nsqd's (`nsqd/stats.go`): `depth` leaves out what is in flight or deferred,
-`message_count` counts arrivals and not deliveries. Counters begin at zero when a queue is made;
-unlike nsqd's they survive a restart of the supervisor alone.
+Counts follow nsqd's (`nsqd/stats.go`): `depth` leaves out messages in flight or deferred, and
+`message_count` counts arrivals, not deliveries. Counters begin at zero when a queue is created;
+unlike nsqd's they survive a restart of the supervisor.
 
-Numbers of one queue are read within microseconds of each other but not under its locks, so they
-may differ by what moved meanwhile.
+The numbers of one queue are read within microseconds of each other but not under its locks, so they
+may differ by the number of messages that moved meanwhile.
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shmq import layout
+from shmq import layout, peek, sources
 from shmq.errors import Gone
-from shmq.layout import Array, ClientState, DirectoryView, Kind, LeaseEntry, QueueView, Source
-from shmq.segments import SHM_DIRECTORY
+from shmq.layout import Array, ClientKind, ClientState
+from shmq.peek import LeaseEntry
+from shmq.shm import SHM_DIRECTORY
+from shmq.sources import Source
+from shmq.views import DirectoryView, QueueView
 
-#: The nsqd whose `/stats` this is; nsqadmin compares it with other nodes' and finds it up to date.
+#: The nsqd version that `/stats` states; nsqadmin compares it with that of the other nodes.
 NSQD_VERSION = "1.3.0"
 
-#: Free bytes of /dev/shm below which it is full: a channel takes 84 KiB at once and doubles what it
-#: has as it fills.
+#: Free bytes of /dev/shm below which it counts as full: a channel takes 84 KiB at once and doubles
+#: its memory as it fills.
 _LEAST_SHM = 1 << 20
 
 
 @dataclass(frozen=True)
 class ClientStats:
-    """A process that is attached."""
+    """A process that is attached. pid, uid: the process and its user."""
 
     index: int
-    """Of its client entry."""
+    """Index of its client entry."""
     pid: int
     kind: str
-    """One of client, supervisor, gateway."""
+    """client, supervisor or gateway."""
     uid: int
     attached_at: int
-    """CLOCK_REALTIME ns."""
+    """When it attached, CLOCK_REALTIME ns."""
     pins: int
-    """Message views it holds."""
+    """Number of message views it holds."""
 
     @functools.cached_property
     def cmd(self) -> str:
-        """Its command line, looked up when first asked for; "" if it is gone or not ours to see."""
+        """Its command line, looked up at first use; "" if the process has ended or this user may
+        not see it."""
         import psutil
 
         try:
@@ -62,22 +66,26 @@ class ClientStats:
 
 @dataclass(frozen=True)
 class SessionStats:
-    """A consumer of a channel. One process may have several."""
+    """A consumer of a channel. One process may have several.
+
+    max_in_flight: the messages it may hold at a time. in_flight: those it holds. delivered,
+    finished, requeued, timed_out: counts of its deliveries since it was opened.
+    """
 
     client: ClientStats
     max_in_flight: int
     in_flight: int
     since: int
-    """CLOCK_REALTIME ns."""
+    """When it was opened, CLOCK_REALTIME ns."""
     delivered: int
     finished: int
     requeued: int
     timed_out: int
     index: int
-    """Of its session in the queue."""
+    """Index of its session in the queue."""
 
     def to_json(self) -> dict[str, Any]:
-        """As nsqd shows a client of a channel."""
+        """Return the document that nsqd's /stats has for a client of a channel."""
         return {
             "client_id": str(self.client.pid),
             "hostname": "",
@@ -110,23 +118,25 @@ class Latency:
     """Time from publish to finish, from the channel's histograms (buckets of 6 to 12 %)."""
 
     count: int
-    """Messages finished in the last 5 to 10 minutes: what the percentiles are of."""
+    """Messages finished in the last 5 to 10 minutes, from which the percentiles are taken."""
     total_count: int
-    """Messages finished since the channel was made, and the sum of their times in ns."""
+    """Messages finished since the channel was created."""
     total_sum: int
+    """The sum of the times of `total_count` messages, in ns."""
     buckets: NDArray[np.uint64] = field(repr=False)
-    """Counts behind `count`; `bounds()` has each bucket's upper bound in ns."""
+    """The messages of `count` by bucket; `bounds()` has each bucket's upper bound."""
 
     @staticmethod
     def bounds() -> NDArray[np.float64]:
-        """Upper bound of each bucket, in ns; the last one's is open."""
+        """Return the upper bound of each bucket, in ns; the last bucket has none."""
         count, first = layout.constant("LATENCY_BUCKETS"), layout.constant("LATENCY_FIRST")
         index = np.arange(count - 1)
         upper = 2.0 ** (first + index // 8) * (1 + (index % 8 + 1) / 8)
         return np.concatenate(([2.0**first], upper))
 
     def percentile(self, quantile: float) -> float | None:
-        """Seconds in which this share (0 to 1) of the messages was finished; None without any."""
+        """Return the seconds within which a share of the messages was finished; None if there were
+        none. quantile: from 0 to 1, else raises ValueError."""
         if not 0 <= quantile <= 1:
             raise ValueError(f"a quantile is between 0 and 1, not {quantile}")
         if not self.count:
@@ -137,17 +147,22 @@ class Latency:
 
 @dataclass(frozen=True)
 class ChannelStats:
-    """A channel, or a topic's backlog (then `name` is None)."""
+    """Counts of a channel, or of a topic's backlog (then `name` is None).
+
+    in_flight, deferred: messages now. delivered, finished, requeue_count, timeout_count, spilled,
+    restored: counters since the channel was created. message_bytes: bytes of the bodies of
+    `message_count`.
+    """
 
     name: str | None
     depth: int
-    """Messages waiting: in memory and on disk, without those in flight or deferred."""
+    """Messages that wait, in memory and on disk, without those in flight or deferred."""
     backend_depth: int
-    """Those of them on disk."""
+    """Those of `depth` that are on disk."""
     in_flight: int
     deferred: int
     message_count: int
-    """Messages that entered, redeliveries not counted."""
+    """Messages that entered the channel; redeliveries do not count."""
     message_bytes: int
     delivered: int
     finished: int
@@ -156,28 +171,33 @@ class ChannelStats:
     returned: int
     """Deliveries taken back from consumers that died or closed."""
     dropped: int
-    """Messages a full ephemeral channel did not take."""
+    """Messages that a full ephemeral channel did not take."""
     spilled: int
+    """Messages moved from memory to disk; `restored`: from disk to memory."""
     restored: int
     paused: bool
     ephemeral: bool
     memory_bytes: int
-    """Shared memory that is committed for it."""
+    """Bytes of shared memory that are committed for it."""
     body_bytes: int
-    """Those of it that hold message bodies, some of them finished: room is made when needed."""
+    """Those of `memory_bytes` that hold bodies, also of finished messages whose room is not needed
+    yet."""
     oldest_age: float | None
     """Seconds since the longest waiting message in memory was published; None if none waits."""
     queue: int
-    """Index of the queue, and the number in its segment's name."""
+    """Index of its queue."""
     serial: int
+    """Serial of its queue, the number in the segment's name."""
     latency: Latency
     leased: int = 0
-    """Messages in leases, and those leases, the oldest first."""
+    """Messages in leases."""
     leases: list[LeaseEntry] = field(default_factory=list)
+    """Open leases, the oldest first."""
     sessions: list[SessionStats] = field(default_factory=list)
+    """Its consumers."""
 
     def to_json(self, include_clients: bool = True) -> dict[str, Any]:
-        """As nsqd shows a channel."""
+        """Return the document that nsqd's /stats has for a channel."""
         return {
             "channel_name": self.name or "",
             "depth": self.depth,
@@ -213,29 +233,33 @@ class ChannelStats:
 
 @dataclass(frozen=True)
 class TopicStats:
-    """A topic. Its own depth is that of its backlog: what no channel has got yet."""
+    """Counts of a topic. Its own depth is that of its backlog: the messages that no channel has
+    yet."""
 
     name: str
     message_count: int
+    """Messages published to it."""
     message_bytes: int
+    """Bytes of their bodies."""
     paused: bool
     ephemeral: bool
     channels: list[ChannelStats] = field(default_factory=list)
-    """By name."""
+    """Its channels, by name."""
     backlog: ChannelStats | None = None
+    """Its backlog queue; None if it has none."""
 
     @property
     def depth(self) -> int:
-        """Messages waiting for a channel or for the topic's unpausing."""
+        """Messages that wait for a channel, or until the topic is no longer paused."""
         return self.backlog.depth if self.backlog else 0
 
     @property
     def backend_depth(self) -> int:
-        """Those of them on disk."""
+        """Those of `depth` that are on disk."""
         return self.backlog.backend_depth if self.backlog else 0
 
     def to_json(self, include_clients: bool = True) -> dict[str, Any]:
-        """As nsqd shows a topic."""
+        """Return the document that nsqd's /stats has for a topic."""
         return {
             "topic_name": self.name,
             "channels": [channel.to_json(include_clients) for channel in self.channels],
@@ -253,49 +277,54 @@ _N = TypeVar("_N", TopicStats, ChannelStats)
 
 @dataclass(frozen=True)
 class BrokerStats:
-    """An instance."""
+    """Counts of an instance."""
 
     instance: str
+    """Its name."""
     supervisor_pid: int
-    """0 if there was none yet."""
+    """The supervisor's process, or the last one's; 0 if there was none yet."""
     supervisor_alive: bool
     heartbeat_age: float
-    """Seconds since the supervisor last showed that it runs."""
+    """Seconds since the supervisor's last heartbeat."""
     start_time: int
-    """Of the supervisor, CLOCK_REALTIME ns."""
+    """When the supervisor started, CLOCK_REALTIME ns."""
     epoch: int
-    """How many supervisors this shared memory has seen."""
+    """Number of supervisors this shared memory has had."""
     stopping: bool
+    """Whether the instance is being stopped."""
     reaped: int
     """Dead clients whose messages were taken back."""
     rebuilt: int
     """Queues rebuilt after a death inside them."""
     topics: list[TopicStats] = field(default_factory=list)
-    """By name."""
+    """Its topics, by name."""
     clients: list[ClientStats] = field(default_factory=list)
+    """The attached processes, including supervisor and gateway."""
     foreign: bool = False
-    """Whether the supervisor is in another PID namespace; `supervisor_alive` then goes by its
+    """Whether the supervisor is in another PID namespace; `supervisor_alive` is then judged by its
     heartbeat."""
     data_path: str = ""
-    """Where the supervisor keeps its files; "" if that is not known."""
+    """The directory where the supervisor keeps its files; "" if it is not known."""
     disk_errno: int = 0
-    """What the data path refuses to be written with; 0: it does not, or no supervisor lives."""
+    """The errno with which the data path refuses writes; 0 if it does not, or no supervisor
+    lives."""
     disk_trouble_since: int | None = None
-    """Unix seconds."""
+    """Since when it refuses them, in seconds since 1970."""
     shm_total: int = 0
-    """Bytes of /dev/shm, and those that are free; a total of 0: it has no limit of its own."""
+    """Bytes of /dev/shm; 0 if it has no limit of its own."""
     shm_free: int = 0
+    """Free bytes of /dev/shm."""
 
     @property
     def health(self) -> str:
-        """`OK`, or `NOK - <reason>` as nsqd has it: no supervisor, its data path cannot be written
-        or /dev/shm is full."""
+        """`OK`, or `NOK - <reason>` as in nsqd: no supervisor lives, its data path cannot be
+        written, or /dev/shm is full."""
         trouble = self.trouble
         return f"NOK - {trouble[0]}" if trouble else "OK"
 
     @property
     def trouble(self) -> list[str]:
-        """Everything that keeps the broker from its work, the worst first; empty: nothing."""
+        """The conditions that keep the broker from its work, as sentences, the worst first."""
         found = []
         if not self.supervisor_alive:
             found.append(
@@ -317,13 +346,13 @@ class BrokerStats:
 
     @property
     def shm_is_full(self) -> bool:
-        """Whether /dev/shm has no room for another channel that is used."""
+        """Whether /dev/shm has no room for another channel."""
         return self.shm_total > 0 and self.shm_free < _LEAST_SHM
 
     @functools.cached_property
     def data_path_free(self) -> int | None:
-        """Bytes that are free where the files are, looked up when first asked for; None if that
-        directory cannot be seen from here."""
+        """Free bytes of the data path's file system, looked up at first use; None if this process
+        cannot see that directory."""
         try:
             room = os.statvfs(self.data_path) if self.data_path else None
         except OSError:
@@ -331,11 +360,13 @@ class BrokerStats:
         return None if room is None else room.f_bavail * room.f_frsize
 
     def topic(self, name: str) -> TopicStats:
-        """The topic of this name. Gone, also a KeyError."""
+        """Return the topic of this name. Raises Gone, which is also a KeyError, if there is
+        none."""
         return _named(self.topics, name, f"topic {name!r} on instance {self.instance!r}")
 
     def channel(self, topic: str, channel: str) -> ChannelStats:
-        """The channel of this name. Gone, also a KeyError."""
+        """Return the channel of this name. Raises Gone, which is also a KeyError, if there is
+        none."""
         what = f"channel {topic}/{channel} on instance {self.instance!r}"
         return _named(self.topic(topic).channels, channel, what)
 
@@ -345,9 +376,11 @@ class BrokerStats:
         channel: str | None = None,
         include_clients: bool = True,
     ) -> dict[str, Any]:
-        """nsqd's `/stats?format=json` without its `memory`; what is not nsqd's is under "shmq".
+        """Return nsqd's `/stats?format=json` without its `memory`; fields that nsqd does not have
+        are under "shmq".
 
-        topic, channel: only these, with nsqd's answers for unknown ones (null and []).
+        topic, channel: show only these, with nsqd's answers for unknown ones (null and []).
+        include_clients: show the consumers of each channel.
         """
         return {
             "version": NSQD_VERSION,
@@ -393,9 +426,9 @@ class BrokerStats:
 
 
 class _Missing(Gone, KeyError):
-    """As everywhere else, Gone; a KeyError for who looks up a name."""
+    """Gone, as everywhere else, and also a KeyError, because a name was looked up."""
 
-    __str__ = Exception.__str__  # a KeyError's is the text in quotation marks
+    __str__ = Exception.__str__  # KeyError's would put the text in quotation marks
 
 
 def _named(items: list[_N], name: str, what: str) -> _N:
@@ -409,12 +442,13 @@ def _named(items: list[_N], name: str, what: str) -> _N:
 
 
 def collect(source: Source, alive: bool | None = None) -> BrokerStats:
-    """Read all of it. alive: whether the supervisor lives, where an attachment knows exactly."""
+    """Read all counts. alive: whether the supervisor lives, if the caller knows exactly from an
+    attachment."""
     directory = source.directory
     header = directory.header
     clients = read_clients(directory)
     found: dict[int, list[ChannelStats]] = {}
-    for entry, view in layout.live_queues(source):
+    for entry, view in sources.live_queues(source):
         stats = read_queue(entry.channel, view, clients, entry.ephemeral)
         found.setdefault(entry.topic, []).append(stats)
     topics = []
@@ -433,7 +467,7 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
             )
         )
     age = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(header["heartbeat"])
-    alive = layout.supervisor_alive(directory) if alive is None else alive
+    alive = sources.supervisor_alive(directory) if alive is None else alive
     disk_errno, since = directory.disk_trouble if alive else (0, 0)
     room = os.statvfs(SHM_DIRECTORY)
     return BrokerStats(
@@ -468,7 +502,7 @@ def read_clients(directory: DirectoryView) -> dict[int, ClientStats]:
         found[index] = ClientStats(
             index=index,
             pid=int(row["pid"]),
-            kind=Kind(kind).name.lower() if kind in _KINDS else str(kind),
+            kind=ClientKind(kind).name.lower() if kind in _KINDS else str(kind),
             uid=int(row["uid"]),
             attached_at=int(row["attached_at"]),
             pins=int(np.count_nonzero(used)),
@@ -476,7 +510,7 @@ def read_clients(directory: DirectoryView) -> dict[int, ClientStats]:
     return found
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(ClientKind)
 
 
 def read_queue(
@@ -485,16 +519,16 @@ def read_queue(
     clients: dict[int, ClientStats] | None = None,
     ephemeral: bool = False,
 ) -> ChannelStats:
-    """One channel, or (name None) a topic's backlog, from its segment."""
-    header: Array = view.header.copy()  # one glance, then arithmetic
-    run = layout.run_length(header)
+    """Read the counts of a channel, or (name None) of a topic's backlog, from its segment."""
+    header: Array = view.header.copy()  # read once, so that the numbers fit together
+    run = peek.run_length(header)
     disk = max(0, int(header["disk_depth"]) - run)
     body_bytes = int(header["arena_committed"]) - int(header["arena"]["free_bytes"])
     return ChannelStats(
         name=name,
         depth=_depth(view, header, disk),
         backend_depth=disk,
-        in_flight=int(header["inflight_len"]),
+        in_flight=int(header["in_flight_len"]),
         deferred=int(header["deferred_len"])
         + view.ring_length("defer")
         + int(header["deferred_depth"]),
@@ -517,15 +551,15 @@ def read_queue(
         serial=int(header["segment"]["serial"]),
         latency=_latency(view),
         leased=int(header["leased"]) + run,
-        leases=layout.open_leases(view) if header["leased"] or run else [],
+        leases=peek.open_leases(view) if header["leased"] or run else [],
         sessions=_sessions(view, clients or {}),
     )
 
 
 def depth(view: QueueView) -> int:
-    """How many messages of a queue wait, in memory and on disk."""
+    """The number of messages of a queue that wait, in memory and on disk."""
     header: Array = view.header.copy()
-    return _depth(view, header, max(0, int(header["disk_depth"]) - layout.run_length(header)))
+    return _depth(view, header, max(0, int(header["disk_depth"]) - peek.run_length(header)))
 
 
 def _depth(view: QueueView, header: Array, on_disk: int) -> int:
@@ -545,7 +579,8 @@ def _latency(view: QueueView) -> Latency:
 
 
 def committed_bytes(header: Array) -> int:
-    """Shared memory behind a queue, from its header; metadata that is not yet used included."""
+    """Bytes of shared memory that a queue has committed, from its header, including metadata that
+    is not used yet."""
     slots, rings = int(header["slots_committed"]), int(header["ring_mask"]) + 1
     return (
         header.dtype.itemsize

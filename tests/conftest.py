@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import processes
+import hypothesis
 import pytest
-from nsqd import Nsqd
-from processes import KILLPOINTS, ROOT, SANITIZED, Child
+from support import processes
+from support.processes import KILLPOINTS, ROOT, SANITIZED, Child
+from support.real_nsqd import Nsqd
 
 import shmq
-from shmq import segments
+from shmq import shm
+
+# A busy machine must not fail a test, so no example has a time limit.
+hypothesis.settings.register_profile("shmq", deadline=None)
+hypothesis.settings.load_profile("shmq")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +42,8 @@ def _own_environment() -> Iterator[None]:
 
 @pytest.fixture
 def new_instance() -> Iterator[Callable[[], str]]:
-    """Makes unique instance names; at the end whatever serves them is killed and removed."""
+    """Make unique instance names; at the end their supervisors are killed and their objects
+    removed."""
     made: list[str] = []
 
     def name() -> str:
@@ -47,7 +53,7 @@ def new_instance() -> Iterator[Callable[[], str]]:
     yield name
     for instance in made:
         processes.remove_instance(instance)
-        assert not segments.list_objects(instance, everybodys=True)
+        assert not shm.list_objects(instance, everybodys=True)
         for bad in Path("/dev/shm").glob(f"shmq.{instance}.*.bad"):  # set aside, as it should be
             bad.unlink()
 
@@ -131,7 +137,7 @@ def open_broker(
     yield start
     for broker in opened:
         broker.close()
-        assert not segments.list_objects(broker.instance)
+        assert not shm.list_objects(broker.instance)
         assert not processes.supervisors(broker.instance)
 
 
@@ -143,7 +149,7 @@ def broker(open_broker: Callable[..., shmq.Broker]) -> shmq.Broker:
 
 @pytest.fixture(scope="session")
 def killpoints() -> Path:
-    """The build of the extension that can kill itself, made anew if its sources are younger."""
+    """The build of the extension that can kill itself, compiled if its sources are newer."""
     sources = [*(ROOT / "native").rglob("*.[ch]"), ROOT / "native" / "CMakeLists.txt"]
     newest = max(path.stat().st_mtime for path in sources)
     if not KILLPOINTS.exists() or KILLPOINTS.stat().st_mtime < newest:

@@ -1,9 +1,9 @@
 /*
  * The core's own limit: what two processes reach through shmq.h alone, with robust locks, no Python
- * and no supervisor at work beside them. tools/bench.py runs it as one contestant among others.
+ * and no supervisor at work beside them. tools/bench/bench.py runs it as one contestant among others.
  *
  *     bench_core one|batch|roundtrip|expire [--seconds S] [--size BYTES] [--batch N] [--memory N]
- *                [--inflight N] [--cpus A,B]
+ *                [--in-flight N] [--cpus A,B]
  *
  * one, batch: a process publishes, another takes, copies the bodies to memory of its own and
  * finishes; one message at a time or N. roundtrip: a message there, another one back, both finished.
@@ -36,12 +36,16 @@
 static struct options {
 	const char *what;
 	double seconds;
-	uint32_t size, batch, memory, inflight;
+	uint32_t size, batch, memory, in_flight;
 	int cpus[2]; /* -1: wherever the kernel likes */
-} options = {.seconds = 1.0, .size = 100, .batch = 200, .memory = 100000, .inflight = 1000,
+} options = {.seconds = 1.0,
+             .size = 100,
+             .batch = 200,
+             .memory = 100000,
+             .in_flight = 1000,
              .cpus = {-1, -1}};
 
-/* What parent and children share beside the segments. */
+/* The memory that parent and children share beside the segments. */
 static struct shared {
 	sem_t ready, go;
 	int64_t began, ended;
@@ -66,7 +70,7 @@ static int64_t soon(void)
 static void die(const char *what, int status)
 {
 	fprintf(stderr, "bench_core: %s: %s (%s) %s\n", what, shmq_status_name(status),
-	        shmq_status_sentence(status), shmq_why());
+	        shmq_status_sentence(status), shmq_error_detail());
 	exit(1);
 }
 
@@ -102,8 +106,11 @@ static void make_queue(shmq_broker *broker, unsigned i)
 
 	check("topic_create", shmq_topic_create(broker, topics[i], 1, soon(), &topic, &generation));
 	check("queue_reserve", shmq_queue_reserve(broker, soon(), &queue, &serial));
-	check("queue_create",
-	      shmq_queue_create(broker, fd, queue, serial, topic, topics[i], 0, 0, 0, false, false));
+	check("queue_create", shmq_queue_create(broker, fd,
+	                                        &(shmq_queue_spec){.queue = queue,
+	                                                           .serial = serial,
+	                                                           .topic = topic,
+	                                                           .base = topics[i]}));
 	check("queue_enter", shmq_queue_enter(broker, queue, serial, topic, "bench", soon()));
 	queues[i].serial = serial;
 	queues[i].index = queue;
@@ -117,9 +124,9 @@ static shmq_broker *make_instance(void)
 		.max_msg_timeout_ns = 900 * SECOND,
 		.max_req_timeout_ns = 3600 * SECOND,
 		.max_msg_size = 1 << 20,
-		.arena_size = (64 << 20) + 2 * (uint64_t)options.inflight * (options.size + 128),
+		.arena_size = (64 << 20) + 2 * (uint64_t)options.in_flight * (options.size + 128),
 		.mem_queue_size = options.memory,
-		.inflight_slots = options.inflight > 16384 ? options.inflight : 16384,
+		.in_flight_slots = options.in_flight > 16384 ? options.in_flight : 16384,
 	};
 	shmq_broker *broker;
 
@@ -355,8 +362,8 @@ static void answer(uint32_t unused)
 
 /* ---- timeouts --------------------------------------------------------------------------------- */
 
-#define BITE 256u     /* as the supervisor's scan */
-#define TIMEOUTS 16u  /* different ones, so that deadlines do not come in the order of taking */
+#define BITE 256u    /* as the supervisor's scan */
+#define TIMEOUTS 16u /* different ones, so that deadlines do not come in the order of taking */
 
 static void take_again(shmq_consumer *consumer, uint32_t n)
 {
@@ -380,7 +387,7 @@ static void expire(shmq_broker *broker)
 		bodies[i] = (shmq_body){body, options.size};
 	for (uint32_t i = 0; i < TIMEOUTS; i++)
 		consumers[i] = consumer_of(broker, 0, UINT32_MAX, 60 * SECOND + (int64_t)i * SECOND / 100);
-	for (uint32_t left = options.inflight, n; left; left -= n) {
+	for (uint32_t left = options.in_flight, n; left; left -= n) {
 		n = left < BITE ? left : BITE;
 		publish(broker, producer, bodies, n, soon());
 		take_again(consumers[turn++ % TIMEOUTS], n);
@@ -458,7 +465,7 @@ static void run(void (*first)(uint32_t), void (*second)(uint32_t), uint32_t n)
 static void usage(void)
 {
 	fputs("usage: bench_core one|batch|roundtrip|expire [--seconds S] [--size BYTES] [--batch N] "
-	      "[--memory N] [--inflight N] [--cpus A,B]\n",
+	      "[--memory N] [--in-flight N] [--cpus A,B]\n",
 	      stderr);
 	exit(2);
 }
@@ -486,8 +493,8 @@ static void parse(int argc, char **argv)
 			options.batch = (uint32_t)value;
 		else if (strcmp(argv[i], "--memory") == 0)
 			options.memory = (uint32_t)value;
-		else if (strcmp(argv[i], "--inflight") == 0)
-			options.inflight = (uint32_t)value;
+		else if (strcmp(argv[i], "--in-flight") == 0)
+			options.in_flight = (uint32_t)value;
 		else
 			usage();
 	}

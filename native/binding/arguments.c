@@ -17,7 +17,7 @@ static int argument_find(const char *function, const argument *expected, Py_ssiz
 	return -1;
 }
 
-/* A new reference to `value` as an int. */
+/* Returns `value` as an int, a new reference. */
 static PyObject *index_parse(PyObject *value, const char *name)
 {
 	PyObject *number = PyNumber_Index(value);
@@ -62,16 +62,40 @@ static int text_parse(PyObject *value, const char *name, const char **out)
 	return 0;
 }
 
+static int signed_parse(PyObject *value, const char *name, int64_t *out)
+{
+	PyObject *number = index_parse(value, name);
+
+	if (!number)
+		return -1;
+	*out = PyLong_AsLongLong(number);
+	Py_DECREF(number);
+	return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int holder_parse(PyObject *tuple, shmq_lease_holder *out)
+{
+	unsigned long long serial, incarnation;
+	unsigned queue, index;
+
+	if (!PyTuple_Check(tuple)) {
+		PyErr_Format(PyExc_TypeError, "a lease holder is a tuple, not %R", tuple);
+		return -1;
+	}
+	if (!PyArg_ParseTuple(tuple, "IKIK", &queue, &serial, &index, &incarnation))
+		return -1;
+	*out = (shmq_lease_holder){queue, index, serial, incarnation};
+	return 0;
+}
+
 static int argument_convert(const argument *a, PyObject *value)
 {
-	PyObject *object;
 	uint64_t number;
 	int truth;
 
 	switch (a->kind) {
-	case ARGUMENT_OBJECT:
-		*(PyObject **)a->out = value;
-		return 0;
+	case ARGUMENT_OBJECT: /* arguments_parse does it */
+		break;
 	case ARGUMENT_BOOL:
 		truth = PyObject_IsTrue(value);
 		*(bool *)a->out = truth > 0;
@@ -86,21 +110,21 @@ static int argument_convert(const argument *a, PyObject *value)
 		return 0;
 	case ARGUMENT_U64:
 		return unsigned_parse(value, a->name, UINT64_MAX, a->out);
+	case ARGUMENT_I64_OR_NONE:
+		return value == Py_None ? 0 : signed_parse(value, a->name, a->out);
 	case ARGUMENT_I64:
-		object = index_parse(value, a->name);
-		if (!object)
-			return -1;
-		*(int64_t *)a->out = PyLong_AsLongLong(object);
-		Py_DECREF(object);
-		return PyErr_Occurred() ? -1 : 0;
+		return signed_parse(value, a->name, a->out);
 	case ARGUMENT_TEXT_OR_NONE:
-		if (value == Py_None) {
-			*(const char **)a->out = NULL;
-			return 0;
-		}
-		return text_parse(value, a->name, a->out);
+		*(const char **)a->out = NULL;
+		return value == Py_None ? 0 : text_parse(value, a->name, a->out);
 	case ARGUMENT_TEXT:
 		return text_parse(value, a->name, a->out);
+	case ARGUMENT_DELAY:
+		return seconds_parse(value, a->name, false, a->out);
+	case ARGUMENT_TIMEOUT:
+		return seconds_parse(value, a->name, true, a->out);
+	case ARGUMENT_HOLDER:
+		return holder_parse(value, a->out);
 	}
 	return -1;
 }
@@ -128,7 +152,9 @@ int arguments_parse(const char *function, const argument *expected, Py_ssize_t c
 			return -1;
 		}
 		given |= 1u << at;
-		if (argument_convert(&expected[at], args[i]) < 0)
+		if (expected[at].kind == ARGUMENT_OBJECT) /* in line: calls for every message have these */
+			*(PyObject **)expected[at].out = args[i];
+		else if (argument_convert(&expected[at], args[i]) < 0)
 			return -1;
 	}
 	for (Py_ssize_t i = 0; i < required; i++) {
@@ -175,33 +201,5 @@ int limits_parse(const char *function, PyObject *const *args, Py_ssize_t nargs, 
 	                 {"arena_size", ARGUMENT_U64, &limits->arena_size},
 	                 {"node_id", ARGUMENT_U32, &limits->node_id},
 	                 {"mem_queue_size", ARGUMENT_U32, &limits->mem_queue_size},
-	                 {"inflight_slots", ARGUMENT_U32, &limits->inflight_slots});
-}
-
-/* Eight digits at once, one a byte: spread the nibbles, add '0', and 'a' - '9' - 1 where above 9. */
-static void hex_half(uint32_t half, char *text)
-{
-	uint64_t x = half, letters;
-
-	x = (x << 16 | x) & UINT64_C(0x0000ffff0000ffff);
-	x = (x << 8 | x) & UINT64_C(0x00ff00ff00ff00ff);
-	x = (x << 4 | x) & UINT64_C(0x0f0f0f0f0f0f0f0f);
-	letters = (x + UINT64_C(0x0606060606060606)) >> 4 & UINT64_C(0x0101010101010101);
-	x += UINT64_C(0x3030303030303030) + letters * ('a' - '9' - 1);
-	for (int i = 0; i < 8; i++)
-		text[i] = (char)(x >> (56 - 8 * i));
-}
-
-void id_hex(uint64_t id, char *text)
-{
-	hex_half((uint32_t)(id >> 32), text);
-	hex_half((uint32_t)id, text + 8);
-}
-
-PyObject *id_str(uint64_t id)
-{
-	char text[16];
-
-	id_hex(id, text);
-	return PyUnicode_FromStringAndSize(text, sizeof(text));
+	                 {"in_flight_slots", ARGUMENT_U32, &limits->in_flight_slots});
 }

@@ -1,16 +1,16 @@
 /*
- * _native.Batch: deliveries taken together. Bodies are copied once, into one Arrow-shaped block:
- * count + 1 offsets, then the bytes. The block is a bytes object, so every view keeps it alive; a
- * large one that nobody refers to any more serves the consumer's next batch, because the pages of a
- * new one would cost more than the copy.
+ * _native.Batch: deliveries taken together. Their bodies are copied once, into one block in Arrow's
+ * layout: count + 1 offsets, then the bytes. The block is a bytes object, so every view keeps it
+ * alive. A large block to which nothing refers any more is reused for the consumer's next batch,
+ * because the pages of a new one would cost more than the copy.
  */
 #include "module.h"
 
 #include <string.h>
 
-#define BLOCK_LARGE ((size_t)16 << 10)
-#define BLOCK_SPARED ((size_t)4 << 20)
-#define BLOCK_SLOW ((size_t)256 << 10) /* copied without the GIL */
+#define BLOCK_LARGE ((size_t)16 << 10) /* from this size on a block is reused */
+#define BLOCK_SPARED ((size_t)4 << 20) /* and up to this one */
+#define BLOCK_SLOW ((size_t)256 << 10) /* from this size on it is filled without the GIL */
 
 /* ---- make ----------------------------------------------------------------------------------- */
 
@@ -39,7 +39,7 @@ static void block_free(consumer_object *consumer, PyObject *block)
 		Py_XDECREF(block);
 }
 
-/* Copy each body, keep it if the message was still ours afterwards. */
+/* Copy each body, and keep it if the message is still ours after the copy. */
 static void batch_fill(batch_object *self, shmq_consumer *consumer, const shmq_message *messages,
                        uint32_t n, int64_t *offsets, char *data)
 {
@@ -50,7 +50,7 @@ static void batch_fill(batch_object *self, shmq_consumer *consumer, const shmq_m
 		const shmq_message *m = &messages[i];
 
 		memcpy(data + at, m->body, m->length);
-		if (UNLIKELY(!shmq_message_held(consumer, m)))
+		if (UNLIKELY(!shmq_message_is_ours(consumer, m)))
 			continue;
 		self->messages[kept] = *m;
 		self->messages[kept].body = data + at;
@@ -142,11 +142,10 @@ static PyObject *batch_iter(PyObject *self)
 	return PySeqIter_New(self);
 }
 
-static PyObject *batch_bodies(batch_object *self, PyObject *unused)
+static PyObject *batch_bodies(batch_object *self, PyObject *Py_UNUSED(unused))
 {
 	PyObject *list = PyList_New((Py_ssize_t)self->count);
 
-	(void)unused;
 	for (uint32_t i = 0; list && i < self->count; i++) {
 		const shmq_message *m = &self->messages[i];
 		PyObject *body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
@@ -169,7 +168,7 @@ static PyObject *view_of(PyObject *bytes, Py_ssize_t from, Py_ssize_t to, const 
 	return view;
 }
 
-/* One field of all messages, gathered. */
+/* Gather one field of all messages. */
 static PyObject *gathered(batch_object *self, const char *format, size_t size, size_t offset)
 {
 	PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(self->count * size));
@@ -190,7 +189,7 @@ static PyObject *batch_block(batch_object *self)
 {
 	static const int64_t none = 0;
 
-	if (!self->block) { /* an empty batch: one offset, no data */
+	if (!self->block) { /* an empty batch has one offset and no data */
 		self->block = PyBytes_FromStringAndSize((const char *)&none, sizeof(none));
 		if (self->block) {
 			self->offsets = (const int64_t *)(const void *)PyBytes_AsString(self->block);
@@ -211,7 +210,7 @@ static PyObject *batch_column(batch_object *self, PyObject *name)
 		return gathered(self, "Q", 8, offsetof(shmq_message, id));
 	if (PyUnicode_CompareWithASCIIString(name, "timestamps") == 0)
 		return gathered(self, "q", 8, offsetof(shmq_message, timestamp));
-	if (PyUnicode_CompareWithASCIIString(name, "attempts") == 0) /* little endian: its low half */
+	if (PyUnicode_CompareWithASCIIString(name, "attempts") == 0) /* its low half: little endian */
 		return gathered(self, "H", 2, offsetof(shmq_message, attempts));
 	block = batch_block(self);
 	if (!block)
@@ -235,7 +234,7 @@ void batch_settled(batch_object *self, uint32_t index)
 	}
 }
 
-/* What is not settled: the messages themselves, or gathered in *copy with their `index`. */
+/* The messages that are not settled: all of them in place, or a copy with the index of each. */
 static const shmq_message *batch_open(batch_object *self, shmq_message **copy, uint32_t **index)
 {
 	uint32_t n = 0;
@@ -259,7 +258,8 @@ static const shmq_message *batch_open(batch_object *self, shmq_message **copy, u
 	return *copy;
 }
 
-/* One core call for all that are open. Those not in flight any more are settled too, and told. */
+/* Settle all open messages in one core call. Those that are no longer in flight count as settled,
+ * and the exception names them. */
 static int batch_settle(batch_object *self, enum settle what, int64_t delay)
 {
 	uint32_t n = self->open, lost = 0, *index;
@@ -301,38 +301,28 @@ static int batch_settle(batch_object *self, enum settle what, int64_t delay)
 	return status == SHMQ_OK ? 0 : -1;
 }
 
-static PyObject *batch_finish(batch_object *self, PyObject *unused)
+static PyObject *batch_finish(batch_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return batch_settle(self, SETTLE_FINISH, 0) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *batch_requeue(batch_object *self, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+static METHOD(batch, requeue, , (DELAY, delay, 0))
 {
-	PyObject *delay = NULL;
-	int64_t ns;
-
-	if (ARGUMENTS("requeue", 0, {"delay", ARGUMENT_OBJECT, &delay}) < 0 ||
-	    seconds_parse(delay, "delay", false, &ns) < 0)
-		return NULL;
-	return batch_settle(self, SETTLE_REQUEUE, ns) < 0 ? NULL : Py_NewRef(Py_None);
+	return batch_settle(self, SETTLE_REQUEUE, delay) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *batch_touch(batch_object *self, PyObject *unused)
+static PyObject *batch_touch(batch_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return batch_settle(self, SETTLE_TOUCH, 0) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *batch_enter(PyObject *self, PyObject *unused)
+static PyObject *batch___enter__(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return Py_NewRef(self);
 }
 
-/* finish(), or after an error requeue(), which then does not hide it. */
-static PyObject *batch_exit(batch_object *self, PyObject *const *args, Py_ssize_t nargs)
+/* finish(), or requeue() after an error; a failure of that requeue does not hide the error. */
+static PyObject *batch___exit__(batch_object *self, PyObject *const *args, Py_ssize_t nargs)
 {
 	if (nargs == 0 || args[0] == Py_None)
 		return batch_finish(self, NULL);
@@ -345,22 +335,18 @@ static PyObject *batch_exit(batch_object *self, PyObject *const *args, Py_ssize_
 }
 
 static PyMethodDef batch_methods[] = {
-	METHOD("bodies", batch_bodies, METH_NOARGS, "bodies($self)\n--\n\nA list of bytes."),
-	METHOD("column", batch_column, METH_O,
-	       "column($self, name, /)\n--\n\nids, timestamps, attempts, offsets or data, read-only."),
-	METHOD("finish", batch_finish, METH_NOARGS,
-	       "finish($self)\n--\n\nFinish all that are not settled."),
-	METHOD("requeue", batch_requeue, FAST,
-	       "requeue($self, delay=0.0)\n--\n\nRequeue all that are not settled."),
-	METHOD("touch", batch_touch, METH_NOARGS,
-	       "touch($self)\n--\n\nA new timeout for all that are not settled."),
-	METHOD("__enter__", batch_enter, METH_NOARGS, "Itself."),
-	METHOD("__exit__", batch_exit, METH_FASTCALL, "finish(), or requeue() after an error."),
+	METHOD_ROW(batch, Batch, bodies, METH_NOARGS),
+	METHOD_ROW(batch, Batch, column, METH_O),
+	METHOD_ROW(batch, Batch, finish, METH_NOARGS),
+	METHOD_ROW(batch, Batch, requeue, FAST),
+	METHOD_ROW(batch, Batch, touch, METH_NOARGS),
+	METHOD_ROW(batch, Batch, __enter__, METH_NOARGS),
+	METHOD_ROW(batch, Batch, __exit__, METH_FASTCALL),
 	{NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot batch_slots[] = {
-	{Py_tp_doc, "Deliveries taken together."},
+	{Py_tp_doc, DOC_Batch},
 	{Py_tp_dealloc, batch_dealloc},
 	{Py_tp_iter, batch_iter},
 	{Py_sq_length, batch_length},
@@ -369,9 +355,4 @@ static PyType_Slot batch_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec batch_spec = {
-	.name = "shmq._native.Batch",
-	.basicsize = sizeof(batch_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = batch_slots,
-};
+TYPE_SPEC(batch, Batch, Py_TPFLAGS_BASETYPE);

@@ -1,12 +1,12 @@
-/* _native.Broker: attach, look up, ask; what only the supervisor calls is in supervise.c. */
+/* _native.Broker: attach, look up, request. supervisor_ and lease_methods.c have the rest. */
 #include "module.h"
 
 #include <time.h>
 #include <unistd.h>
 
-#define MISSING_MAX 16 /* segments gone in a row while one operation looks for its queues */
+#define MISSING_MAX 16 /* how many segments may be gone in a row while one operation maps its own */
 
-/* ---- segment: what Broker.view() exports ---------------------------------------------------- */
+/* ---- segment: the object whose buffer Broker.view() returns --------------------------------- */
 
 typedef struct segment_object {
 	PyObject_HEAD
@@ -29,17 +29,13 @@ static void segment_dealloc(segment_object *self)
 }
 
 static PyType_Slot segment_slots[] = {
+	{Py_tp_doc, DOC_Segment},
 	{Py_tp_dealloc, segment_dealloc},
 	{Py_bf_getbuffer, segment_getbuffer},
 	{0, NULL},
 };
 
-PyType_Spec segment_spec = {
-	.name = "shmq._native.Segment",
-	.basicsize = sizeof(segment_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = segment_slots,
-};
+TYPE_SPEC(segment, Segment, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE);
 
 /* ---- calls that every type uses ------------------------------------------------------------- */
 
@@ -79,8 +75,8 @@ static bool segment_missing(broker_object *self, shmq_broker *handle, attempt *a
 	return true;
 }
 
-/* leaving: `handle` is the caller's alone, to be given back; else it is the broker's, which another
- * thread may detach whenever Python runs. */
+/* leaving: `handle` is the caller's alone, which is about to close it. Otherwise it is the
+ * broker's, and another thread may detach that whenever Python code runs. */
 static bool map_missing(broker_object *self, shmq_broker *handle, bool leaving, attempt *a)
 {
 	PyObject *opened;
@@ -159,10 +155,8 @@ static int broker_init(broker_object *self, PyObject *args, PyObject *kwargs)
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|iU:Broker", names, &fd, &opener, &kind,
 	                                 &instance))
 		return -1;
-	if (self->handle || self->closed) {
-		PyErr_SetString(PyExc_RuntimeError, "Broker.__init__() was called twice");
+	if (!init_first(self->handle || self->closed, "Broker"))
 		return -1;
-	}
 	self->instance = instance ? Py_NewRef(instance) : PyUnicode_FromString("");
 	if (!self->instance)
 		return -1;
@@ -182,8 +176,8 @@ static int broker_init(broker_object *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-/* Wait till no thread is in the core through this broker (each of them is woken, or looks up every
- * 250 ms). */
+/* Wait until no thread is in the core through this broker. Each is woken, or looks up within
+ * 250 ms. */
 static int broker_drain(broker_object *self)
 {
 	const struct timespec tick = {0, 1000000};
@@ -199,29 +193,25 @@ static int broker_drain(broker_object *self)
 	return 0;
 }
 
-static PyObject *broker_detach(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+static METHOD(broker, detach, , (I64_OR_NONE, patience, FOR_EVER))
 {
-	shmq_broker *handle;
-	int64_t patience = FOR_EVER, deadline;
+	int64_t deadline = later_by(shmq_now(), patience);
 	attempt mapping = {0};
+	shmq_broker *handle;
 	int status;
 
-	if (ARGUMENTS("detach", 0, {"patience", ARGUMENT_I64, &patience}) < 0)
-		return NULL;
-	deadline = later_by(shmq_now(), patience);
 	self->closed = true;
 	if (!self->handle)
 		Py_RETURN_NONE;
 	if (broker_drain(self) < 0)
 		return NULL;
 	handle = self->handle;
-	self->handle = NULL; /* another thread's detach has nothing left to do */
+	self->handle = NULL; /* a detach in another thread finds nothing to do */
 	if (!handle)
 		Py_RETURN_NONE;
 	do {
 		CORE_WAIT(self, status, deadline, LOCK_SLICE_NS, shmq_broker_detach(handle, until));
-		/* a topic that somebody died in is repaired with all its queues, also those of others */
+		/* a topic in which a client died is repaired with all of its queues, so map them */
 		if (status == SHMQ_NEED_MAP && !map_missing(self, handle, true, &mapping))
 			status = CORE_RAISED;
 		if (status == SHMQ_AGAIN && PyErr_CheckSignals() < 0)
@@ -229,9 +219,9 @@ static PyObject *broker_detach(broker_object *self, PyObject *const *args, Py_ss
 	} while (status == SHMQ_NEED_MAP || (status == SHMQ_AGAIN && shmq_now() < deadline));
 	if (status == CORE_RAISED || status == SHMQ_AGAIN) {
 		self->handle = handle;
-		return status == CORE_RAISED
-		               ? NULL
-		               : raise_status(self->state, status, NULL, "detach from '%U'", self->instance);
+		return status == CORE_RAISED ? NULL
+		                             : raise_status(self->state, status, NULL, "detach from '%U'",
+		                                            self->instance);
 	}
 	shmq_broker_close(handle);
 	if (status != SHMQ_OK && status != SHMQ_FORKED && status != SHMQ_CLOSED && status != SHMQ_GONE)
@@ -253,8 +243,8 @@ static void broker_dealloc(broker_object *self)
 
 		if (!shmq_broker_forked(self->handle))
 			status = shmq_broker_detach(self->handle, shmq_now() + LOCK_SLICE_NS);
-		/* The reaper takes care of what a stopped lock holder, or a repair that needs queues we
-		 * have not mapped, keeps us from giving back. */
+		/* A stopped lock holder, or a repair that needs queues we have not mapped, may keep us
+		 * from giving everything back; the reaper does it then. */
 		if (status != SHMQ_AGAIN && status != SHMQ_NEED_MAP)
 			shmq_broker_close(self->handle);
 	}
@@ -270,23 +260,20 @@ static int broker_traverse(broker_object *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static PyObject *broker_client(broker_object *self, void *unused)
+static PyObject *broker_client(broker_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	if (!broker_usable(self, "look at the client entry"))
 		return NULL;
 	return PyLong_FromUnsignedLong(shmq_broker_client(self->handle));
 }
 
-static PyObject *broker_forked(broker_object *self, void *unused)
+static PyObject *broker_forked(broker_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyBool_FromLong(self->handle && shmq_broker_forked(self->handle));
 }
 
-static PyObject *broker_supervisor_alive(broker_object *self, PyObject *unused)
+static PyObject *broker_supervisor_alive(broker_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	if (!broker_usable(self, "look for the supervisor"))
 		return NULL;
 	return PyBool_FromLong(shmq_supervisor_alive(self->handle));
@@ -294,24 +281,19 @@ static PyObject *broker_supervisor_alive(broker_object *self, PyObject *unused)
 
 /* ---- look ----------------------------------------------------------------------------------- */
 
-static PyObject *broker_view(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames)
+static METHOD(broker, view, , (I64, queue, -1))
 {
 	segment_object *segment;
 	PyObject *view = NULL;
-	int64_t queue = -1;
 	int status;
 
-	if (ARGUMENTS("view", 0, {"queue", ARGUMENT_I64, &queue}) < 0)
-		return NULL;
 	segment = PyObject_New(segment_object, self->state->segment);
 	if (!segment)
 		return NULL;
 	segment->reference = NULL;
 	BROKER_CALL(self, status,
-	            ((void)until,
-	             shmq_segment_view(self->handle, queue < 0 ? SHMQ_AS_DIRECTORY : (uint32_t)queue,
-	                               &segment->base, &segment->length, &segment->reference)));
+	            shmq_segment_view(self->handle, queue < 0 ? SHMQ_AS_DIRECTORY : (uint32_t)queue,
+	                              &segment->base, &segment->length, &segment->reference));
 	if (status == SHMQ_OK)
 		view = PyMemoryView_FromObject((PyObject *)segment);
 	else if (queue < 0)
@@ -322,35 +304,28 @@ static PyObject *broker_view(broker_object *self, PyObject *const *args, Py_ssiz
 	return view;
 }
 
-static PyObject *broker_find_topic(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                   PyObject *kwnames)
+static METHOD(broker, find_topic, (TEXT, topic), )
 {
-	uint32_t topic, generation;
-	const char *name;
+	uint32_t index, generation;
 	int status;
 
-	if (ARGUMENTS("find_topic", 1, {"topic", ARGUMENT_TEXT, &name}) < 0 ||
-	    !broker_usable(self, "find a topic"))
+	if (!broker_usable(self, "find a topic"))
 		return NULL;
-	status = shmq_topic_find(self->handle, name, &topic, &generation);
+	status = shmq_topic_find(self->handle, topic, &index, &generation);
 	if (status == SHMQ_GONE)
 		Py_RETURN_NONE;
 	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "find topic '%s'", name);
-	return Py_BuildValue("(II)", topic, generation);
+		return raise_status(self->state, status, NULL, "find topic '%s'", topic);
+	return Py_BuildValue("(II)", index, generation);
 }
 
-static PyObject *broker_find_queue(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                   PyObject *kwnames)
+static METHOD(broker, find_queue, (U32, topic)(TEXT_OR_NONE, channel), )
 {
-	uint32_t topic, queue;
-	const char *channel;
 	uint64_t serial;
+	uint32_t queue;
 	int status;
 
-	if (ARGUMENTS("find_queue", 2, {"topic", ARGUMENT_U32, &topic},
-	              {"channel", ARGUMENT_TEXT_OR_NONE, &channel}) < 0 ||
-	    !broker_usable(self, "find a channel"))
+	if (!broker_usable(self, "find a channel"))
 		return NULL;
 	status = shmq_queue_find(self->handle, topic, channel, &queue, &serial);
 	if (status == SHMQ_GONE)
@@ -360,7 +335,7 @@ static PyObject *broker_find_queue(broker_object *self, PyObject *const *args, P
 	return Py_BuildValue("(IK)", queue, (unsigned long long)serial);
 }
 
-/* ---- ask and change ------------------------------------------------------------------------- */
+/* ---- request and change --------------------------------------------------------------------- */
 
 static const char *request_text(int kind)
 {
@@ -379,7 +354,7 @@ static const char *request_text(int kind)
 	return "ask about";
 }
 
-/* 0, the supervisor's answer, SHMQ_TIMEOUT, SHMQ_NOT_RUNNING or CORE_RAISED. */
+/* Returns 0, the supervisor's answer, SHMQ_TIMEOUT, SHMQ_NOT_RUNNING or CORE_RAISED. */
 static int request_answer(broker_object *self, uint32_t ticket, int64_t deadline)
 {
 	int status;
@@ -395,32 +370,19 @@ static int request_answer(broker_object *self, uint32_t ticket, int64_t deadline
 	return SHMQ_TIMEOUT;
 }
 
-static PyObject *broker_request(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *kwnames)
+static METHOD(broker, request, (INT, kind)(TEXT, topic),
+              (TEXT_OR_NONE, channel, NULL)(I64_OR_NONE, timeout, FOR_EVER))
 {
-	const char *topic, *channel = NULL;
-	PyObject *timeout = Py_None;
-	int64_t deadline = FOR_EVER;
+	int64_t deadline = later_by(shmq_now(), timeout);
 	uint32_t ticket;
-	int kind, status;
+	int status;
 
-	if (ARGUMENTS("request", 2, {"kind", ARGUMENT_INT, &kind}, {"topic", ARGUMENT_TEXT, &topic},
-	              {"channel", ARGUMENT_TEXT_OR_NONE, &channel},
-	              {"timeout", ARGUMENT_OBJECT, &timeout}) < 0)
-		return NULL;
-	if (timeout != Py_None) {
-		int64_t ns = PyLong_AsLongLong(timeout);
-
-		if (ns == -1 && PyErr_Occurred())
-			return NULL;
-		deadline = later_by(shmq_now(), ns);
-	}
 	BROKER_CALL(self, status,
 	            shmq_request_post(self->handle, (enum shmq_request_kind)kind, topic, channel, until,
 	                              &ticket));
 	if (status == SHMQ_OK) {
 		status = request_answer(self, ticket, deadline);
-		if (self->handle) /* not detached meanwhile */
+		if (self->handle) /* it was not detached meanwhile */
 			shmq_request_end(self->handle, ticket);
 	}
 	if (status != SHMQ_OK) {
@@ -436,111 +398,56 @@ static PyObject *broker_request(broker_object *self, PyObject *const *args, Py_s
 	Py_RETURN_NONE;
 }
 
-static PyObject *broker_pause_topic(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                    PyObject *kwnames)
+/* clang-format off */
+static NONE_METHOD(pause_topic, (U32, topic)(U32, generation)(BOOL, paused), BROKER_CALL,
+                   shmq_topic_pause(self->handle, topic, generation, paused, until),
+                   "pause or unpause topic %u", topic)
+static NONE_METHOD(pause_channel, (U32, queue)(U64, serial)(BOOL, paused), BROKER_CALL,
+                   shmq_channel_pause(self->handle, queue, serial, paused, until),
+                   "pause or unpause queue %u", queue)
+static COUNT_METHOD(empty, (U32, queue)(U64, serial), uint64_t, BROKER_CALL,
+                    shmq_queue_empty(self->handle, queue, serial, until, &count),
+                    "empty queue %u", queue)
+		/* clang-format on */
+
+		static PyObject *broker_stopped(broker_object *self, void *Py_UNUSED(unused))
 {
-	uint32_t topic, generation;
-	bool paused;
-	int status;
-
-	if (ARGUMENTS("pause_topic", 3, {"topic", ARGUMENT_U32, &topic},
-	              {"generation", ARGUMENT_U32, &generation},
-	              {"paused", ARGUMENT_BOOL, &paused}) < 0)
-		return NULL;
-	BROKER_CALL(self, status, shmq_topic_pause(self->handle, topic, generation, paused, until));
-	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "pause or unpause topic %u", topic);
-	Py_RETURN_NONE;
-}
-
-static PyObject *broker_pause_channel(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                      PyObject *kwnames)
-{
-	uint64_t serial;
-	uint32_t queue;
-	bool paused;
-	int status;
-
-	if (ARGUMENTS("pause_channel", 3, {"queue", ARGUMENT_U32, &queue},
-	              {"serial", ARGUMENT_U64, &serial}, {"paused", ARGUMENT_BOOL, &paused}) < 0)
-		return NULL;
-	BROKER_CALL(self, status, shmq_channel_pause(self->handle, queue, serial, paused, until));
-	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "pause or unpause queue %u", queue);
-	Py_RETURN_NONE;
-}
-
-static PyObject *broker_empty(broker_object *self, PyObject *const *args, Py_ssize_t nargs,
-                              PyObject *kwnames)
-{
-	uint64_t serial, dropped = 0;
-	uint32_t queue;
-	int status;
-
-	if (ARGUMENTS("empty", 2, {"queue", ARGUMENT_U32, &queue}, {"serial", ARGUMENT_U64, &serial}) <
-	    0)
-		return NULL;
-	BROKER_CALL(self, status, shmq_queue_empty(self->handle, queue, serial, until, &dropped));
-	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "empty queue %u", queue);
-	return PyLong_FromUnsignedLongLong(dropped);
-}
-
-static PyMethodDef broker_methods[] = {
-	METHOD("supervisor_alive", broker_supervisor_alive, METH_NOARGS,
-	       "supervisor_alive($self)\n--\n\nDoes a supervisor hold its life lock?"),
-	METHOD("detach", broker_detach, FAST,
-	       "detach($self, patience=None)\n--\n\nGive back what this client holds and its entry."),
-	METHOD("view", broker_view, FAST,
-	       "view($self, queue=-1)\n--\n\nRead-only bytes of a segment; -1: the directory."),
-	METHOD("find_topic", broker_find_topic, FAST,
-	       "find_topic($self, topic)\n--\n\n(index, generation) or None."),
-	METHOD("find_queue", broker_find_queue, FAST,
-	       "find_queue($self, topic, channel)\n--\n\n(index, serial) or None."),
-	METHOD("request", broker_request, FAST,
-	       "request($self, kind, topic, channel=None, timeout=None)\n--\n\nAsk the supervisor."),
-	METHOD("pause_topic", broker_pause_topic, FAST,
-	       "pause_topic($self, topic, generation, paused)\n--\n\nPause or unpause."),
-	METHOD("pause_channel", broker_pause_channel, FAST,
-	       "pause_channel($self, queue, serial, paused)\n--\n\nPause or unpause."),
-	METHOD("empty", broker_empty, FAST,
-	       "empty($self, queue, serial)\n--\n\nDrop its messages; how many."),
-#define X(name, doc) METHOD(#name, broker_##name, FAST, doc),
-	SUPERVISOR_METHODS(X)
-	LEASE_METHODS(X)
-#undef X
-	{NULL, NULL, 0, NULL},
-};
-
-static PyObject *broker_stopped(broker_object *self, void *unused)
-{
-	(void)unused;
 	return PyBool_FromLong(self->handle && shmq_broker_stopped(self->handle));
 }
 
+#define X(name) METHOD_ROW(broker, Broker, name, FAST),
+static PyMethodDef broker_methods[] = {
+	METHOD_ROW(broker, Broker, supervisor_alive, METH_NOARGS),
+	METHOD_ROW(broker, Broker, detach, FAST),
+	METHOD_ROW(broker, Broker, view, FAST),
+	METHOD_ROW(broker, Broker, find_topic, FAST),
+	METHOD_ROW(broker, Broker, find_queue, FAST),
+	METHOD_ROW(broker, Broker, request, FAST),
+	METHOD_ROW(broker, Broker, pause_topic, FAST),
+	METHOD_ROW(broker, Broker, pause_channel, FAST),
+	METHOD_ROW(broker, Broker, empty, FAST),
+	SUPERVISOR_METHODS(X) LEASE_METHODS(X){NULL, NULL, 0, NULL},
+};
+#undef X
+
 static PyGetSetDef broker_properties[] = {
-	{"client", (getter)broker_client, NULL, "Index of the client entry.", NULL},
-	{"forked", (getter)broker_forked, NULL, "Does the handle belong to the parent?", NULL},
-	{"closed", closed_get, NULL, "Was detach called?", (void *)offsetof(broker_object, closed)},
-	{"stopped", (getter)broker_stopped, NULL, "Was the instance stopped in order?", NULL},
+	GETTER_ROW(broker, Broker, client),
+	GETTER_ROW(broker, Broker, forked),
+	GETTER_ROW(broker, Broker, stopped),
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot broker_slots[] = {
-	{Py_tp_doc, "Broker(fd, opener, kind=0, instance='')\n--\n\nOne attachment to an instance."},
-	{Py_tp_new, type_new},
-	{Py_tp_init, broker_init},
-	{Py_tp_dealloc, broker_dealloc},
-	{Py_tp_traverse, broker_traverse},
-	{Py_tp_clear, broker_clear},
-	{Py_tp_methods, broker_methods},
-	{Py_tp_getset, broker_properties},
-	{0, NULL},
+static PyMemberDef broker_members[] = {
+	MEMBER_ROW(broker, Broker, closed, T_BOOL, closed),
+	{NULL, 0, 0, 0, NULL},
 };
 
-PyType_Spec broker_spec = {
-	.name = "shmq._native.Broker",
-	.basicsize = sizeof(broker_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = broker_slots,
+static PyType_Slot broker_slots[] = {
+	{Py_tp_doc, DOC_Broker},           {Py_tp_new, type_new},
+	{Py_tp_init, broker_init},         {Py_tp_dealloc, broker_dealloc},
+	{Py_tp_traverse, broker_traverse}, {Py_tp_clear, broker_clear},
+	{Py_tp_methods, broker_methods},   {Py_tp_getset, broker_properties},
+	{Py_tp_members, broker_members},   {0, NULL},
 };
+
+TYPE_SPEC(broker, Broker, Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

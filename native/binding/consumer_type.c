@@ -1,17 +1,18 @@
-/* _native.Consumer: takes from one channel. The hot path of the other half is take(), finish(). */
+/* _native.Consumer: takes from one channel. take() and finish() are the hot path of consumers. */
 #include "module.h"
 
 #define TAKE_MOST 65536u
 
 /* ---- pins to give back ---------------------------------------------------------------------- */
 
-/* Called where the GIL must be kept (a buffer or a message goes), so a busy lock means later. */
+/* Called where the GIL must be kept (a buffer or a message is freed), so if a lock is held
+ * elsewhere the pin is given back later. */
 void consumer_unpin(consumer_object *self, const shmq_message *m, uint32_t epoch)
 {
 	pending_unpin *pending;
 
 	if (epoch != self->epoch || self->broker->closed)
-		return; /* the parent's, or given back by detach */
+		return; /* it is the parent's, or detach gave it back */
 	if (shmq_unpin(self->handle, m, 0) != SHMQ_AGAIN)
 		return;
 	pending = PyMem_Malloc(sizeof(*pending));
@@ -44,11 +45,9 @@ bool consumer_usable(consumer_object *self)
 			unpin_pending(self);
 		return true;
 	}
-	if (self->handle)
+	if (init_called(self->handle != NULL, "Consumer"))
 		raise_status(self->state, SHMQ_CLOSED, NULL, "take from '%U/%U'", self->topic,
 		             self->channel);
-	else
-		PyErr_SetString(PyExc_RuntimeError, "Consumer.__init__() was not called");
 	return false;
 }
 
@@ -63,7 +62,7 @@ static int consumer_open(consumer_object *self, broker_object *broker, uint32_t 
 	return status;
 }
 
-/* In a forked child: let go of the parent's handle, open one of our own. */
+/* In a forked child: drop the parent's handle and open one of our own. */
 static bool consumer_reopen(consumer_object *self)
 {
 	broker_object *broker;
@@ -87,7 +86,7 @@ static bool consumer_reopen(consumer_object *self)
 		Py_DECREF((PyObject *)broker);
 		return false;
 	}
-	/* Views of the parent's messages stay readable: their mapping is not given up. */
+	/* With pins, keep the mapping: views of the parent's messages stay readable. */
 	if (!self->broker->active && !self->pinned)
 		shmq_consumer_free(self->handle);
 	Py_DECREF((PyObject *)self->broker);
@@ -98,7 +97,8 @@ static bool consumer_reopen(consumer_object *self)
 	return true;
 }
 
-/* What `status` asks for before the next try. 1: try again; 0: the time is over; -1: exception. */
+/* Do what `status` asks for before the next try. Returns 1: try again; 0: the time is over; -1: an
+ * exception is set. */
 static int consumer_retry(consumer_object *self, attempt *a, int status)
 {
 	switch (status) {
@@ -120,7 +120,7 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 
 /* ---- take ----------------------------------------------------------------------------------- */
 
-/* A Message; NULL without an exception when the time is over. */
+/* Returns a Message, or NULL without an exception if the time is over. */
 static PyObject *take_one(consumer_object *self, int64_t timeout)
 {
 	attempt a = {.timeout = timeout};
@@ -161,7 +161,7 @@ static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_
 	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
 }
 
-/* Room for n messages, this thread's own until scratch_put. */
+/* Room for n messages, which this thread owns until scratch_put. */
 static shmq_message *scratch_get(consumer_object *self, uint32_t n, uint32_t *size)
 {
 	shmq_message *scratch = self->scratch;
@@ -188,16 +188,15 @@ static void scratch_put(consumer_object *self, shmq_message *scratch, uint32_t s
 static PyObject *consumer_take_many(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames)
 {
-	PyObject *timeout = NULL, *batch = NULL;
-	attempt a = {0};
+	attempt a = {.timeout = FOR_EVER};
+	PyObject *batch = NULL;
 	shmq_message *scratch;
 	uint32_t got, size, n;
 	int64_t most;
 	int status, again;
 
 	if (ARGUMENTS("take_many", 1, {"n", ARGUMENT_I64, &most},
-	              {"timeout", ARGUMENT_OBJECT, &timeout}) < 0 ||
-	    seconds_parse(timeout, "timeout", true, &a.timeout) < 0)
+	              {"timeout", ARGUMENT_TIMEOUT, &a.timeout}) < 0)
 		return NULL;
 	if (most < 1)
 		return PyErr_Format(PyExc_ValueError, "take_many() needs n of 1 or more, not %lld",
@@ -222,7 +221,7 @@ static PyObject *consumer_take_many(consumer_object *self, PyObject *const *args
 	return again == 0 ? batch_new(self, NULL, 0) : batch;
 }
 
-/* Is there nothing to come any more, and nothing wrong? */
+/* Returns true if no message will come any more, and nothing is wrong. */
 static bool consumer_ended(consumer_object *self)
 {
 	return self->closed || self->broker->closed ||
@@ -236,9 +235,9 @@ static PyObject *consumer_next(consumer_object *self)
 	if (self->handle && (self->closed || self->broker->closed))
 		return NULL;
 	message = take_one(self, FOR_EVER);
-	if (!message && self->handle &&
-	    PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]) && consumer_ended(self))
-		PyErr_Clear(); /* closed, or the broker stopped, while it waited: the iteration ends */
+	if (!message && self->handle && PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]) &&
+	    consumer_ended(self))
+		PyErr_Clear(); /* it was closed, or the broker stopped, while it waited: the iteration ends */
 	return message;
 }
 
@@ -250,7 +249,7 @@ int consumer_settle(consumer_object *self, uint32_t epoch, enum settle what, con
 	int status = SHMQ_NOT_IN_FLIGHT;
 
 	if (UNLIKELY(epoch != self->epoch || self->closed || self->broker->closed))
-		return SHMQ_NOT_IN_FLIGHT; /* the parent's, or given back by close */
+		return SHMQ_NOT_IN_FLIGHT; /* they are the parent's, or close gave them back */
 	switch (what) {
 	case SETTLE_FINISH:
 		CORE_CALL(self->broker, status, shmq_finish(self->handle, m, n, ok, until));
@@ -311,10 +310,8 @@ static int consumer_init(consumer_object *self, PyObject *args, PyObject *kwargs
 		PyErr_SetString(PyExc_TypeError, "batch_type must be a subclass of Batch");
 	if (r <= 0)
 		return -1;
-	if (self->handle) {
-		PyErr_SetString(PyExc_RuntimeError, "Consumer.__init__() was called twice");
+	if (!init_first(self->handle != NULL, "Consumer"))
 		return -1;
-	}
 	self->msg_timeout = msg_timeout;
 	status = consumer_open(self, (broker_object *)broker, queue, serial, &self->handle);
 	if (status != SHMQ_OK) {
@@ -329,18 +326,17 @@ static int consumer_init(consumer_object *self, PyObject *args, PyObject *kwargs
 	return 0;
 }
 
-static PyObject *consumer_close(consumer_object *self, PyObject *unused)
+static PyObject *consumer_close(consumer_object *self, PyObject *Py_UNUSED(unused))
 {
 	int status = SHMQ_OK;
 
-	(void)unused;
 	if (!self->handle || self->closed)
 		Py_RETURN_NONE;
 	self->closed = true;
 	if (!self->broker->closed)
 		CORE_CALL(self->broker, status, shmq_consumer_close(self->handle, until));
 	if (status == CORE_RAISED) {
-		self->closed = false; /* a signal handler raised: close again */
+		self->closed = false; /* a signal handler raised: close may be called again */
 		return NULL;
 	}
 	shmq_consumer_wake(self->handle);
@@ -365,7 +361,7 @@ static void consumer_dealloc(consumer_object *self)
 			shmq_consumer_close(self->handle, shmq_now() + LOCK_SLICE_NS);
 		shmq_consumer_free(self->handle);
 	}
-	while (self->pending) { /* detach gives them back */
+	while (self->pending) { /* detach gives the pins back */
 		pending_unpin *next = self->pending->next;
 
 		PyMem_Free(self->pending);
@@ -390,88 +386,65 @@ static int consumer_traverse(consumer_object *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static PyObject *consumer_in_flight(consumer_object *self, void *unused)
+static PyObject *consumer_in_flight(consumer_object *self, void *Py_UNUSED(unused))
 {
 	shmq_consumer_info info;
 
-	(void)unused;
 	if (!self->handle || self->closed || self->broker->closed)
 		return PyLong_FromLong(0);
 	shmq_consumer_get_info(self->handle, &info);
 	return PyLong_FromUnsignedLong(info.in_flight);
 }
 
-static PyObject *consumer_max_in_flight(consumer_object *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(self->max_in_flight);
-}
-
-static PyObject *consumer_session(consumer_object *self, void *unused)
+static PyObject *consumer_session(consumer_object *self, void *Py_UNUSED(unused))
 {
 	shmq_consumer_info info;
 
-	(void)unused;
 	if (!self->handle || self->closed || self->broker->closed)
 		Py_RETURN_NONE;
 	shmq_consumer_get_info(self->handle, &info);
 	return Py_BuildValue("(IKI)", info.queue, (unsigned long long)info.serial, info.session);
 }
 
-static PyObject *consumer_limit(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *kwnames)
+static METHOD(consumer, limit, (U32, max_in_flight), )
 {
-	uint32_t most;
-
-	if (ARGUMENTS("limit", 1, {"max_in_flight", ARGUMENT_U32, &most}) < 0 || !consumer_usable(self))
+	if (!consumer_usable(self))
 		return NULL;
-	self->max_in_flight = most;
-	shmq_consumer_limit(self->handle, most);
+	self->max_in_flight = max_in_flight;
+	shmq_consumer_limit(self->handle, max_in_flight);
 	Py_RETURN_NONE;
 }
 
 static PyMethodDef consumer_methods[] = {
-	METHOD("take", consumer_take, FAST,
-	       "take($self, timeout=None)\n--\n\nA Message, or None after the timeout."),
-	METHOD("take_many", consumer_take_many, FAST,
-	       "take_many($self, n, timeout=None)\n--\n\nA batch of up to n messages."),
-	METHOD("limit", consumer_limit, FAST,
-	       "limit($self, max_in_flight)\n--\n\nAt most so many in flight from now on."),
-	METHOD("close", consumer_close, METH_NOARGS,
-	       "close($self)\n--\n\nGives back what is not finished; wakes who waits."),
+	METHOD_ROW(consumer, Consumer, take, FAST),
+	METHOD_ROW(consumer, Consumer, take_many, FAST),
+	METHOD_ROW(consumer, Consumer, limit, FAST),
+	METHOD_ROW(consumer, Consumer, close, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef consumer_properties[] = {
-	{"topic", object_get, NULL, "Its name.", (void *)offsetof(consumer_object, topic)},
-	{"channel", object_get, NULL, "Its name.", (void *)offsetof(consumer_object, channel)},
-	{"closed", closed_get, NULL, "Was close called?", (void *)offsetof(consumer_object, closed)},
-	{"_broker", object_get, NULL, "What it is open on now; a forked child's is another.",
-	 (void *)offsetof(consumer_object, broker)},
-	{"in_flight", (getter)consumer_in_flight, NULL, "Taken and not settled.", NULL},
-	{"session", (getter)consumer_session, NULL, "(queue, serial, index) of its session.", NULL},
-	{"max_in_flight", (getter)consumer_max_in_flight, NULL, "The most of them.", NULL},
+	GETTER_ROW(consumer, Consumer, in_flight),
+	GETTER_ROW(consumer, Consumer, session),
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyType_Slot consumer_slots[] = {
-	{Py_tp_doc, "Consumer(broker, queue, serial, topic, channel, max_in_flight, msg_timeout, "
-	            "batch_type, on_forked)\n--\n\nTakes from one channel."},
-	{Py_tp_new, type_new},
-	{Py_tp_init, consumer_init},
-	{Py_tp_dealloc, consumer_dealloc},
-	{Py_tp_traverse, consumer_traverse},
-	{Py_tp_clear, consumer_clear},
-	{Py_tp_iter, PyObject_SelfIter},
-	{Py_tp_iternext, consumer_next},
-	{Py_tp_methods, consumer_methods},
-	{Py_tp_getset, consumer_properties},
-	{0, NULL},
+static PyMemberDef consumer_members[] = {
+	MEMBER_ROW(consumer, Consumer, topic, T_OBJECT, topic),
+	MEMBER_ROW(consumer, Consumer, channel, T_OBJECT, channel),
+	MEMBER_ROW(consumer, Consumer, closed, T_BOOL, closed),
+	MEMBER_ROW(consumer, Consumer, max_in_flight, T_UINT, max_in_flight),
+	MEMBER_ROW(consumer, Consumer, _broker, T_OBJECT, broker),
+	{NULL, 0, 0, 0, NULL},
 };
 
-PyType_Spec consumer_spec = {
-	.name = "shmq._native.Consumer",
-	.basicsize = sizeof(consumer_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = consumer_slots,
+static PyType_Slot consumer_slots[] = {
+	{Py_tp_doc, DOC_Consumer},           {Py_tp_new, type_new},
+	{Py_tp_init, consumer_init},         {Py_tp_dealloc, consumer_dealloc},
+	{Py_tp_traverse, consumer_traverse}, {Py_tp_clear, consumer_clear},
+	{Py_tp_iter, PyObject_SelfIter},     {Py_tp_iternext, consumer_next},
+	{Py_tp_methods, consumer_methods},   {Py_tp_getset, consumer_properties},
+	{Py_tp_members, consumer_members},   {0, NULL},
 };
+
+TYPE_SPEC(consumer, Consumer, Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

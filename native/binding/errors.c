@@ -3,91 +3,60 @@
 #include <stdarg.h>
 #include <string.h>
 
-/* What to do about it, unless the one who raises knows better. */
-static const char *hint_of(int status)
-{
-	switch (status) {
-	case SHMQ_FULL:
-		return "add consumers, wait longer (timeout=) or raise mem_queue_size";
-	case SHMQ_BAD_NAME:
-		return "use 1 to 64 of . a-z A-Z 0-9 _ -, with #ephemeral at the end if wanted";
-	case SHMQ_NOT_IN_FLIGHT:
-		return "it timed out, or was finished, requeued or emptied already";
-	case SHMQ_GONE:
-		return "create it again, then make a new producer or consumer";
-	case SHMQ_LAYOUT:
-		return "use the version that made it, or let that one empty it (shmq serve --drain)";
-	case SHMQ_TOO_MANY_CLIENTS:
-		return "close brokers that are not needed, and share one a process";
-	case SHMQ_NOT_RUNNING:
-		return "start one with `shmq serve --instance NAME`";
-	case SHMQ_NO_MEMORY:
-		return "raise the limit (ulimit -v, the container's memory)";
-	case SHMQ_NO_SPACE:
-		return "enlarge /dev/shm (docker run --shm-size=...) or lower mem_queue_size";
-	case SHMQ_TABLE_FULL:
-		return "delete topics or channels that are not needed";
-	case SHMQ_CLOSED:
-		return "make a new one";
-	case CORE_STOPPED:
-		return "attach again when it runs; what was not finished is handed out then";
-	case SHMQ_CORRUPT:
-		return "stop the instance with `shmq serve --drain` and start it again";
-	case SHMQ_AGAIN:
-		return "try again when its holder goes on";
-	case SHMQ_FORKED:
-		return "attach again in the child process";
-	case SHMQ_LEASE_LOST:
-		return "its messages are in the queue again, or were finished";
-	case SHMQ_LEASE_FENCED:
-		return "give each reader a name of its own, or end the other one";
-	case SHMQ_TIMEOUT:
-		return "the supervisor lives but has not answered; look at its log";
-	}
-	return "";
-}
+/* The advice that ends an error message, unless the caller of raise_status has a better one. */
+static const char *const hints[STATUSES] = {
+	[-SHMQ_FULL] = "add consumers, wait longer (timeout=) or raise mem_queue_size",
+	[-SHMQ_BAD_NAME] = "use 1 to 64 of . a-z A-Z 0-9 _ -, with #ephemeral at the end if wanted",
+	[-SHMQ_NOT_IN_FLIGHT] = "it timed out, or was finished, requeued or emptied already",
+	[-SHMQ_GONE] = "create it again, then make a new producer or consumer",
+	[-SHMQ_LAYOUT] = "use the version that made it, or let that one empty it (shmq serve --drain)",
+	[-SHMQ_NOT_READY] = "try again; if its creator died, start the broker again",
+	[-SHMQ_TOO_MANY_CLIENTS] = "close brokers that are not needed, and share one a process",
+	[-SHMQ_NOT_RUNNING] = "start one with `shmq serve --instance NAME`",
+	[-SHMQ_NO_MEMORY] = "raise the limit (ulimit -v, the container's memory)",
+	[-SHMQ_NO_SPACE] = "enlarge /dev/shm (docker run --shm-size=...) or lower mem_queue_size",
+	[-SHMQ_TABLE_FULL] = "delete topics or channels that are not needed",
+	[-SHMQ_CLOSED] = "make a new one",
+	[-SHMQ_CORRUPT] = "stop the instance with `shmq serve --drain` and start it again",
+	[-SHMQ_AGAIN] = "try again when its holder goes on",
+	[-SHMQ_FORKED] = "attach again in the child process",
+	[-SHMQ_LEASE_LOST] = "its messages are in the queue again, or were finished",
+	[-SHMQ_LEASE_FENCED] = "give each reader a name of its own, or end the other one",
+	[-SHMQ_TIMEOUT] = "the supervisor lives but has not answered; look at its log",
+};
 
-static bool has_why(int status)
-{
-	switch (status) {
-	case SHMQ_TOO_BIG:
-	case SHMQ_LAYOUT:
-	case SHMQ_NOT_RUNNING:
-	case SHMQ_NO_MEMORY:
-	case SHMQ_NO_SPACE:
-	case SHMQ_INVALID:
-	case SHMQ_TABLE_FULL:
-	case SHMQ_CORRUPT:
-		return true;
-	}
-	return false;
-}
+/* The failures of which shmq_error_detail() knows more. */
+static const bool has_detail[STATUSES] = {
+	[-SHMQ_TOO_BIG] = true,    [-SHMQ_LAYOUT] = true,   [-SHMQ_NOT_RUNNING] = true,
+	[-SHMQ_NO_MEMORY] = true,  [-SHMQ_NO_SPACE] = true, [-SHMQ_INVALID] = true,
+	[-SHMQ_TABLE_FULL] = true, [-SHMQ_CORRUPT] = true,  [-SHMQ_NOT_READY] = true,
+};
 
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...)
 {
-	const char *why = has_why(status) ? shmq_why() : "";
-	const char *sentence = status == CORE_STOPPED ? "the broker was stopped"
-	                                              : shmq_status_sentence(status);
+	bool known = status <= 0 && status > -STATUSES, stopped = status == CORE_STOPPED;
+	const char *why = known && has_detail[-status] ? shmq_error_detail() : "";
+	const char *sentence = stopped ? "the broker was stopped" : shmq_status_sentence(status);
 	PyObject *what, *message;
 	va_list list;
 
 	if (status == CORE_RAISED)
 		return NULL;
+	if (!hint && stopped)
+		hint = "attach again when it runs; what was not finished is handed out then";
 	if (!hint)
-		hint = hint_of(status);
+		hint = known && hints[-status] ? hints[-status] : "";
 	va_start(list, tried);
 	what = PyUnicode_FromFormatV(tried, list);
 	va_end(list);
 	if (!what)
 		return NULL;
-	message = PyUnicode_FromFormat("%U: %s%s%s%s%s", what, sentence,
-	                               *why ? ": " : "", why, *hint ? "; " : "", hint);
-	if (status == CORE_STOPPED)
+	message = PyUnicode_FromFormat("%U: %s%s%s%s%s", what, sentence, *why ? ": " : "", why,
+	                               *hint ? "; " : "", hint);
+	if (stopped)
 		status = SHMQ_GONE;
 	if (message)
-		PyErr_SetObject(status <= 0 && status > -STATUSES ? state->exceptions[-status]
-		                                                  : state->error,
-		                message);
+		PyErr_SetObject(known || stopped ? state->exceptions[-status] : state->error, message);
 	Py_DECREF(what);
 	Py_XDECREF(message);
 	return NULL;
@@ -95,31 +64,36 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 
 /* ---- the classes ---------------------------------------------------------------------------- */
 
-enum also { NOTHING, VALUE_ERROR, QUEUE_FULL };
+enum also { NOTHING, VALUE_ERROR, QUEUE_FULL, LAYOUT_MISMATCH };
 
 static const struct {
 	const char *name, *doc;
-	enum also also; /* its other base */
+	enum also also; /* the second base class */
 } classes[] = {
-	{"NotRunning", "No supervisor is running.", NOTHING},
-	{"Full", "There is no room for the message, and none came in time.", QUEUE_FULL},
-	{"MessageTooBig", "The message or batch can never fit.", VALUE_ERROR},
-	{"BadName", "Not a valid topic or channel name.", VALUE_ERROR},
-	{"BadArgument", "An argument is out of range.", VALUE_ERROR},
-	{"NotInFlight", "The message is not in flight to this consumer (any more).", NOTHING},
-	{"Gone", "The topic, channel or broker was deleted or stopped, or the handle closed.", NOTHING},
-	{"LayoutMismatch", "The segment was not made by this version of shmq.", NOTHING},
-	{"TooManyClients", "Every client entry is taken.", NOTHING},
-	{"LeaseLost", "The lease is not held any more: its time was over, or it was ended.", NOTHING},
-	{"LeaseFenced", "Somebody else leases under this name now.", NOTHING},
-	{"Busy", "A lock is held by a stopped process; internal.", NOTHING},
-	{"Forked", "The handle is the parent's; internal.", NOTHING},
-	{"NeedBacklog", "The topic has no queue to publish to yet; internal.", NOTHING},
+#define X(name, also) {#name, DOC_##name, also},
+	/* clang-format off */
+	X(NotRunning, NOTHING)
+	X(Full, QUEUE_FULL)
+	X(MessageTooBig, VALUE_ERROR)
+	X(BadName, VALUE_ERROR)
+	X(BadArgument, VALUE_ERROR)
+	X(NotInFlight, NOTHING)
+	X(Gone, NOTHING)
+	X(LayoutMismatch, NOTHING)
+	X(TooManyClients, NOTHING)
+	X(LeaseLost, NOTHING)
+	X(LeaseFenced, NOTHING)
+	X(Busy, NOTHING)
+	X(Forked, NOTHING)
+	X(NeedBacklog, NOTHING)
+	X(NotReady, LAYOUT_MISMATCH)
+/* clang-format on */
+#undef X
 };
 #define CLASSES (sizeof(classes) / sizeof(*classes))
-#define INTERNAL 3
+#define INTERNAL 4
 
-/* So that code written for queue.Queue or multiprocessing.Queue finds its exception. */
+/* shmq.Full derives from queue.Full, so code that was written for queue.Queue catches it. */
 static PyObject *queue_full(void)
 {
 	PyObject *queue = PyImport_ImportModule("queue");
@@ -137,6 +111,8 @@ static PyObject *class_bases(module_state *state, enum also also)
 		return PyTuple_Pack(1, state->error);
 	if (also == VALUE_ERROR)
 		return PyTuple_Pack(2, state->error, PyExc_ValueError);
+	if (also == LAYOUT_MISMATCH) /* listed, and so made, before it */
+		return PyTuple_Pack(1, state->exceptions[-SHMQ_LAYOUT]);
 	full = queue_full();
 	bases = full ? PyTuple_Pack(2, state->error, full) : NULL;
 	Py_XDECREF(full);
@@ -173,8 +149,7 @@ int errors_add(PyObject *module, module_state *state)
 #undef X
 	};
 
-	state->error = PyErr_NewExceptionWithDoc("shmq.ShmqError", "What every error of shmq is.", NULL,
-	                                         NULL);
+	state->error = PyErr_NewExceptionWithDoc("shmq.ShmqError", DOC_ShmqError, NULL, NULL);
 	if (!state->error || PyModule_AddObjectRef(module, "ShmqError", state->error) < 0)
 		return -1;
 	for (unsigned k = 0; k < CLASSES; k++) {

@@ -2,9 +2,10 @@
  * _native.Loan: a body written in place.
  *
  *   NEW --__enter__--> OPEN --__exit__--> OVER (published, or cancelled)
- *                        `--dropped, or a buffer outlives the block--> cancelled with the last one
+ *                        `--the object is freed, or a buffer outlives the block--> cancelled
  *
- * As long as a buffer of it lives its memory must stay a loan, so it is cancelled only then.
+ * As long as a buffer of the loan lives, its memory must stay a loan; so it is cancelled when the
+ * last buffer is released.
  */
 #include "module.h"
 
@@ -16,13 +17,13 @@ typedef struct loan_object {
 	PyObject_HEAD
 	producer_object *producer;
 	shmq_loan *handle;
-	PyObject *id;   /* str, once published */
-	PyObject *view; /* weak reference to the memoryview that __enter__ returned */
+	PyObject *id;   /* str, or NULL if it is not published */
+	PyObject *view; /* weak reference to the memoryview from __enter__ */
 	uint64_t length;
 	int64_t defer, timeout;
 	uint32_t exports, epoch;
 	enum loan_state state;
-	bool zero; /* clear the buffer first: it holds what other messages were */
+	bool zero; /* clear the buffer first: it has bytes of earlier messages */
 } loan_object;
 
 static bool loan_ours(const loan_object *self)
@@ -37,7 +38,7 @@ static void loan_handle_free(producer_object *producer, shmq_loan *handle)
 	shmq_loan_free(handle);
 }
 
-/* Cancel for good; if a lock is held elsewhere the producer does it later. */
+/* Cancel the loan. If a lock is held elsewhere, the producer does it later. */
 static void loan_drop(loan_object *self)
 {
 	shmq_loan *handle = self->handle;
@@ -53,7 +54,7 @@ static void loan_drop(loan_object *self)
 		return;
 	}
 	pending = PyMem_Malloc(sizeof(*pending));
-	if (!pending) /* the reaper will cancel it when this process ends */
+	if (!pending) /* the reaper cancels it when this process ends */
 		return;
 	*pending = (pending_loan){self->producer->pending, handle};
 	self->producer->pending = pending;
@@ -138,7 +139,7 @@ static int loan_clear(shmq_loan *handle, uint64_t length)
 	return SHMQ_OK;
 }
 
-static PyObject *loan_enter(loan_object *self, PyObject *unused)
+static PyObject *loan___enter__(loan_object *self, PyObject *Py_UNUSED(unused))
 {
 	producer_object *producer = self->producer;
 	attempt a = {.timeout = self->timeout};
@@ -146,7 +147,6 @@ static PyObject *loan_enter(loan_object *self, PyObject *unused)
 	shmq_loan *handle;
 	int status;
 
-	(void)unused;
 	if (self->state != LOAN_NEW)
 		return PyErr_Format(PyExc_RuntimeError, "a loan can be entered once; ask for another");
 	do {
@@ -161,7 +161,7 @@ static PyObject *loan_enter(loan_object *self, PyObject *unused)
 		status = loan_clear(handle, self->length);
 	else if (self->zero)
 		CORE_WAIT(producer->broker, status, FOR_EVER, LOCK_SLICE_NS,
-		          ((void)until, loan_clear(handle, self->length)));
+		          loan_clear(handle, self->length));
 	producer->loans++;
 	self->handle = handle;
 	self->epoch = producer->epoch;
@@ -169,11 +169,11 @@ static PyObject *loan_enter(loan_object *self, PyObject *unused)
 	view = PyMemoryView_FromObject((PyObject *)self);
 	self->view = view ? PyWeakref_NewRef(view, NULL) : NULL;
 	if (!self->view)
-		Py_CLEAR(view); /* and cancelled when the loan is dropped */
+		Py_CLEAR(view); /* the loan is cancelled when it is freed */
 	return view;
 }
 
-/* Release the block's buffer. False: others made of it (a numpy array, a slice) live. */
+/* Release the block's buffer. Returns false if an array or a slice that was made of it lives. */
 static bool loan_release(loan_object *self)
 {
 	PyObject *view = PyObject_CallNoArgs(self->view);
@@ -181,7 +181,7 @@ static bool loan_release(loan_object *self)
 
 	if (view && view != Py_None)
 		released = PyObject_CallMethod(view, "release", NULL);
-	PyErr_Clear(); /* BufferError: it is exported itself; `exports` tells */
+	PyErr_Clear(); /* BufferError: something uses the view; `exports` tells */
 	Py_XDECREF(released);
 	Py_XDECREF(view);
 	return self->exports == 0;
@@ -190,7 +190,7 @@ static bool loan_release(loan_object *self)
 static PyObject *loan_commit(loan_object *self)
 {
 	producer_object *producer = self->producer;
-	int64_t due = self->defer ? later_by(shmq_realtime(), self->defer) : 0;
+	int64_t due = due_after(self->defer);
 	attempt a = {.timeout = self->timeout};
 	shmq_loan *handle = self->handle;
 	uint64_t id;
@@ -212,7 +212,7 @@ static PyObject *loan_commit(loan_object *self)
 	return self->id ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *loan_exit(loan_object *self, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *loan___exit__(loan_object *self, PyObject *const *args, Py_ssize_t nargs)
 {
 	PyObject *result = NULL;
 	bool failed = nargs > 0 && args[0] != Py_None, free;
@@ -220,7 +220,7 @@ static PyObject *loan_exit(loan_object *self, PyObject *const *args, Py_ssize_t 
 	if (self->state != LOAN_OPEN)
 		Py_RETURN_NONE;
 	free = loan_release(self);
-	self->state = LOAN_OVER; /* from here on the last buffer to go cancels it */
+	self->state = LOAN_OVER; /* from here on the release of the last buffer cancels it */
 	if (!free) {
 		if (failed)
 			Py_RETURN_NONE;
@@ -237,52 +237,40 @@ static PyObject *loan_exit(loan_object *self, PyObject *const *args, Py_ssize_t 
 	return failed ? Py_NewRef(Py_None) : result;
 }
 
-static PyObject *loan_truncate(loan_object *self, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+static METHOD(loan, truncate, (U64, nbytes), )
 {
-	uint64_t length;
-
-	if (ARGUMENTS("truncate", 1, {"nbytes", ARGUMENT_U64, &length}) < 0)
-		return NULL;
 	if (self->state != LOAN_OPEN)
 		return PyErr_Format(PyExc_RuntimeError,
 		                    "a loan can be truncated only inside its with block");
-	if (!length || length > self->length)
+	if (!nbytes || nbytes > self->length)
 		return PyErr_Format(self->producer->state->exceptions[-SHMQ_INVALID],
 		                    "truncate a loan from '%U': nbytes must be from 1 to %llu, not %llu",
 		                    self->producer->topic, (unsigned long long)self->length,
-		                    (unsigned long long)length);
-	shmq_loan_truncate(self->handle, length);
+		                    (unsigned long long)nbytes);
+	shmq_loan_truncate(self->handle, nbytes);
 	Py_RETURN_NONE;
 }
 
 static PyMethodDef loan_methods[] = {
-	METHOD("truncate", loan_truncate, FAST,
-	       "truncate($self, nbytes)\n--\n\nPublish only the first `nbytes` bytes."),
-	METHOD("__enter__", loan_enter, METH_NOARGS, "A writable memoryview."),
-	METHOD("__exit__", loan_exit, METH_FASTCALL, "Publish, or cancel after an error."),
+	METHOD_ROW(loan, Loan, truncate, FAST),
+	METHOD_ROW(loan, Loan, __enter__, METH_NOARGS),
+	METHOD_ROW(loan, Loan, __exit__, METH_FASTCALL),
 	{NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef loan_properties[] = {
-	{"id", object_get, NULL, "16 hex digits once published, else None.",
-	 (void *)offsetof(loan_object, id)},
-	{NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef loan_members[] = {
+	MEMBER_ROW(loan, Loan, id, T_OBJECT, id),
+	{NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot loan_slots[] = {
-	{Py_tp_doc, "A body written in place, published at the end of its with block."},
+	{Py_tp_doc, DOC_Loan},
 	{Py_tp_dealloc, loan_dealloc},
 	{Py_tp_methods, loan_methods},
-	{Py_tp_getset, loan_properties},
+	{Py_tp_members, loan_members},
 	{Py_bf_getbuffer, loan_getbuffer},
 	{Py_bf_releasebuffer, loan_releasebuffer},
 	{0, NULL},
 };
 
-PyType_Spec loan_spec = {
-	.name = "shmq._native.Loan",
-	.basicsize = sizeof(loan_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = loan_slots,
-};
+TYPE_SPEC(loan, Loan, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE);

@@ -1,13 +1,15 @@
 /*
  * _native.Message: one delivery.
  *
- * Where its body is:  small, taken singly   copied into `body` when it was taken
- *                     large, taken singly   in shared memory until asked for; what was copied is
- *                                           good if the message is still in flight to us afterwards
- *                     of a batch            in the batch's block
- *                     while it is viewed    in shared memory, pinned, as long as a buffer lives
+ * The place of its body:
+ *   taken singly, small   `body`, a copy that was made when it was taken
+ *   taken singly, large   shared memory, until it is asked for; the copy is good if the message is
+ *                         still in flight to us after it was made
+ *   in a batch            the batch's block
+ *   while it is viewed    shared memory, pinned, as long as a buffer lives
  *
- * Messages refer to their consumer and batch, never the other way, so there is no cycle and no GC.
+ * Messages refer to their consumer and batch, and never the other way round, so there is no cycle
+ * and no need for GC.
  */
 #include "module.h"
 
@@ -20,7 +22,7 @@ PyObject *message_new(consumer_object *consumer, const shmq_message *m)
 		body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
 		if (UNLIKELY(!body))
 			return NULL;
-		if (UNLIKELY(!shmq_message_held(consumer->handle, m))) {
+		if (UNLIKELY(!shmq_message_is_ours(consumer->handle, m))) {
 			Py_DECREF(body);
 			return NULL;
 		}
@@ -93,24 +95,24 @@ static PyObject *lost(message_object *self, const char *tried)
 	                    "%s message %s of '%U/%U'", tried, id, consumer->topic, consumer->channel);
 }
 
-/* Is its memory still its own? */
+/* Returns true if its memory is still its own. */
 static bool readable(message_object *self)
 {
 	consumer_object *consumer = self->consumer;
 
 	return self->batch || self->pinned ||
 	       (self->epoch == consumer->epoch && !consumer->closed && !consumer->broker->closed &&
-	        shmq_message_held(consumer->handle, &self->message));
+	        shmq_message_is_ours(consumer->handle, &self->message));
 }
 
-/* The body as bytes, borrowed. */
+/* Returns the body as bytes, a borrowed reference. */
 static PyObject *message_bytes(message_object *self)
 {
 	PyObject *body;
 
 	if (LIKELY(self->body != NULL))
 		return self->body;
-	if (!readable(self)) /* looked at first too: its pages may have been given back since */
+	if (!readable(self)) /* before the copy too: its pages may be gone by now */
 		return lost(self, "read");
 	body = PyBytes_FromStringAndSize(self->message.body, (Py_ssize_t)self->message.length);
 	if (body && !readable(self)) {
@@ -121,15 +123,14 @@ static PyObject *message_bytes(message_object *self)
 	return body;
 }
 
-static PyObject *message_body(message_object *self, void *unused)
+static PyObject *message_body(message_object *self, void *Py_UNUSED(unused))
 {
 	PyObject *body = message_bytes(self);
 
-	(void)unused;
 	return body ? Py_NewRef(body) : NULL;
 }
 
-/* 0: pinned; 1: cannot be, a copy must do; -1: exception. */
+/* Returns 0: pinned; 1: it cannot be pinned, use a copy; -1: an exception is set. */
 static int message_pin(message_object *self)
 {
 	consumer_object *consumer = self->consumer;
@@ -179,9 +180,8 @@ static void message_releasebuffer(message_object *self, Py_buffer *view)
 		message_unpin(self);
 }
 
-static PyObject *message_view(message_object *self, void *unused)
+static PyObject *message_view(message_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyMemoryView_FromObject((PyObject *)self);
 }
 
@@ -203,39 +203,29 @@ static PyObject *settled(message_object *self, enum settle what, int64_t delay)
 	return settle_raise(self->consumer, status, what, self->epoch, 1, 1, self->message.id);
 }
 
-static PyObject *message_finish(message_object *self, PyObject *unused)
+static PyObject *message_finish(message_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return settled(self, SETTLE_FINISH, 0);
 }
 
-static PyObject *message_requeue(message_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                 PyObject *kwnames)
+static METHOD(message, requeue, , (DELAY, delay, 0))
 {
-	PyObject *delay = NULL;
-	int64_t ns;
-
-	if (ARGUMENTS("requeue", 0, {"delay", ARGUMENT_OBJECT, &delay}) < 0 ||
-	    seconds_parse(delay, "delay", false, &ns) < 0)
-		return NULL;
-	return settled(self, SETTLE_REQUEUE, ns);
+	return settled(self, SETTLE_REQUEUE, delay);
 }
 
-static PyObject *message_touch(message_object *self, PyObject *unused)
+static PyObject *message_touch(message_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return settled(self, SETTLE_TOUCH, 0);
 }
 
-static PyObject *message_enter(PyObject *self, PyObject *unused)
+static PyObject *message___enter__(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	return Py_NewRef(self);
 }
 
-/* As a batch's: finish(), or after an error requeue(), which then does not hide it; nothing if it
- * was settled in the block. */
-static PyObject *message_exit(message_object *self, PyObject *const *args, Py_ssize_t nargs)
+/* finish(), or requeue() after an error; a failure of that requeue does not hide the error. Does
+ * nothing if the message was settled in the block. */
+static PyObject *message___exit__(message_object *self, PyObject *const *args, Py_ssize_t nargs)
 {
 	bool failed = nargs > 0 && args[0] != Py_None;
 	PyObject *result;
@@ -249,7 +239,7 @@ static PyObject *message_exit(message_object *self, PyObject *const *args, Py_ss
 	Py_RETURN_NONE;
 }
 
-static PyObject *message_reduce(PyObject *self, PyObject *unused)
+static PyObject *message___reduce__(PyObject *self, PyObject *unused)
 {
 	(void)self, (void)unused;
 	return PyErr_Format(PyExc_TypeError,
@@ -259,21 +249,18 @@ static PyObject *message_reduce(PyObject *self, PyObject *unused)
 
 /* ---- the rest ------------------------------------------------------------------------------- */
 
-static PyObject *message_id(message_object *self, void *unused)
+static PyObject *message_id(message_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return id_str(self->message.id);
 }
 
-static PyObject *message_timestamp(message_object *self, void *unused)
+static PyObject *message_timestamp(message_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyLong_FromLongLong(self->message.timestamp);
 }
 
-static PyObject *message_attempts(message_object *self, void *unused)
+static PyObject *message_attempts(message_object *self, void *Py_UNUSED(unused))
 {
-	(void)unused;
 	return PyLong_FromUnsignedLong(self->message.attempts);
 }
 
@@ -293,29 +280,23 @@ static PyObject *message_repr(message_object *self)
 }
 
 static PyMethodDef message_methods[] = {
-	METHOD("finish", message_finish, METH_NOARGS,
-	       "finish($self)\n--\n\nDone: never delivered again on this channel."),
-	METHOD("requeue", message_requeue, FAST,
-	       "requeue($self, delay=0.0)\n--\n\nBack to the channel, after `delay` seconds, at most "
-	       "max_req_timeout."),
-	METHOD("touch", message_touch, METH_NOARGS, "touch($self)\n--\n\nA new timeout from now."),
-	METHOD("__enter__", message_enter, METH_NOARGS, "Itself."),
-	METHOD("__exit__", message_exit, METH_FASTCALL, "finish(), or requeue() after an error."),
-	METHOD("__reduce__", message_reduce, METH_NOARGS, "It cannot be pickled."),
+	METHOD_ROW(message, Message, finish, METH_NOARGS),
+	METHOD_ROW(message, Message, requeue, FAST),
+	METHOD_ROW(message, Message, touch, METH_NOARGS),
+	METHOD_ROW(message, Message, __enter__, METH_NOARGS),
+	METHOD_ROW(message, Message, __exit__, METH_FASTCALL),
+	METHOD_ROW(message, Message, __reduce__, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef message_properties[] = {
-	{"id", (getter)message_id, NULL, "16 hex digits.", NULL},
-	{"body", (getter)message_body, NULL, "The body as bytes.", NULL},
-	{"view", (getter)message_view, NULL, "The body in place, read-only.", NULL},
-	{"timestamp", (getter)message_timestamp, NULL, "When published, CLOCK_REALTIME ns.", NULL},
-	{"attempts", (getter)message_attempts, NULL, "Deliveries, this one included.", NULL},
-	{NULL, NULL, NULL, NULL, NULL},
+	GETTER_ROW(message, Message, id),       GETTER_ROW(message, Message, body),
+	GETTER_ROW(message, Message, view),     GETTER_ROW(message, Message, timestamp),
+	GETTER_ROW(message, Message, attempts), {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot message_slots[] = {
-	{Py_tp_doc, "One delivery."},
+	{Py_tp_doc, DOC_Message},
 	{Py_tp_dealloc, message_dealloc},
 	{Py_tp_repr, message_repr},
 	{Py_sq_length, message_length},
@@ -326,9 +307,4 @@ static PyType_Slot message_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec message_spec = {
-	.name = "shmq._native.Message",
-	.basicsize = sizeof(message_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = message_slots,
-};
+TYPE_SPEC(message, Message, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE);

@@ -1,15 +1,15 @@
-/* _native.Spill: a batch of messages on its way to disk. */
+/* _native.Spill: messages that are being written to disk. */
 #include "module.h"
 
 typedef struct spill_object {
 	PyObject_HEAD
 	broker_object *broker;
 	shmq_spill spill;
-	PyObject *lengths, *positions; /* memoryviews of bytearrays that spill's pointers lie in */
+	PyObject *lengths, *positions; /* memoryviews of bytearrays; spill's pointers point into them */
 	bool ended;
 } spill_object;
 
-/* memoryview(bytearray(bytes)).cast(format); *memory: its first byte. */
+/* memoryview(bytearray(bytes)).cast(format); *memory becomes the address of its first byte. */
 static PyObject *column_new(Py_ssize_t bytes, const char *format, void *memory)
 {
 	PyObject *array = PyByteArray_FromStringAndSize(NULL, bytes);
@@ -31,16 +31,34 @@ static int spill_give_back(spill_object *self, int64_t until)
 	return status;
 }
 
+bool spill_room(shmq_spill *spill, uint32_t queue, uint32_t n, bool chunk)
+{
+	*spill = (shmq_spill){.queue = queue};
+	spill->slots = PyMem_Calloc(n + !n, sizeof(*spill->slots));
+	spill->lengths = PyMem_Calloc(n + !n, sizeof(*spill->lengths));
+	if (chunk)
+		spill->positions = PyMem_Calloc(n + !n, sizeof(*spill->positions));
+	if (spill->slots && spill->lengths && (spill->positions || !chunk))
+		return true;
+	spill_room_free(spill);
+	PyErr_NoMemory();
+	return false;
+}
+
+void spill_room_free(shmq_spill *spill)
+{
+	PyMem_Free(spill->slots);
+	PyMem_Free(spill->lengths);
+	PyMem_Free(spill->positions);
+}
+
 PyObject *spill_new(broker_object *broker, shmq_spill *spill)
 {
 	spill_object *self = PyObject_New(spill_object, broker->state->spill);
-	uint32_t *lengths = spill->lengths;
-	uint64_t *positions = spill->positions; /* the caller's, or none yet */
 
 	if (!self) {
 		shmq_spill_end(broker->handle, spill, 0, false, shmq_now() + LOCK_SLICE_NS);
-		PyMem_Free(spill->slots);
-		PyMem_Free(spill->lengths);
+		spill_room_free(spill);
 		return NULL;
 	}
 	self->broker = (broker_object *)Py_NewRef((PyObject *)broker);
@@ -49,15 +67,15 @@ PyObject *spill_new(broker_object *broker, shmq_spill *spill)
 	self->lengths = column_new(4 * (Py_ssize_t)spill->count, "I", &self->spill.lengths);
 	self->positions = column_new(8 * (Py_ssize_t)spill->count, "Q", &self->spill.positions);
 	if (!self->lengths || !self->positions) {
-		Py_DECREF((PyObject *)self);
-		self = NULL;
+		Py_CLEAR(self);
 	} else {
 		for (uint32_t i = 0; i < spill->count; i++) {
-			self->spill.lengths[i] = lengths[i];
-			self->spill.positions[i] = positions ? positions[i] : 0;
+			self->spill.lengths[i] = spill->lengths[i];
+			self->spill.positions[i] = spill->positions ? spill->positions[i] : 0;
 		}
 	}
-	PyMem_Free(lengths);
+	PyMem_Free(spill->lengths);
+	PyMem_Free(spill->positions);
 	return (PyObject *)self;
 }
 
@@ -79,13 +97,12 @@ static bool spill_usable(spill_object *self)
 	return !self->ended && broker_usable(self->broker, "write messages to disk");
 }
 
-static PyObject *spill_encode(spill_object *self, PyObject *unused)
+static PyObject *spill_encode(spill_object *self, PyObject *Py_UNUSED(unused))
 {
 	PyObject *records;
 	char *buffer;
 	int status;
 
-	(void)unused;
 	if (!spill_usable(self))
 		return NULL;
 	records = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->spill.bytes);
@@ -93,7 +110,7 @@ static PyObject *spill_encode(spill_object *self, PyObject *unused)
 		return NULL;
 	buffer = PyBytes_AsString(records);
 	CORE_WAIT(self->broker, status, FOR_EVER, 0,
-	          ((void)until, shmq_spill_encode(self->broker->handle, &self->spill, buffer)));
+	          shmq_spill_encode(self->broker->handle, &self->spill, buffer));
 	if (status == SHMQ_OK)
 		return records;
 	Py_DECREF(records);
@@ -101,16 +118,11 @@ static PyObject *spill_encode(spill_object *self, PyObject *unused)
 	                    self->spill.queue);
 }
 
-static PyObject *spill_end(spill_object *self, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+static METHOD(spill, end, (U64, write_position)(BOOL, ok), )
 {
-	uint64_t write_position;
-	bool ok;
 	int status;
 
-	if (ARGUMENTS("end", 2, {"write_position", ARGUMENT_U64, &write_position},
-	              {"ok", ARGUMENT_BOOL, &ok}) < 0 ||
-	    !spill_usable(self))
+	if (!spill_usable(self))
 		return NULL;
 	BROKER_CALL(self->broker, status,
 	            shmq_spill_end(self->broker->handle, &self->spill, write_position, ok, until));
@@ -123,56 +135,27 @@ static PyObject *spill_end(spill_object *self, PyObject *const *args, Py_ssize_t
 	return PyBool_FromLong(status == SHMQ_OK);
 }
 
-static PyObject *spill_count(spill_object *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLong(self->spill.count);
-}
-
-static PyObject *spill_position(spill_object *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(self->spill.position);
-}
-
-static PyObject *spill_bytes(spill_object *self, void *unused)
-{
-	(void)unused;
-	return PyLong_FromUnsignedLongLong(self->spill.bytes);
-}
-
 static PyMethodDef spill_methods[] = {
-	METHOD("encode", spill_encode, METH_NOARGS,
-	       "encode($self)\n--\n\nThe records, one after the other."),
-	METHOD("end", spill_end, FAST,
-	       "end($self, write_position, ok)\n--\n\nStore the write position, free the slots."),
+	METHOD_ROW(spill, Spill, encode, METH_NOARGS),
+	METHOD_ROW(spill, Spill, end, FAST),
 	{NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef spill_properties[] = {
-	{"count", (getter)spill_count, NULL, "How many messages.", NULL},
-	{"bytes", (getter)spill_bytes, NULL, "Of all records.", NULL},
-	{"lengths", object_get, NULL, "Of each record, uint32.",
-	 (void *)offsetof(spill_object, lengths)},
-	{"positions", object_get, NULL,
-	 "Where each record will be, uint64; to be filled. Of a chunk: due times.",
-	 (void *)offsetof(spill_object, positions)},
-	{"position", (getter)spill_position, NULL, "Ahead: of the first record. Of a chunk: its number.",
-	 NULL},
-	{NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef spill_members[] = {
+	MEMBER_ROW(spill, Spill, count, T_UINT, spill.count),
+	MEMBER_ROW(spill, Spill, bytes, T_ULONGLONG, spill.bytes),
+	MEMBER_ROW(spill, Spill, position, T_ULONGLONG, spill.position),
+	MEMBER_ROW(spill, Spill, lengths, T_OBJECT, lengths),
+	MEMBER_ROW(spill, Spill, positions, T_OBJECT, positions),
+	{NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot spill_slots[] = {
-	{Py_tp_doc, "Messages on their way to disk."},
+	{Py_tp_doc, DOC_Spill},
 	{Py_tp_dealloc, spill_dealloc},
 	{Py_tp_methods, spill_methods},
-	{Py_tp_getset, spill_properties},
+	{Py_tp_members, spill_members},
 	{0, NULL},
 };
 
-PyType_Spec spill_spec = {
-	.name = "shmq._native.Spill",
-	.basicsize = sizeof(spill_object),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = spill_slots,
-};
+TYPE_SPEC(spill, Spill, Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE);

@@ -5,14 +5,12 @@ static bool waiter_usable(waiter_object *self)
 {
 	if (LIKELY(self->handle && !self->closed && !self->broker->closed))
 		return true;
-	if (self->handle)
+	if (init_called(self->handle != NULL, "Waiter"))
 		raise_status(self->state, SHMQ_CLOSED, NULL, "wait for messages");
-	else
-		PyErr_SetString(PyExc_RuntimeError, "Waiter.__init__() was not called");
 	return false;
 }
 
-/* Nobody waits with it any more. detach has taken the doorbell already. */
+/* No thread waits with it any more. If the broker is closed, detach gave the doorbell back. */
 static void waiter_end(waiter_object *self)
 {
 	if (!self->broker->closed)
@@ -34,7 +32,7 @@ static consumer_object *consumer_of(waiter_object *self, PyObject *object)
 	return consumer;
 }
 
-/* Their handles; room for as many indices behind them. */
+/* The handles of the consumers, followed by room for one index each. */
 static shmq_consumer **handles_of(waiter_object *self, PyObject *consumers, uint32_t n)
 {
 	shmq_consumer **handles = PyMem_Malloc((size_t)n * (sizeof(*handles) + sizeof(uint32_t)) + 1);
@@ -55,20 +53,7 @@ static shmq_consumer **handles_of(waiter_object *self, PyObject *consumers, uint
 	return handles;
 }
 
-static PyObject *indices(const uint32_t *ready, uint32_t count)
-{
-	PyObject *list = PyList_New(count);
-
-	for (uint32_t i = 0; list && i < count; i++) {
-		PyObject *index = PyLong_FromUnsignedLong(ready[i]);
-
-		if (!index || PyList_SetItem(list, i, index) < 0)
-			Py_CLEAR(list);
-	}
-	return list;
-}
-
-/* CORE_RAISED, or a status of shmq_waiter_wait. */
+/* Returns CORE_RAISED, or a status of shmq_waiter_wait. */
 static int sleep_until(waiter_object *self, shmq_consumer **handles, uint32_t n, int64_t deadline,
                        uint32_t *ready, uint32_t *count)
 {
@@ -89,65 +74,54 @@ static int sleep_until(waiter_object *self, shmq_consumer **handles, uint32_t n,
 	return status;
 }
 
-static PyObject *waiter_wait(waiter_object *self, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames)
+static METHOD(waiter, wait, (OBJECT, consumers)(I64, deadline_ns), )
 {
-	PyObject *given, *consumers, *result = NULL;
+	PyObject *tuple, *result = NULL;
 	shmq_consumer **handles;
 	uint32_t n, count = 0, *ready;
-	int64_t deadline;
 	int status;
 
-	if (ARGUMENTS("wait", 2, {"consumers", ARGUMENT_OBJECT, &given},
-	              {"deadline_ns", ARGUMENT_I64, &deadline}) < 0 ||
-	    !waiter_usable(self))
+	if (!waiter_usable(self))
 		return NULL;
-	consumers = PySequence_Tuple(given); /* keeps them while the GIL is released */
-	if (!consumers)
+	tuple = PySequence_Tuple(consumers); /* keeps the consumers while the GIL is released */
+	if (!tuple)
 		return NULL;
-	n = (uint32_t)PyTuple_Size(consumers);
-	handles = handles_of(self, consumers, n);
+	n = (uint32_t)PyTuple_Size(tuple);
+	handles = handles_of(self, tuple, n);
 	if (handles) {
 		ready = (uint32_t *)(handles + n);
-		status = deadline <= 0 ? shmq_waiter_wait(self->handle, handles, n, 0, ready, &count)
-		                       : sleep_until(self, handles, n, deadline, ready, &count);
+		status = deadline_ns <= 0 ? shmq_waiter_wait(self->handle, handles, n, 0, ready, &count)
+		                          : sleep_until(self, handles, n, deadline_ns, ready, &count);
 		if (status == SHMQ_OK || status == SHMQ_TIMEOUT || status == SHMQ_INTERRUPTED)
-			result = indices(ready, count);
+			result = list_of_numbers(ready, count);
 		else
 			raise_status(self->state, status, NULL, "wait for messages");
 		PyMem_Free(handles);
 	}
-	Py_DECREF(consumers);
+	Py_DECREF(tuple);
 	return result;
 }
 
-static PyObject *waiter_wake(waiter_object *self, PyObject *unused)
+static PyObject *waiter_wake(waiter_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	if (self->handle && !self->closed && !self->broker->closed)
 		shmq_waiter_wake(self->handle);
 	Py_RETURN_NONE;
 }
 
-static PyObject *waiter_pass_on(waiter_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *kwnames)
+static METHOD(waiter, pass_on, (OBJECT, consumer), )
 {
-	PyObject *object;
-	consumer_object *consumer;
+	consumer_object *other = consumer_of(self, consumer);
 
-	if (ARGUMENTS("pass_on", 1, {"consumer", ARGUMENT_OBJECT, &object}) < 0)
+	if (!other)
 		return NULL;
-	consumer = consumer_of(self, object);
-	if (!consumer)
-		return NULL;
-	if (!consumer->closed && !consumer->broker->closed)
-		shmq_consumer_pass(consumer->handle);
+	if (!other->closed && !other->broker->closed)
+		shmq_consumer_pass(other->handle);
 	Py_RETURN_NONE;
 }
 
-static PyObject *waiter_close(waiter_object *self, PyObject *unused)
+static PyObject *waiter_close(waiter_object *self, PyObject *Py_UNUSED(unused))
 {
-	(void)unused;
 	if (!self->handle || self->closed)
 		Py_RETURN_NONE;
 	if (self->waiting && !self->broker->closed)
@@ -176,10 +150,8 @@ static int waiter_init(waiter_object *self, PyObject *args, PyObject *kwargs)
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Waiter", names, self->state->broker,
 	                                 &broker))
 		return -1;
-	if (self->handle) {
-		PyErr_SetString(PyExc_RuntimeError, "Waiter.__init__() was called twice");
+	if (!init_first(self->handle != NULL, "Waiter"))
 		return -1;
-	}
 	if (!broker_usable(broker, "wait for messages"))
 		return -1;
 	status = shmq_waiter_open(broker->handle, &self->handle);
@@ -210,27 +182,16 @@ static void waiter_dealloc(waiter_object *self)
 }
 
 static PyMethodDef waiter_methods[] = {
-	METHOD("wait", waiter_wait, FAST,
-	       "wait($self, consumers, deadline_ns)\n--\n\nIndices of those with something to look at."),
-	METHOD("wake", waiter_wake, METH_NOARGS, "wake($self)\n--\n\nEnd the wait, or the next one."),
-	METHOD("pass_on", waiter_pass_on, FAST,
-	       "pass_on($self, consumer)\n--\n\nNobody here takes: tell the channel's next waiter."),
-	METHOD("close", waiter_close, METH_NOARGS, "close($self)\n--\n\nGive back its doorbell."),
+	METHOD_ROW(waiter, Waiter, wait, FAST),
+	METHOD_ROW(waiter, Waiter, wake, METH_NOARGS),
+	METHOD_ROW(waiter, Waiter, pass_on, FAST),
+	METHOD_ROW(waiter, Waiter, close, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot waiter_slots[] = {
-	{Py_tp_doc, "Waiter(broker)\n--\n\nOne thread that waits for many consumers."},
-	{Py_tp_new, type_new},
-	{Py_tp_init, waiter_init},
-	{Py_tp_dealloc, waiter_dealloc},
-	{Py_tp_methods, waiter_methods},
-	{0, NULL},
+	{Py_tp_doc, DOC_Waiter},         {Py_tp_new, type_new},           {Py_tp_init, waiter_init},
+	{Py_tp_dealloc, waiter_dealloc}, {Py_tp_methods, waiter_methods}, {0, NULL},
 };
 
-PyType_Spec waiter_spec = {
-	.name = "shmq._native.Waiter",
-	.basicsize = sizeof(waiter_object),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = waiter_slots,
-};
+TYPE_SPEC(waiter, Waiter, 0);

@@ -1,6 +1,6 @@
 #include "arena.h"
 
-#include "sane.h"
+#include "bounds.h"
 
 #include <string.h>
 
@@ -10,8 +10,8 @@
 
 typedef struct block {
 	uint64_t size_flags;
-	uint64_t before;  /* size of the block before; 0: none */
-	uint64_t next;    /* only in a free block: offset + 1 of its list neighbours, 0: none */
+	uint64_t before; /* size of the block before; 0: none */
+	uint64_t next;   /* only in a free block: offset + 1 of its list neighbours, 0: none */
 	uint64_t previous;
 } block;
 
@@ -51,15 +51,15 @@ static void bin_of(uint64_t size, unsigned *f, unsigned *s)
 /* Returns true if a block of at least one unit may begin here. The sentinel is one. */
 static bool block_in(uint64_t committed, uint64_t offset)
 {
-	return SANE(offset % UNIT == 0 && offset <= committed - UNIT);
+	return TRUST_CHECK(offset % UNIT == 0 && offset <= committed - UNIT);
 }
 
-/* The size of the block at this offset, or 0 if it cannot be right. */
+/* The size of the block at this offset, or 0 if the stored size is impossible. */
 static uint64_t size_in(uint8_t *base, uint64_t committed, uint64_t offset)
 {
 	uint64_t size = block_size(block_at(base, offset));
 
-	return SANE(size && size <= committed - UNIT - offset) ? size : 0;
+	return TRUST_CHECK(size && size <= committed - UNIT - offset) ? size : 0;
 }
 
 static bool list_push(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t offset,
@@ -95,11 +95,11 @@ static bool list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t committed, u
 
 	bin_of(size, &f, &s);
 	if (next && !(block_in(committed, next - 1) &&
-	              SANE(block_at(base, next - 1)->previous == offset + 1)))
+	              TRUST_CHECK(block_at(base, next - 1)->previous == offset + 1)))
 		return false;
 	if (previous ? !(block_in(committed, previous - 1) &&
-	                 SANE(block_at(base, previous - 1)->next == offset + 1))
-	             : !SANE(a->heads[f][s] == offset + 1))
+	                 TRUST_CHECK(block_at(base, previous - 1)->next == offset + 1))
+	             : !TRUST_CHECK(a->heads[f][s] == offset + 1))
 		return false;
 	if (next)
 		block_at(base, next - 1)->previous = previous;
@@ -116,8 +116,8 @@ static bool list_remove(shmq_arena_desc *a, uint8_t *base, uint64_t committed, u
 	return true;
 }
 
-/* First block that surely holds `size`: a higher list, or one of its own list that is big
- * enough. */
+/* Find a block of at least `size` bytes: the first in a higher list, or one of the list of this
+ * size that is large enough. */
 static uint64_t find(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t size)
 {
 	unsigned f, s;
@@ -185,7 +185,7 @@ uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint
 		return at;
 	b = block_at(base, at);
 	whole = size_in(base, committed, at);
-	if (!SANE(whole >= size && !(b->size_flags & IN_USE)) ||
+	if (!TRUST_CHECK(whole >= size && !(b->size_flags & IN_USE)) ||
 	    !list_remove(a, base, committed, at, whole))
 		return ARENA_BROKEN;
 	if (whole > size) {
@@ -203,12 +203,12 @@ bool arena_owns(const uint8_t *base, uint64_t committed, uint64_t body, uint32_t
 {
 	uint64_t at = body - HEAD, size = (uint64_t)capacity + HEAD;
 
-	return SANE(body >= HEAD && at % UNIT == 0 && at <= committed - UNIT &&
-	            size <= committed - UNIT - at &&
-	            ((const block *)(const void *)(base + at))->size_flags == (size | IN_USE));
+	return TRUST_CHECK(body >= HEAD && at % UNIT == 0 && at <= committed - UNIT &&
+	                   size <= committed - UNIT - at &&
+	                   ((const block *)(const void *)(base + at))->size_flags == (size | IN_USE));
 }
 
-/* A block in use becomes a free one, together with its free neighbours. */
+/* Free a block, and merge it with the free blocks beside it. */
 static bool release(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t at,
                     uint64_t size)
 {
@@ -221,10 +221,10 @@ static bool release(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint6
 		size += beside;
 	}
 	before = once(block_at(base, at)->before);
-	if (!SANE(before <= at && before % UNIT == 0))
+	if (!TRUST_CHECK(before <= at && before % UNIT == 0))
 		return false;
 	if (before && !(block_at(base, at - before)->size_flags & IN_USE)) {
-		if (!SANE(block_size(block_at(base, at - before)) == before) ||
+		if (!TRUST_CHECK(block_size(block_at(base, at - before)) == before) ||
 		    !list_remove(a, base, committed, at - before, before))
 			return false;
 		at -= before;
@@ -257,8 +257,8 @@ bool arena_claim(shmq_arena_desc *a, uint8_t *base, uint64_t committed, arena_cu
 	uint64_t at = body - HEAD, size = (uint64_t)capacity + HEAD;
 	block *b;
 
-	if (body < HEAD || at % UNIT || size % UNIT || at < cursor->at ||
-	    size > committed - UNIT || at > committed - UNIT - size)
+	if (body < HEAD || at % UNIT || size % UNIT || at < cursor->at || size > committed - UNIT ||
+	    at > committed - UNIT - size)
 		return false;
 	if (at > cursor->at) {
 		(void)make_free(a, base, committed, cursor->at, at - cursor->at, cursor->before);

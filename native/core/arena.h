@@ -7,8 +7,8 @@
  *   the last 64 bytes of the committed part are a sentinel block that is never free.
  *
  * Lists and tags lie in shared memory, so any of them may be garbage. No function here reads or
- * writes outside [0, committed); one that meets what cannot be right says so, and the caller has it
- * all made anew.
+ * writes outside [0, committed). A function that meets impossible values reports it, and the caller
+ * has the whole arena rebuilt.
  */
 #ifndef SHMQ_ARENA_H
 #define SHMQ_ARENA_H
@@ -20,13 +20,13 @@
 #define ARENA_FAILED UINT64_MAX       /* no block is large enough */
 #define ARENA_BROKEN (UINT64_MAX - 1) /* lists or tags are garbage: rebuild */
 
-/* Bytes a block for `length` bytes of body takes. */
+/* The size in bytes of a block for `length` bytes of body. */
 uint64_t arena_block_size(uint64_t length);
 void arena_reset(shmq_arena_desc *a);
-/* One free block over [0, committed). */
+/* Make the arena one free block over [0, committed). */
 void arena_init(shmq_arena_desc *a, uint8_t *base, uint64_t committed);
-/* Offset of a body of at least `length` bytes, `capacity` what it really has; or ARENA_FAILED,
- * ARENA_BROKEN. */
+/* Allocate a body of at least `length` bytes. Returns its offset, and its real size in `capacity`;
+ * or ARENA_FAILED, ARENA_BROKEN. */
 uint64_t arena_alloc(shmq_arena_desc *a, uint8_t *base, uint64_t committed, uint64_t length,
                      uint32_t *capacity);
 /* Returns true if a block in use has exactly this body. */

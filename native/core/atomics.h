@@ -11,13 +11,14 @@
 /* Counters with one writing side (a lock): no locked instruction needed. */
 #define bump(p, n) st((p), ld(p) + (n))
 #define fence_full() atomic_thread_fence(memory_order_seq_cst)
-/* Full, right after a mutex was unlocked: that is a locked instruction on x86 already. */
+/* A full fence right after a mutex was unlocked. On x86 the unlock is a locked instruction and
+ * therefore a full fence already. */
 #if defined(__x86_64__)
 #define fence_unlocked() atomic_signal_fence(memory_order_seq_cst)
 #else
 #define fence_unlocked() fence_full()
 #endif
-/* Load this line soon; any address is allowed. */
+/* Ask for a cache line ahead of its use. Any address is allowed. */
 #define prefetch(p) __builtin_prefetch(p)
 #define fence_acquire() atomic_thread_fence(memory_order_acquire)
 

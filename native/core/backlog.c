@@ -1,30 +1,30 @@
 /*
- * Moving a backlog to several channels, one message in one transaction, under the publish lock and
- * the backlog's deliver lock: MOVING(seq) in the backlog, PREPARED(seq) in every channel, the
- * commit word, READY, and FREE in the backlog. death: the commit word decides, as for a publish.
+ * Moving a backlog to several channels, one message in one transaction, under the publish lock (P)
+ * and the backlog's deliver lock (D): MOVING(seq) in the backlog, PREPARED(seq) in every channel,
+ * the commit word, READY, and FREE in the backlog. death: the commit word decides, as for a
+ * publish.
  */
 #include "atomics.h"
+#include "fanout.h"
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
 #include "locking.h"
 #include "producer.h"
-#include "room.h"
 #include "segment.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
 
-#include <string.h>
-
-/* The next message of a backlog: requeue ring, then (nothing on disk) ready ring, then deferred. */
+/* Find the next message of a backlog: in the requeue ring; then, if nothing is on disk, in the
+ * ready ring; then among the deferred ones. */
 static uint32_t backlog_next(shmq_map *map, unsigned *from)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map);
 
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
-		*from = SHMQ_BACK;
+		*from = SHMQ_REQUEUED;
 		return map->requeue[ld(&q->requeue_head) & mask];
 	}
 	if (!on_disk(q) && ld(&q->ready_head) != ld(&q->ready_tail)) {
@@ -39,17 +39,34 @@ static uint32_t backlog_next(shmq_map *map, unsigned *from)
 	return SHMQ_NONE;
 }
 
-/* One message, one transaction. P and the backlog's D held. */
-static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_map **channels,
-                    uint32_t count, int64_t until)
+/* Remove a message that was copied to the channels from the backlog. */
+static void backlog_pop(shmq_map *map, uint32_t slot, unsigned from)
 {
-	shmq_queue_desc *q = backlog->q;
+	shmq_queue_desc *q = map->q;
+
+	if (from == SHMQ_REQUEUED)
+		st_release(&q->requeue_head, ld(&q->requeue_head) + 1); /* SYNC(requeue-head) */
+	else if (from == SHMQ_READY)
+		st_release(&q->ready_head, ld(&q->ready_head) + 1); /* SYNC(ready-head) */
+	else
+		heap_remove(&map->deferred, slot);
+	if (from != SHMQ_READY)
+		in_use_remove(map, slot);
+	SHMQ_KILLPOINT("pump.popped");
+	slot_release(map, slot);
+}
+
+/* Move one message in one transaction. P and the backlog's D are held. */
+static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
+{
 	unsigned from;
 	uint32_t slot = backlog_next(backlog, &from);
 	shmq_slot_desc *s = &backlog->slots[slot];
-	uint64_t length, skip[SKIP_WORDS], seq = ld(&t->committed) + 1;
-	int64_t due;
+	uint64_t skip[SKIP_WORDS], length;
+	shmq_body body;
+	fanout f = {.p = p, .n = 1, .lengths = &length, .bodies = &body, .skip = skip};
 	span at;
+	int r;
 
 	if (from == SHMQ_FREE)
 		return SHMQ_EMPTY;
@@ -58,53 +75,29 @@ static int pump_one(shmq_broker *b, shmq_topic_desc *t, shmq_map *backlog, shmq_
 		return SHMQ_AGAIN;
 	}
 	length = at.length;
-	due = from == SHMQ_DEFERRED ? s->deadline : 0;
-	fanout_skip_none(skip, count);
-	for (uint32_t k = 0; k < count; k++) {
-		int r = room_for(b, channels[k], &length, 1, due ? FOR_DEFERRED : FOR_READY, until);
-
-		if (r == SHMQ_FULL && channels[k]->q->flags & SHMQ_FLAG_EPHEMERAL)
-			SKIP(skip, k);
-		else if (r)
-			return r;
-	}
+	body = (shmq_body){backlog->arena + at.body, length};
+	f.due = from == SHMQ_DEFERRED ? slot_due(s) : 0;
+	fanout_target(&f, p->maps, p->channels);
+	r = fanout_room(&f, until);
+	if (r)
+		return r;
+	f.seq = ld(&p->t->committed) + 1;
+	f.first_id = s->id;
+	f.timestamp = s->timestamp;
+	f.attempts = s->attempts;
+	f.bytes = length;
 	s->previous = (uint16_t)from;
-	s->move = seq;
+	s->move = f.seq;
 	SHMQ_KILLPOINT("pump.fields");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING));
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("pump.moving");
-	for (uint32_t k = 0; k < count; k++) {
-		uint8_t *body;
-		shmq_slot_desc *to = free_slot_for(channels[k], 0, length, &body);
-
-		if (SKIPPED(skip, k))
-			continue;
-		if (!to) { /* it was overwritten meanwhile: repaired as after a death */
-			st(&t->dirty, 1);
-			return SHMQ_AGAIN;
-		}
-		memcpy(body, backlog->arena + at.body, length);
-		fanout_prepare(to, s->id, seq, s->timestamp, due, length);
-		to->attempts = s->attempts;
-		st_release(&channels[k]->q->free_head, ld(&channels[k]->q->free_head) + 1);
-	}
-	st_release(&t->committed, seq);
+	r = fanout_prepare(&f);
+	if (r)
+		return r;
+	fanout_commit(&f);
 	SHMQ_KILLPOINT("pump.committed");
-	for (uint32_t k = 0; k < count; k++)
-		if (SKIPPED(skip, k))
-			bump(&channels[k]->q->dropped, 1);
-		else
-			fanout_flip(b, channels[k], NULL, ld(&channels[k]->q->free_head) - 1, 1, due, length);
-	if (from == SHMQ_BACK)
-		st_release(&q->requeue_head, ld(&q->requeue_head) + 1);
-	else if (from == SHMQ_READY)
-		st_release(&q->ready_head, ld(&q->ready_head) + 1);
-	else
-		heap_remove(&backlog->deferred, slot);
-	if (from != SHMQ_READY)
-		held_remove(backlog, slot);
-	SHMQ_KILLPOINT("pump.popped");
-	slot_release(backlog, slot);
+	fanout_flip(&f);
+	backlog_pop(backlog, slot, from);
 	return 0;
 }
 
@@ -132,7 +125,7 @@ int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, i
 		r = queue_lock_under(b, backlog, until);
 		if (!r) {
 			defer_drain(b, backlog);
-			while (*moved < n && !(r = pump_one(b, p->t, backlog, p->maps, p->channels, until)))
+			while (*moved < n && !(r = pump_one(p, backlog, until)))
 				++*moved;
 			queue_unlock(backlog);
 		}

@@ -1,16 +1,19 @@
 /*
- * Deferred messages that wait on disk. The files are the supervisor's; here are the slots and the
- * two commit words.
+ * Deferred messages that wait on disk, in chunks. The supervisor owns the files; this file moves
+ * the slots and stores the two commit words. P is the publish lock, D the deliver lock.
  *
- *   out  DEFERRED -> SPILLING(pos: number of the chunk), out of the heap but still held; written
- *        outside the locks, then under D deferred_write, then FREE. Not above it: on disk.
- *   in   under P and D: RESTORED(pos: chunk << 24 | number in it), then deferred_read, then DEFERRED.
- *        Before it in the same chunk: in memory.
- * Both are told from overflow by `previous`, which is DEFERRED.
+ *   out  DEFERRED -> SPILLING(pos: number of the chunk): out of the heap, but `in_use` still counts
+ *        it. The chunk is written outside the locks; then, under D, deferred_write is stored and the
+ *        slots become FREE. Chunks up to deferred_write are on disk.
+ *   in   under P and D: RESTORED(pos: chunk << 24 | number in it), then deferred_read is stored,
+ *        then DEFERRED. Messages of that chunk before deferred_read are in memory.
+ *
+ * `previous` is DEFERRED in both, which distinguishes them from overflow.
  */
 #include "chunk.h"
 
 #include "atomics.h"
+#include "batch.h"
 #include "doorbell.h"
 #include "handles.h"
 #include "heap.h"
@@ -20,7 +23,7 @@
 #include "rebuild.h"
 #include "record.h"
 #include "room.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
@@ -33,8 +36,8 @@
 
 static int by_due(const shmq_slot_desc *x, const shmq_slot_desc *y)
 {
-	if (x->deadline != y->deadline)
-		return x->deadline < y->deadline ? -1 : 1;
+	if (slot_due(x) != slot_due(y))
+		return slot_due(x) < slot_due(y) ? -1 : 1;
 	return x->id < y->id ? -1 : x->id > y->id;
 }
 
@@ -46,26 +49,26 @@ static bool is_ours(const shmq_map *map, const shmq_spill *s, uint32_t i)
 	       slot->pos == s->position;
 }
 
-/* Collect the slots that are due at from_due or later, by due time, in the requeue ring's
- * scratch space. */
-static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max_bytes)
+/* Collect the slots that are due at from_due or later, sorted by due time, in the requeue ring
+ * after its tail, which is scratch space. */
+static uint32_t choose(shmq_map *map, const batch_wish *wish)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail), count = 0;
 	uint32_t all = at_most(ld(&q->deferred_len), slots_of(map));
 	uint64_t bytes = 0;
 
-	for (uint32_t i = 0; i < all && count < n; i++) {
+	for (uint32_t i = 0; i < all && count < wish->n; i++) {
 		uint32_t slot = once(map->deferred.slot[i]);
 
 		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_is_in(map, &map->slots[slot])) {
 			queue_broken(map);
 			return 0;
 		}
-		if (map->deferred.when[i] < from_due)
+		if (map->deferred.when[i] < wish->from_due)
 			continue;
-		bytes += map->slots[slot].length + RECORD_HEAD;
-		if (count && bytes > max_bytes)
+		bytes += map->slots[slot].length + SHMQ_RECORD_HEAD;
+		if (count && bytes > wish->max_bytes)
 			break;
 		map->requeue[(tail + count++) & mask] = slot;
 	}
@@ -73,19 +76,16 @@ static uint32_t choose(shmq_map *map, int64_t from_due, uint32_t n, uint64_t max
 	return count;
 }
 
-/* The deliver lock (D) is held. */
-static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t n,
-                      uint64_t max_bytes, shmq_spill *out)
+static int begin_some(shmq_broker *b, shmq_map *map, const batch_wish *wish, shmq_spill *out)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail), count;
 
 	if (out->position <= ld(&q->deferred_write) || out->position >> (64 - SHMQ_CHUNK_SHIFT))
-		return because(SHMQ_INVALID, "chunk %llu is used already",
-		               (unsigned long long)out->position);
+		return fail(SHMQ_INVALID, "chunk %llu is used already", (unsigned long long)out->position);
 	defer_drain(b, map);
 	/* While its files still have another name, no file is added to them. */
-	count = ld(&q->base_pending) ? 0 : choose(map, from_due, n, max_bytes);
+	count = ld(&q->base_pending) ? 0 : choose(map, wish);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
 		shmq_slot_desc *s = &map->slots[slot];
@@ -99,12 +99,12 @@ static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t 
 		s->pos = out->position;
 		s->previous = SHMQ_DEFERRED;
 		SHMQ_KILLPOINT("chunk.fields");
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("chunk.state");
 		heap_remove(&map->deferred, slot);
 		out->slots[i] = slot;
-		out->lengths[i] = at.length + RECORD_HEAD;
-		out->positions[i] = (uint64_t)s->deadline;
+		out->lengths[i] = at.length + SHMQ_RECORD_HEAD;
+		out->positions[i] = (uint64_t)slot_due(s);
 		out->bytes += out->lengths[i];
 	}
 	out->count = count;
@@ -114,35 +114,11 @@ static int begin_some(shmq_broker *b, shmq_map *map, int64_t from_due, uint32_t 
 int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
                      uint64_t max_bytes, int64_t until, shmq_spill *out)
 {
-	shmq_map *map;
-	int r = map_get(b, queue, &map);
+	batch_wish wish = {.n = n, .max_bytes = max_bytes, .from_due = from_due};
 
-	if (r)
-		return r;
-	touch(b, queue);
-	out->queue = queue;
-	out->from = SHMQ_SPILL_CHUNK;
+	out->source = SHMQ_SPILL_CHUNK;
 	out->position = chunk;
-	out->count = 0;
-	out->bytes = 0;
-	for (bool repaired = false;; repaired = true) {
-		bool broken;
-
-		r = queue_lock(b, map, until);
-		if (r)
-			break;
-		r = begin_some(b, map, from_due, n, max_bytes, out);
-		broken = !out->count && ld(&map->q->dirty);
-		queue_unlock(map);
-		if (!broken)
-			break;
-		if (repaired) {
-			r = queue_corrupt(map);
-			break;
-		}
-	}
-	map_release(map);
-	return r;
+	return batch_begin(b, queue, &wish, until, begin_some, out);
 }
 
 /* Both locks (P and D) are held. */
@@ -152,6 +128,7 @@ static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 		if (is_ours(map, s, i)) {
 			shmq_slot_desc *slot = &map->slots[s->slots[i]];
 
+			/* SYNC(slot-state) */
 			st_release(&slot->word, word_next(ld(&slot->word), SHMQ_DEFERRED));
 		}
 	queue_rebuild(b, map, false);
@@ -160,54 +137,47 @@ static void chunk_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 /* The number up to which chunks were emptied; never above the number of the last chunk. */
 static uint64_t gone_of(shmq_queue_desc *q)
 {
-	uint64_t gone = ld(&q->deferred_gone);
+	uint64_t gone = ld(&q->deferred_gone); /* SYNC(deferred-gone) */
 
-	return SANE(gone <= ld(&q->deferred_write)) ? gone : 0;
+	return TRUST_CHECK(gone <= ld(&q->deferred_write)) ? gone : 0;
 }
 
-int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until)
+static bool still_ours(shmq_map *map, const shmq_spill *s)
 {
-	shmq_map *map;
-	shmq_queue_desc *q;
 	bool whole = true;
-	int r = map_get(b, s->queue, &map);
+
+	for (uint32_t i = 0; i < s->count; i++)
+		whole &= is_ours(map, s, i);
+	return whole;
+}
+
+int chunk_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until)
+{
+	shmq_queue_desc *q = map->q;
+	bool commit = ok;
+	int r = batch_lock(b, map, s, until, still_ours, &commit);
 
 	if (r)
 		return r;
-	q = map->q;
-	r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
-	if (r)
-		goto out;
-	for (uint32_t i = 0; i < s->count; i++)
-		whole &= is_ours(map, s, i);
-	if (ok && !whole) { /* emptied */
-		queue_unlock(map);
-		r = both_lock(b, map, until);
-		if (r)
-			goto out;
-	}
-	if (!ok || !whole) {
+	if (!commit) {
 		chunk_undo(b, map, s);
 		both_unlock(b, map);
-		r = ok ? SHMQ_GONE : 0;
-		goto out;
+		return ok ? SHMQ_GONE : 0;
 	}
 	if (gone_of(q) != ld(&q->deferred_gone))
 		st(&q->deferred_gone, 0); /* otherwise this chunk would inherit it */
 	SHMQ_KILLPOINT("chunk.written");
-	st_release(&q->deferred_write, s->position);
+	st_release(&q->deferred_write, s->position); /* SYNC(deferred-write) */
 	SHMQ_KILLPOINT("chunk.committed");
 	bump(&q->deferred_depth, s->count);
 	for (uint32_t i = 0; i < s->count; i++) {
-		held_remove(map, s->slots[i]);
+		in_use_remove(map, s->slots[i]);
 		slot_release(map, s->slots[i]);
 		SHMQ_KILLPOINT("chunk.freed");
 	}
 	queue_unlock(map);
 	wait_wake(b, &q->space, WAKE_ALL);
-out:
-	map_release(map);
-	return r;
+	return 0;
 }
 
 /* Both locks (P and D) are held. */
@@ -222,10 +192,11 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 	if (position >> SHMQ_CHUNK_SHIFT <= gone_of(q))
 		return SHMQ_GONE;
 	if (position >> SHMQ_CHUNK_SHIFT == read >> SHMQ_CHUNK_SHIFT && position != read)
-		return because(SHMQ_INVALID, "of chunk %llu message %llu is next",
-		               (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
-		               (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
-	for (uint32_t i = 0; i < n; i++) /* a repair inside the lock call may have taken the bodies back */
+		return fail(SHMQ_INVALID, "of chunk %llu message %llu is next",
+		            (unsigned long long)(read >> SHMQ_CHUNK_SHIFT),
+		            (unsigned long long)(read & ((1u << SHMQ_CHUNK_SHIFT) - 1)));
+	/* A repair inside the lock call may have taken the bodies back. */
+	for (uint32_t i = 0; i < n; i++)
 		if (!free_slot_for(map, i, lengths[i], &body))
 			return SHMQ_AGAIN;
 	defer_drain(b, map);
@@ -243,10 +214,10 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 		s->previous = SHMQ_DEFERRED;
 		s->pos = position + i;
 		SHMQ_KILLPOINT("load.fields");
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("load.state");
 	}
-	st_release(&q->deferred_read, position + n);
+	st_release(&q->deferred_read, position + n); /* SYNC(deferred-read) */
 	SHMQ_KILLPOINT("load.committed");
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = free_slot(map, i);
@@ -256,12 +227,12 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 			queue_broken(map);
 			continue;
 		}
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("load.deferred");
-		heap_push(&map->deferred, s->deadline, slot);
-		held_add(map, slot);
+		heap_push(&map->deferred, slot_due(s), slot);
+		in_use_add(map, slot);
 	}
-	st_release(&q->free_head, ld(&q->free_head) + n);
+	st_release(&q->free_head, ld(&q->free_head) + n); /* SYNC(free-head) */
 	SHMQ_KILLPOINT("load.head");
 	st(&q->deferred_depth, ld(&q->deferred_depth) > n ? ld(&q->deferred_depth) - n : 0);
 	due_note(b, map->index, heap_first(&map->deferred));
@@ -282,14 +253,14 @@ int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t l
 	*taken = 0;
 	if (r)
 		goto out;
-	touch(b, queue);
-	while (found < n && record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec,
-	                                &size) > 0) {
+	client_note_queue(b, queue);
+	while (found < n &&
+	       record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec, &size) > 0) {
 		lengths[found++] = rec.length;
 		at += size;
 	}
 	if (found != n || at != length) {
-		r = because(SHMQ_INVALID, "a chunk is loaded by whole records, each with its due time");
+		r = fail(SHMQ_INVALID, "a chunk is loaded by whole records, each with its due time");
 		goto out;
 	}
 	t = topic_of(b, map);
@@ -317,17 +288,14 @@ out:
 int shmq_chunk_depth(shmq_broker *b, uint32_t queue, uint64_t depth, int64_t until)
 {
 	shmq_map *map;
-	int r = map_get(b, queue, &map);
+	int r = queue_enter(b, queue, until, &map);
 
 	if (r)
 		return r;
-	r = queue_lock(b, map, until);
-	if (!r) {
-		st(&map->q->deferred_depth, depth);
-		queue_unlock(map);
-	}
+	st(&map->q->deferred_depth, depth);
+	queue_unlock(map);
 	map_release(map);
-	return r;
+	return 0;
 }
 
 int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth)
@@ -338,13 +306,13 @@ int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth)
 	int r;
 
 	if (fstat(fd, &found) || (uint64_t)found.st_size < sizeof(*q))
-		return because(SHMQ_INVALID, "this is no queue segment");
+		return fail(SHMQ_INVALID, "this is no queue segment");
 	r = segment_map(fd, sizeof(*q), &base);
 	if (r)
 		return r;
 	q = (shmq_queue_desc *)(void *)base;
 	st(&q->deferred_depth, depth);
-	st_release(&q->deferred_write, highest);
+	st_release(&q->deferred_write, highest); /* SYNC(deferred-write) */
 	segment_unmap(base, sizeof(*q));
 	return 0;
 }

@@ -5,6 +5,6 @@
 #include "handles.h"
 #include "shmq_supervisor.h"
 
-int chunk_end(shmq_broker *b, const shmq_spill *s, bool ok, int64_t until);
+int chunk_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until);
 
 #endif

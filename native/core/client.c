@@ -20,8 +20,8 @@
 
 #include <unistd.h>
 
-/* Make pages and life locks of the client entries up to `n`, once for all. The registry lock is
- * held. */
+/* Allocate the pages and the life locks of the first `n` client entries, if they do not exist yet.
+ * The registry lock is held. */
 static int clients_commit(shmq_broker *b, uint32_t n)
 {
 	uint32_t have = clients_of(b);
@@ -35,13 +35,13 @@ static int clients_commit(shmq_broker *b, uint32_t n)
 	while (!r && have < n) {
 		r = lock_init(&b->clients[have].life);
 		if (!r)
-			st_release(&b->d->clients_committed, ++have);
+			st_release(&b->d->clients_committed, ++have); /* SYNC(clients-committed) */
 	}
 	return r;
 }
 
-/* A free entry, with its life lock taken. A thread that outlives its broker may still hold the
- * life lock of a free entry; such an entry is passed over. */
+/* Find a free entry and take its life lock. A thread that outlives its broker may still hold the
+ * life lock of a free entry; such an entry is skipped. */
 static int client_claim(shmq_broker *b, uint32_t *index)
 {
 	for (uint32_t i = 0; i < SHMQ_CLIENTS; i++) {
@@ -73,15 +73,15 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	if (b->attached)
 		return 0;
 	if (b->d->pid_namespace != pid_namespace_inode())
-		return because(SHMQ_INVALID, "this process is in another PID namespace than the broker: "
-		                             "share it (docker run --pid=... --ipc=...)");
+		return fail(SHMQ_INVALID, "this process is in another PID namespace than the broker: "
+		                          "share it (docker run --pid=... --ipc=...)");
 	r = registry_lock(b, until);
 	if (r)
 		return r;
-	if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
+	if (ld(&b->d->segment.ready) != SHMQ_READY_STATE) /* SYNC(segment-ready) */
 		r = SHMQ_GONE;
-	else if (ld(&b->d->stopping) && kind != SHMQ_AS_SUPERVISOR)
-		r = because(SHMQ_NOT_RUNNING, "the broker is stopping");
+	else if (ld(&b->d->stopping) && kind != SHMQ_AS_SUPERVISOR) /* SYNC(stopping) */
+		r = fail(SHMQ_NOT_RUNNING, "the broker is stopping");
 	else
 		r = client_claim(b, &b->client);
 	if (r)
@@ -96,7 +96,7 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	c->uid = geteuid();
 	st(&c->orphan, 0);
 	SHMQ_KILLPOINT("attach.filled");
-	st_release(&c->state, SHMQ_CLIENT_LIVE);
+	st_release(&c->state, SHMQ_CLIENT_LIVE); /* SYNC(client-state) */
 	SHMQ_KILLPOINT("attach.live");
 	b->client_generation = ld(&c->generation);
 	b->attached = b->life = true;
@@ -122,6 +122,6 @@ int shmq_broker_detach(shmq_broker *b, int64_t until)
 	b->attached = false;
 	b->bell = SHMQ_NONE;
 	b->life = !lock_drop(&c->life); /* it stays held by another thread that attached */
-	supervisor_ring(b, RING_LEFT);
+	supervisor_ring(b, SHMQ_RING_LEFT);
 	return 0;
 }

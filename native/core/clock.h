@@ -22,7 +22,8 @@ static inline int64_t now_ns(void)
 	return clock_ns(CLOCK_MONOTONIC);
 }
 
-/* Some 4 ms coarse and four times cheaper; rounded up, so that nothing expires too early. */
+/* A clock that ticks every 4 ms and costs a quarter of the exact one. The time is rounded up, so
+ * that nothing expires too early. */
 static inline int64_t now_coarse_ns(void)
 {
 	return clock_ns(CLOCK_MONOTONIC_COARSE) + 4 * NS_PER_MS;
@@ -38,7 +39,7 @@ static inline struct timespec timespec_of(int64_t ns)
 	return (struct timespec){.tv_sec = ns / NS_PER_S, .tv_nsec = ns % NS_PER_S};
 }
 
-/* a + b, stopping at the largest value: an endless timeout stays one. */
+/* a + b, or INT64_MAX if that overflows: an endless timeout stays endless. */
 static inline int64_t later(int64_t a, int64_t b)
 {
 	int64_t sum;

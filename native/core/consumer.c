@@ -1,14 +1,14 @@
 /*
  * The consumer's side of one bounded queue: take, finish, requeue, touch, pins, waiting. All of it
- * is under the deliver lock (D). Of what the publish lock (P) owns it reads only the tails and
- * `committed`.
+ * is under the deliver lock (D). Of the words that belong to the publish lock (P) it reads only the
+ * ring tails and `committed`.
  *
  * Order of stores, so that a rebuild from the state words repairs a death:
  *   out of the queue   fields, state word, ring head, heap
  *   finish             state word, heap, ring entry, ring tail
  *   back into it       order counter, fields, state word, heap, ring entry, ring tail
- * A death with D held sets `dirty` (locking.c), so between the state word and the rest anything may
- * be missing.
+ * After a death with D held the next locker sets `dirty` (locking.c), so any of the stores after
+ * the state word may be missing.
  */
 #include "consumer.h"
 
@@ -34,25 +34,16 @@
 int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t max_in_flight,
                        int64_t msg_timeout_ns, int64_t until, shmq_consumer **out)
 {
-	shmq_consumer *c;
+	shmq_consumer *c = calloc(1, sizeof(*c));
 	shmq_map *map;
-	int r = usable_status(b);
+	int r = c ? queue_enter_serial(b, queue, serial, until, &map) : SHMQ_NO_MEMORY;
 
-	if (!r)
-		r = map_get_serial(b, queue, serial, &map);
-	if (r)
+	if (r) {
+		free(c);
 		return r;
-	c = calloc(1, sizeof(*c));
-	if (!c) {
-		map_release(map);
-		return SHMQ_NO_MEMORY;
 	}
-	touch(b, queue);
-	r = queue_lock(b, map, until);
-	if (!r) {
-		r = session_open(b, map, max_in_flight, &c->session);
-		queue_unlock(map);
-	}
+	r = session_open(b, map, max_in_flight, &c->session);
+	queue_unlock(map);
 	if (r) {
 		map_release(map);
 		free(c);
@@ -99,7 +90,7 @@ int shmq_consumer_close(shmq_consumer *c, int64_t until)
 	if (returned || ring_count(&c->map->q->ready_head, &c->map->q->ready_tail))
 		wake_takers(c->b, c->map, returned + 1);
 	if (c->map->q->flags & SHMQ_FLAG_EPHEMERAL)
-		supervisor_ring(c->b, RING_LEFT);
+		supervisor_ring(c->b, SHMQ_RING_LEFT);
 	shmq_consumer_wake(c);
 	return 0;
 }
@@ -126,7 +117,7 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 	uint64_t order, bytes = 0;
 	span at;
 
-	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
+	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail)) /* SYNC(defer-tail) */
 		defer_drain(c->b, map);
 	left = ld(&session->in_flight);
 	left = left < ld(&c->max_in_flight) ? ld(&c->max_in_flight) - left : 0;
@@ -143,23 +134,23 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word;
 
-		word = SHMQ_WORD(SHMQ_INFLIGHT, c->b->client, SHMQ_GENERATION_OF(ld(&s->word)) + 1);
+		word = SHMQ_WORD(SHMQ_IN_FLIGHT, c->b->client, SHMQ_GENERATION_OF(ld(&s->word)) + 1);
 		s->deadline = deadline;
 		s->delivered = now;
 		s->session = c->session;
 		s->move = ++order;
 		SHMQ_KILLPOINT("take.fields");
-		st_release(&s->word, word);
+		st_release(&s->word, word); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("take.state");
-		st_release(head, ld(head) + 1);
+		st_release(head, ld(head) + 1); /* SYNC(ready-head) SYNC(requeue-head) */
 		SHMQ_KILLPOINT("take.head");
 		/* A client that dies before this store has handed nothing out: nobody saw the delivery, so
 		 * it is not counted. */
 		s->attempts++;
-		heap_push(&map->inflight, deadline, slot);
+		heap_push(&map->in_flight, deadline, slot);
 		SHMQ_KILLPOINT("take.heap");
 		if (head == &q->ready_head)
-			held_add(map, slot);
+			in_use_add(map, slot);
 		out[taken++] = (shmq_message){.word = word,
 		                              .id = s->id,
 		                              .timestamp = s->timestamp,
@@ -225,12 +216,13 @@ void shmq_consumer_limit(shmq_consumer *c, uint32_t max_in_flight)
 {
 	st(&c->max_in_flight, max_in_flight);
 	if (!consumer_status(c))
-		c->map->sessions[c->session].max_in_flight = max_in_flight; /* for readers without the lock */
+		c->map->sessions[c->session]
+				.max_in_flight = max_in_flight; /* for readers without the lock */
 }
 
-bool shmq_message_held(shmq_consumer *c, const shmq_message *m)
+bool shmq_message_is_ours(shmq_consumer *c, const shmq_message *m)
 {
-	fence_acquire();
+	fence_acquire(); /* SYNC(slot-state) */
 	return ld(&c->map->slots[m->slot].word) == m->word;
 }
 
@@ -244,6 +236,7 @@ bool may_take(shmq_consumer *c)
 		return false;
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail))
 		return true;
+	/* SYNC(ready-tail) */
 	return ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(c->map);
 }
 
@@ -274,13 +267,8 @@ int shmq_consumer_wait(shmq_consumer *c, int64_t deadline)
 
 	if (r)
 		return r;
-	if (bell_get(c->b, &bell)) { /* the table of waiters is full: poll */
-		struct timespec t = timespec_of(2 * NS_PER_MS);
-
-		if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
-			return SHMQ_INTERRUPTED;
-		return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
-	}
+	if (bell_get(c->b, &bell))
+		return bell_none(deadline, 2 * NS_PER_MS);
 	(void)consumer_enter(c, bell); /* without an entry it looks again after 1 s */
 	wait_announce(&q->takers, bell);
 	SHMQ_KILLPOINT("wait.announced");
@@ -373,16 +361,16 @@ static void finish_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64
 {
 	shmq_map *map = c->map;
 	uint64_t word = ld(&s->word);
-	unsigned next = s->pins ? SHMQ_DONE : SHMQ_FREE;
+	unsigned next = s->pins ? SHMQ_PINNED : SHMQ_FREE;
 
-	st_release(&s->word, word_next(word, next));
+	st_release(&s->word, word_next(word, next)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("finish.state");
 	latency_record(map->latency, s->timestamp, realtime);
-	heap_remove(&map->inflight, slot);
+	heap_remove(&map->in_flight, slot);
 	SHMQ_KILLPOINT("finish.heap");
 	session_settle(c, s);
 	if (next == SHMQ_FREE) {
-		held_remove(map, slot);
+		in_use_remove(map, slot);
 		free_push(map, slot);
 	}
 }
@@ -405,8 +393,8 @@ int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok
 	/* A thread may wait not for messages but for its in-flight limit, or the queue's, to allow
 	 * more. */
 	limited = ld(&session->in_flight) + done >= ld(&c->max_in_flight) ||
-	          ld(&q->held) + done >= c->map->inflight_slots ||
-	          ld(&q->held_bytes) > bytes_budget(c->map) / 2;
+	          ld(&q->in_use) + done >= c->map->in_flight_slots ||
+	          ld(&q->in_use_bytes) > bytes_budget(c->map) / 2;
 	queue_unlock(c->map);
 	if (done)
 		wake_space(c->b, c->map);
@@ -421,15 +409,15 @@ static void requeue_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int6
 
 	session_settle(c, s);
 	if (delay <= 0) {
-		slot_back(map, slot, ld(&topic_of(c->b, map)->committed) + 1);
-		heap_remove(&map->inflight, slot);
+		slot_requeue(map, slot, ld(&topic_of(c->b, map)->committed) + 1);
+		heap_remove(&map->in_flight, slot);
 		return;
 	}
 	s->deadline = later(realtime_ns(), delay);
 	SHMQ_KILLPOINT("requeue.due");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED));
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("requeue.state");
-	heap_remove(&map->inflight, slot);
+	heap_remove(&map->in_flight, slot);
 	SHMQ_KILLPOINT("requeue.heap");
 	heap_push(&map->deferred, s->deadline, slot);
 	due_note(c->b, map->index, s->deadline);
@@ -441,7 +429,10 @@ int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t de
 	int64_t most = c->b->d->limits.max_req_timeout;
 	uint32_t done;
 	int r = settle(c, m, n, ok, until, requeue_one,
-	               delay_ns < 0 ? 0 : delay_ns > most ? most : delay_ns, &done);
+	               delay_ns < 0      ? 0
+	               : delay_ns > most ? most
+	                                 : delay_ns,
+	               &done);
 
 	if (!locked_after(r))
 		return not_settled(r);
@@ -463,7 +454,7 @@ static void touch_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_
 		deadline = most;
 	s->deadline = deadline;
 	SHMQ_KILLPOINT("touch.deadline");
-	heap_change(&c->map->inflight, slot, deadline);
+	heap_change(&c->map->in_flight, slot, deadline);
 }
 
 int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until)
@@ -503,8 +494,7 @@ int shmq_pin(shmq_consumer *c, const shmq_message *m, int64_t until)
 		                                   c->map->serial << 24 | m->slot)) {
 			uint32_t high = ld(&client->pins_high);
 
-			while (high < p + 1 &&
-			       !atomic_compare_exchange_weak(&client->pins_high, &high, p + 1))
+			while (high < p + 1 && !atomic_compare_exchange_weak(&client->pins_high, &high, p + 1))
 				;
 			SHMQ_KILLPOINT("pin.logged");
 			s->pins++;
@@ -528,7 +518,7 @@ int shmq_unpin(shmq_consumer *c, const shmq_message *m, int64_t until)
 	if (!r)
 		r = queue_lock(c->b, map, until);
 	if (r == SHMQ_FORKED || r == SHMQ_CLOSED)
-		return 0; /* it is the parent's pin, or it was given back with everything else */
+		return 0; /* it is the parent's pin, or it was given back with all others */
 	if (r && r != SHMQ_GONE)
 		return r;
 	for (uint32_t p = 0; p < SHMQ_PINS; p++)
@@ -537,8 +527,8 @@ int shmq_unpin(shmq_consumer *c, const shmq_message *m, int64_t until)
 
 			st(&client->pins[p], 0);
 			SHMQ_KILLPOINT("unpin.logged");
-			if (last && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DONE) {
-				held_remove(map, m->slot);
+			if (last && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_PINNED) {
+				in_use_remove(map, m->slot);
 				slot_release(map, m->slot);
 				freed = true;
 			}

@@ -1,4 +1,4 @@
-/* A thread that waits for several consumers needs this of each. */
+/* The parts of a consumer that a thread waiting for several consumers uses. */
 #ifndef SHMQ_CONSUMER_H
 #define SHMQ_CONSUMER_H
 

@@ -39,8 +39,8 @@ static int segment_reserve(int fd, uint8_t *base, uint64_t size, uint64_t first)
 	do
 		r = posix_fallocate(fd, 0, (off_t)size);
 	while (r == EINTR);
-	return r ? because(SHMQ_NO_SPACE, "reserving %llu bytes: %s", (unsigned long long)size,
-	                   strerror(r))
+	return r ? fail(SHMQ_NO_SPACE, "reserving %llu bytes: %s", (unsigned long long)size,
+	                strerror(r))
 	         : 0;
 }
 
@@ -59,7 +59,7 @@ void segment_fill(shmq_segment_desc *s, enum shmq_segment_kind kind, uint64_t si
 	s->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
 }
 
-static void limits_store(shmq_limits_desc *to, const shmq_limits *from)
+void limits_store(shmq_limits_desc *to, const shmq_limits *from)
 {
 	to->msg_timeout = from->msg_timeout_ns;
 	to->max_msg_timeout = from->max_msg_timeout_ns;
@@ -67,7 +67,7 @@ static void limits_store(shmq_limits_desc *to, const shmq_limits *from)
 	to->max_msg_size = from->max_msg_size;
 	to->node_id = from->node_id;
 	to->mem_queue_size = from->mem_queue_size;
-	to->inflight_slots = from->inflight_slots;
+	to->in_flight_slots = from->in_flight_slots;
 	to->arena_size = from->arena_size;
 }
 
@@ -80,20 +80,20 @@ static shmq_limits limits_load(const shmq_limits_desc *from)
 	                     .arena_size = from->arena_size,
 	                     .node_id = from->node_id,
 	                     .mem_queue_size = from->mem_queue_size,
-	                     .inflight_slots = from->inflight_slots};
+	                     .in_flight_slots = from->in_flight_slots};
 }
 
 static int limits_check(const shmq_limits *l)
 {
-	uint64_t slots = (uint64_t)l->mem_queue_size + l->inflight_slots;
+	uint64_t slots = (uint64_t)l->mem_queue_size + l->in_flight_slots;
 
-	if (l->inflight_slots < 16 || slots > 1u << 23 || l->arena_size < 2 * SHMQ_ARENA_FIRST ||
-	    l->arena_size > (uint64_t)1 << 38 || l->node_id >= 1u << SHMQ_ID_NODE_BITS ||
+	if (l->in_flight_slots < 16 || slots > SHMQ_SLOTS_MAX || l->arena_size < 2 * SHMQ_ARENA_FIRST ||
+	    l->arena_size > SHMQ_ARENA_MAX || l->node_id >= 1u << SHMQ_ID_NODE_BITS ||
 	    !l->max_msg_size || l->max_msg_size > l->arena_size / 4 * 3 || l->msg_timeout_ns <= 0 ||
 	    l->max_msg_timeout_ns <= 0 || l->max_req_timeout_ns < 0)
-		return because(SHMQ_INVALID,
-		               "limits: inflight_slots >= 16, all slots <= 8388608, 64 KiB <= arena_size "
-		               "<= 256 GiB, max_msg_size <= 3/4 of arena_size, node_id < 1024");
+		return fail(SHMQ_INVALID,
+		            "limits: in_flight_slots >= 16, all slots <= 8388608, 64 KiB <= arena_size "
+		            "<= 256 GiB, max_msg_size <= 3/4 of arena_size, node_id < 1024");
 	return 0;
 }
 
@@ -107,9 +107,9 @@ int shmq_directory_create(int fd, const shmq_limits *limits)
 
 	if (r)
 		return r;
-	because_nothing();
+	error_clear();
 	if (ftruncate(fd, (off_t)p.size))
-		return because(SHMQ_NO_SPACE, "sizing the directory: %s", strerror(errno));
+		return fail(SHMQ_NO_SPACE, "sizing the directory: %s", strerror(errno));
 	r = segment_map(fd, p.size, &base);
 	if (r)
 		return r;
@@ -144,21 +144,62 @@ int shmq_directory_create(int fd, const shmq_limits *limits)
 		column[i % SHMQ_QUEUES] = INT64_MAX;
 	}
 	SHMQ_KILLPOINT("directory.ready");
-	st_release(&d->segment.ready, SHMQ_READY_STATE);
+	st_release(&d->segment.ready, SHMQ_READY_STATE); /* SYNC(segment-ready) */
 out:
 	segment_unmap(base, p.size);
 	return r;
 }
 
-int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, uint32_t topic,
-                      const char *file_base, uint64_t disk_read, uint64_t disk_write,
-                      uint64_t disk_depth, bool ephemeral, bool paused)
+/* Fill the header's fixed words. */
+static void queue_fill(shmq_broker *b, const shmq_map *map, const queue_plan *p,
+                       const shmq_queue_spec *spec)
+{
+	shmq_queue_desc *q = (shmq_queue_desc *)(void *)map->base;
+
+	segment_fill(&q->segment, SHMQ_SEGMENT_QUEUE, p->size, spec->serial, b->d->segment.instance);
+	q->index = map->index;
+	q->topic = map->topic;
+	q->slots_max = p->slots_max;
+	q->mem_queue_size = map->mem_queue_size;
+	q->in_flight_slots = map->in_flight_slots;
+	q->low_water = low_water_of(map);
+	q->flags = spec->ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
+	q->arena_max = map->arena_max;
+	q->slots_at = p->slots;
+	q->ready_at = p->ready;
+	q->defer_at = p->defer;
+	q->requeue_at = p->requeue;
+	q->free_at = p->free;
+	q->in_flight_when_at = p->in_flight_when;
+	q->in_flight_slot_at = p->in_flight_slot;
+	q->deferred_when_at = p->deferred_when;
+	q->deferred_slot_at = p->deferred_slot;
+	q->sessions_at = p->sessions;
+	q->leases_at = p->leases;
+	q->lease_holders_at = p->lease_holders;
+	q->latency_at = p->latency;
+	q->arena_at = p->arena;
+}
+
+/* Back the parts that a queue has from the start. */
+static int queue_back(shmq_map *map, const queue_plan *p, uint32_t slots)
+{
+	int r = queue_commit_slots(map, slots);
+
+	if (!r)
+		r = queue_commit_arena(map, SHMQ_ARENA_FIRST);
+	if (!r)
+		r = segment_commit(map->base, p->sessions, SHMQ_SESSIONS_FIRST * sizeof(shmq_session_desc));
+	return r ? r : segment_commit(map->base, p->latency, sizeof(shmq_latency_desc));
+}
+
+int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec)
 {
 	shmq_limits limits = limits_load(&b->d->limits);
-	shmq_map map = {.index = queue,
-	                .topic = topic,
+	shmq_map map = {.index = spec->queue,
+	                .topic = spec->topic,
 	                .mem_queue_size = limits.mem_queue_size,
-	                .inflight_slots = limits.inflight_slots,
+	                .in_flight_slots = limits.in_flight_slots,
 	                .arena_max = round_page(limits.arena_size)};
 	shmq_queue_desc *q;
 	queue_plan p;
@@ -167,53 +208,24 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 
 	if (r)
 		return r;
-	because_nothing();
-	if (strlen(file_base) >= SHMQ_BASE || topic >= topics_of(b))
+	error_clear();
+	if (strlen(spec->base) >= SHMQ_BASE || spec->topic >= topics_of(b))
 		return SHMQ_INVALID;
-	p = plan_queue(map.mem_queue_size, map.inflight_slots, map.arena_max);
+	p = plan_queue(map.mem_queue_size, map.in_flight_slots, map.arena_max);
 	first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
 	if (ftruncate(fd, (off_t)p.size))
-		return because(SHMQ_NO_SPACE, "sizing the queue: %s", strerror(errno));
+		return fail(SHMQ_NO_SPACE, "sizing the queue: %s", strerror(errno));
 	r = segment_map(fd, p.size, &map.base);
 	if (r)
 		return r;
 	r = segment_reserve(fd, map.base, p.size, sizeof(shmq_queue_desc));
 	if (r)
 		goto out;
-	q = (shmq_queue_desc *)(void *)map.base;
-	segment_fill(&q->segment, SHMQ_SEGMENT_QUEUE, p.size, serial, b->d->segment.instance);
-	q->index = queue;
-	q->topic = topic;
-	q->slots_max = p.slots_max;
-	q->mem_queue_size = map.mem_queue_size;
-	q->inflight_slots = map.inflight_slots;
-	q->low_water = low_water_of(&map);
-	q->flags = ephemeral ? SHMQ_FLAG_EPHEMERAL : 0;
-	q->arena_max = map.arena_max;
-	q->slots_at = p.slots;
-	q->ready_at = p.ready;
-	q->defer_at = p.defer;
-	q->requeue_at = p.requeue;
-	q->free_at = p.free;
-	q->inflight_when_at = p.inflight_when;
-	q->inflight_slot_at = p.inflight_slot;
-	q->deferred_when_at = p.deferred_when;
-	q->deferred_slot_at = p.deferred_slot;
-	q->sessions_at = p.sessions;
-	q->leases_at = p.leases;
-	q->lessees_at = p.lessees;
-	q->latency_at = p.latency;
-	q->arena_at = p.arena;
+	queue_fill(b, &map, &p, spec);
 	SHMQ_KILLPOINT("queue.filled");
 	map_place(&map, &p);
-	r = queue_commit_slots(&map, first);
-	if (!r)
-		r = queue_commit_arena(&map, SHMQ_ARENA_FIRST);
-	if (!r)
-		r = segment_commit(map.base, q->sessions_at,
-		                   SHMQ_SESSIONS_FIRST * sizeof(shmq_session_desc));
-	if (!r)
-		r = segment_commit(map.base, q->latency_at, sizeof(shmq_latency_desc));
+	q = map.q;
+	r = queue_back(&map, &p, first);
 	if (!r)
 		r = lock_init(&q->deliver);
 	if (r)
@@ -222,17 +234,17 @@ int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, u
 	st(&q->ring_mask, power_of_two(first) - 1);
 	st(&q->sessions_committed, SHMQ_SESSIONS_FIRST);
 	st(&q->arena_committed, SHMQ_ARENA_FIRST);
-	st(&q->disk_read, disk_read);
-	st(&q->disk_write, disk_write);
-	st(&q->disk_depth, disk_depth);
-	st(&q->paused, paused);
+	st(&q->disk_read, spec->disk_read);
+	st(&q->disk_write, spec->disk_write);
+	st(&q->disk_depth, spec->disk_depth);
+	st(&q->paused, spec->paused);
 	st(&q->order, SHMQ_ORDER_FIRST);
-	strcpy(q->base, file_base);
+	strcpy(q->base, spec->base);
 	r = queue_rebuild(b, &map, false);
 	if (r)
 		goto out;
 	SHMQ_KILLPOINT("queue.ready");
-	st_release(&q->segment.ready, SHMQ_READY_STATE);
+	st_release(&q->segment.ready, SHMQ_READY_STATE); /* SYNC(segment-ready) */
 out:
 	segment_unmap(map.base, p.size);
 	return r;

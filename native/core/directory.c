@@ -20,11 +20,12 @@
 
 #include <string.h>
 
-/* A reader without a lock: are the fields that it read all of the entry's life number `before`? An
- * entry that was removed and taken for another name has another generation. */
+/* For readers without a lock. Returns true if all fields that were read since `before` was read
+ * belong to one use of the entry: an entry that was removed and given to another name has another
+ * generation. */
 static bool unchanged(const _Atomic uint32_t *generation, uint32_t before)
 {
-	fence_acquire();
+	fence_acquire(); /* SYNC(entry-generation) */
 	return ld(generation) == before;
 }
 
@@ -34,8 +35,9 @@ int shmq_topic_find(shmq_broker *b, const char *name, uint32_t *topic, uint32_t 
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_topic_desc *t = &b->topics[i];
-		uint32_t before = ld_acquire(&t->generation);
+		uint32_t before = ld_acquire(&t->generation); /* SYNC(entry-generation) */
 
+		/* SYNC(topic-state) */
 		if (ld_acquire(&t->state) == SHMQ_ENTRY_LIVE && !strncmp(t->name, name, SHMQ_NAME)) {
 			*topic = i;
 			*generation = before;
@@ -53,12 +55,12 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_entry_desc *e = &b->entries[i];
-		uint32_t before = ld_acquire(&e->generation);
+		uint32_t before = ld_acquire(&e->generation); /* SYNC(entry-generation) */
 		bool is_channel;
 
 		if (!entry_is(b, i, topic))
 			continue;
-		is_channel = ld_acquire(&e->role) == SHMQ_ROLE_CHANNEL;
+		is_channel = ld_acquire(&e->role) == SHMQ_ROLE_CHANNEL; /* SYNC(entry-role) */
 		if (channel ? is_channel && !strncmp(e->name, channel, SHMQ_NAME) : !is_channel) {
 			*queue = i;
 			*serial = e->serial;
@@ -72,7 +74,7 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 static void changed(shmq_broker *b)
 {
 	atomic_fetch_add(&b->d->generation, 1);
-	supervisor_ring(b, RING_CHANGED);
+	supervisor_ring(b, SHMQ_RING_CHANGED);
 }
 
 int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
@@ -105,7 +107,7 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 			r = lock_init(&b->topics[i].publish);
 		if (r)
 			goto out;
-		st_release(&b->d->topics_committed, more);
+		st_release(&b->d->topics_committed, more); /* SYNC(topics-committed) */
 		t = &b->topics[n];
 	}
 	memset(t->name, 0, sizeof(t->name));
@@ -118,7 +120,7 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 	st(&t->bytes, 0);
 	atomic_fetch_add(&t->version, 1);
 	SHMQ_KILLPOINT("create_topic.filled");
-	st_release(&t->state, SHMQ_ENTRY_LIVE);
+	st_release(&t->state, SHMQ_ENTRY_LIVE); /* SYNC(topic-state) */
 	*topic = (uint32_t)(t - b->topics);
 	*generation = ld(&t->generation);
 	changed(b);
@@ -147,7 +149,7 @@ int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t 
 			r = segment_commit(b->base, (uint64_t)((uint8_t *)&b->entries[n] - b->base),
 			                   (more - n) * sizeof(shmq_entry_desc));
 		if (!r)
-			st_release(&b->d->queues_committed, more);
+			st_release(&b->d->queues_committed, more); /* SYNC(queues-committed) */
 	}
 	if (!r) {
 		*queue = i;
@@ -194,7 +196,8 @@ int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t t
 	r = registry_and_topic(b, topic, until);
 	if (r)
 		return r;
-	if (ld(&e->state) != SHMQ_ENTRY_FREE || !shmq_queue_find(b, topic, channel, &other, &other_serial)) {
+	if (ld(&e->state) != SHMQ_ENTRY_FREE ||
+	    !shmq_queue_find(b, topic, channel, &other, &other_serial)) {
 		r = SHMQ_INVALID;
 		goto out;
 	}
@@ -208,7 +211,7 @@ int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t t
 	st(&b->next_deadline[queue], INT64_MAX);
 	st(&b->next_due[queue], INT64_MAX);
 	SHMQ_KILLPOINT("enter_queue.filled");
-	st_release(&e->state, SHMQ_ENTRY_LIVE);
+	st_release(&e->state, SHMQ_ENTRY_LIVE); /* SYNC(entry-state) */
 	SHMQ_KILLPOINT("enter_queue.live");
 	atomic_fetch_add(&b->topics[topic].version, 1);
 out:
@@ -254,7 +257,7 @@ int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, in
 	}
 	st(&map->q->base_pending, 1);
 	SHMQ_KILLPOINT("take_over.named");
-	st_release(&e->role, SHMQ_ROLE_CHANNEL);
+	st_release(&e->role, SHMQ_ROLE_CHANNEL); /* SYNC(entry-role) */
 	SHMQ_KILLPOINT("take_over.done");
 	queue_unlock(map);
 	atomic_fetch_add(&b->topics[topic].version, 1);
@@ -267,30 +270,28 @@ out:
 int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t until)
 {
 	shmq_map *map;
-	int r = strlen(base) < SHMQ_BASE ? map_get(b, queue, &map) : SHMQ_INVALID;
+	int r = strlen(base) < SHMQ_BASE ? queue_enter(b, queue, until, &map) : SHMQ_INVALID;
 
 	if (r)
 		return r;
-	r = queue_lock(b, map, until);
-	if (!r) {
-		memset(map->q->base, 0, SHMQ_BASE);
-		strcpy(map->q->base, base);
-		st(&map->q->base_pending, 0);
-		queue_unlock(map);
-	}
+	memset(map->q->base, 0, SHMQ_BASE);
+	strcpy(map->q->base, base);
+	st(&map->q->base_pending, 0);
+	queue_unlock(map);
 	map_release(map);
-	return r;
+	return 0;
 }
 
-/* Every waiter looks again and finds the queue gone. */
+/* Mark the queue closed and wake all its waiters: they find the queue gone. */
 static void close_queue(shmq_broker *b, shmq_map *map)
 {
-	st_release(&map->q->segment.ready, SHMQ_CLOSED_STATE);
+	st_release(&map->q->segment.ready, SHMQ_CLOSED_STATE); /* SYNC(segment-ready) */
 	wait_wake(b, &map->q->takers, WAKE_ALL);
 	wait_wake(b, &map->q->space, WAKE_ALL);
 }
 
-/* D of a closed queue, if nobody is in it or died in it. Whoever comes now finds it closed. */
+/* Take the deliver lock (D) of a closed queue. Returns false if another thread holds it or died
+ * with it. A later locker finds the queue closed. */
 static bool deliver_try(shmq_map *map)
 {
 	int r = lock_take(&map->q->deliver, 0);
@@ -302,8 +303,8 @@ static bool deliver_try(shmq_map *map)
 	return !r;
 }
 
-/* Has the queue a consumer? One enters its session under D, and so finds it closed or stays in
- * it. */
+/* Returns true if the queue has a consumer. A consumer enters its session under D, so one that
+ * comes later finds the queue closed. */
 static bool has_session(shmq_map *map)
 {
 	uint32_t n = sessions_of(map);
@@ -324,15 +325,14 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 	int r;
 
 	*removed = false;
-	if (queue >= queues_of(b) || ld(&e->state) == SHMQ_ENTRY_FREE ||
-	    e->serial != serial)
+	if (queue >= queues_of(b) || ld(&e->state) == SHMQ_ENTRY_FREE || e->serial != serial)
 		return SHMQ_GONE;
 	topic = e->topic;
 	r = was_closed ? registry_lock(b, until) : map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
 	if (was_closed) { /* it cannot be mapped, so the repair of its topic must not meet it */
-		st_release(&e->state, SHMQ_ENTRY_DELETING);
+		st_release(&e->state, SHMQ_ENTRY_DELETING); /* SYNC(entry-state) */
 		registry_unlock(b);
 	}
 	r = registry_and_topic(b, topic, until);
@@ -350,7 +350,7 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 			goto out;
 		}
 	}
-	st_release(&e->state, SHMQ_ENTRY_DELETING);
+	st_release(&e->state, SHMQ_ENTRY_DELETING); /* SYNC(entry-state) */
 	atomic_fetch_add(&b->topics[topic].version, 1);
 	SHMQ_KILLPOINT("remove_queue.deleting");
 	if (map)
@@ -359,14 +359,15 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 	if (map && !deliver)
 		deliver = deliver_try(map);
 	if (deliver) {
-		/* It may stay mapped for long: by who has a view, or has not looked at it since. */
+		/* A process that has a view, or has not looked at the queue since, keeps it mapped for
+		 * long. */
 		queue_discard(map);
 		queue_unlock(map);
 	}
-	atomic_fetch_add(&e->generation, 1);
+	atomic_fetch_add(&e->generation, 1); /* SYNC(entry-generation) */
 	st(&b->next_deadline[queue], INT64_MAX);
 	st(&b->next_due[queue], INT64_MAX);
-	st_release(&e->state, SHMQ_ENTRY_FREE);
+	st_release(&e->state, SHMQ_ENTRY_FREE); /* SYNC(entry-state) */
 	registry_and_topic_unlock(b, topic);
 	shmq_broker_unmap(b, queue, serial);
 	*removed = true;
@@ -402,10 +403,10 @@ int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64
 		if (entry_is(b, i, topic))
 			r = SHMQ_INVALID; /* its queues go first */
 	if (!r) {
-		atomic_fetch_add(&t->generation, 1);
+		atomic_fetch_add(&t->generation, 1); /* SYNC(entry-generation) */
 		atomic_fetch_add(&t->version, 1);
 		SHMQ_KILLPOINT("remove_topic.generation");
-		st_release(&t->state, SHMQ_ENTRY_FREE);
+		st_release(&t->state, SHMQ_ENTRY_FREE); /* SYNC(topic-state) */
 	}
 	registry_and_topic_unlock(b, topic);
 	return r;
@@ -429,37 +430,31 @@ int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool p
 		st(&t->paused, paused);
 		atomic_fetch_add(&t->version, 1);
 		if (!shmq_queue_find(b, topic, NULL, &backlog, &serial))
-			attend(b, backlog); /* it may have to move */
+			spiller_note(b, backlog); /* it may have to move */
 	}
 	registry_and_topic_unlock(b, topic);
-	supervisor_ring(b, RING_SPILLER);
+	supervisor_ring(b, SHMQ_RING_SPILLER);
 	return r;
 }
 
 int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused, int64_t until)
 {
 	shmq_map *map;
-	int r = usable_status(b);
+	int r = queue_enter_serial(b, queue, serial, until, &map);
 
-	if (!r)
-		r = map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
-	touch(b, queue);
-	r = queue_lock(b, map, until);
-	if (!r) {
-		st(&map->q->paused, paused);
-		queue_unlock(map);
-		wait_wake(b, &map->q->takers, WAKE_ALL);
-		changed(b);
-	}
+	st(&map->q->paused, paused);
+	queue_unlock(map);
+	wait_wake(b, &map->q->takers, WAKE_ALL);
+	changed(b);
 	map_release(map);
-	return r;
+	return 0;
 }
 
 void shmq_directory_close(shmq_broker *b)
 {
-	st_release(&b->d->segment.ready, SHMQ_CLOSED_STATE);
+	st_release(&b->d->segment.ready, SHMQ_CLOSED_STATE); /* SYNC(segment-ready) */
 	for (uint32_t i = 0; i < queues_of(b); i++) {
 		shmq_map *map;
 

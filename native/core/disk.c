@@ -1,7 +1,8 @@
 /*
  * The disk positions of a queue, and emptying it.
  *
- *   empty   under P and D: states to FREE, disk_read = disk_write, rebuild.
+ *   empty   under the publish and the deliver lock: the states become FREE, then disk_read =
+ *           disk_write, then a rebuild.
  */
 #include "atomics.h"
 #include "doorbell.h"
@@ -10,7 +11,6 @@
 #include "lease.h"
 #include "locking.h"
 #include "mapping.h"
-#include "plant.h"
 #include "rebuild.h"
 #include "segment.h"
 #include "shmq.h"
@@ -22,27 +22,23 @@ int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_p
 {
 	shmq_map *map;
 	bool emptied;
-	int r = map_get(b, queue, &map);
+	int r = queue_enter(b, queue, until, &map);
 
 	if (r)
 		return r;
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
 	if (ld(&map->q->disk_read) != from || lease_has_run(map)) {
 		r = SHMQ_GONE;
 	} else {
 		st(&map->q->disk_depth, depth);
 		/* damage at the very end of the write file moves both positions past it */
 		if (read_position > ld(&map->q->disk_write))
-			st_release(&map->q->disk_write, read_position);
-		st_release(&map->q->disk_read, read_position);
+			st_release(&map->q->disk_write, read_position); /* SYNC(disk-write) */
+		st_release(&map->q->disk_read, read_position);      /* SYNC(disk-read) */
 	}
 	emptied = disk_is_empty(map->q);
 	queue_unlock(map);
 	if (emptied)
 		wake_takers(b, map, WAKE_ALL);
-out:
 	map_release(map);
 	return r;
 }
@@ -52,29 +48,25 @@ int shmq_disk_adopt(shmq_broker *b, uint32_t queue, uint64_t read_position, uint
 {
 	shmq_map *map;
 	shmq_queue_desc *q;
-	int r = map_get(b, queue, &map);
+	int r = both_enter(b, queue, until, &map);
 
 	if (r)
 		return r;
-	r = both_lock(b, map, until);
-	if (r)
-		goto out;
 	q = map->q;
 	for (uint32_t i = 0; i < slots_of(map); i++)
-		if (slot_is(map, i, SHMQ_BACK))
+		if (slot_is(map, i, SHMQ_REQUEUED))
 			map->slots[i].pos = SHMQ_NO_POSITION;
 	st(&q->deferred_gone, 0);
 	st(&q->deferred_read, 0);
-	st_release(&q->deferred_write, chunk);
+	st_release(&q->deferred_write, chunk); /* SYNC(deferred-write) */
 	st(&q->disk_depth, depth);
-	st_release(&q->disk_write, write_position);
-	st_release(&q->disk_read, read_position);
+	st_release(&q->disk_write, write_position); /* SYNC(disk-write) */
+	st_release(&q->disk_read, read_position);   /* SYNC(disk-read) */
 	disk_is_empty(q);
 	both_unlock(b, map);
 	wake_takers(b, map, WAKE_ALL);
-out:
 	map_release(map);
-	return r;
+	return 0;
 }
 
 int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
@@ -89,7 +81,7 @@ int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t un
 		r = map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
-	touch(b, queue);
+	client_note_queue(b, queue);
 	r = both_lock(b, map, until);
 	if (r)
 		goto out;
@@ -102,17 +94,17 @@ int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t un
 		uint64_t word = ld(&s->word);
 		unsigned state = SHMQ_STATE_OF(word);
 
-		if (state != SHMQ_READY && state != SHMQ_BACK && state != SHMQ_INFLIGHT &&
+		if (state != SHMQ_READY && state != SHMQ_REQUEUED && state != SHMQ_IN_FLIGHT &&
 		    state != SHMQ_DEFERRED && state != SHMQ_SPILLING && state != SHMQ_RESTORED)
 			continue;
-		st_release(&s->word, word_next(word, SHMQ_DONE)); /* FREE below, unless pinned */
+		/* SYNC(slot-state) */
+		st_release(&s->word, word_next(word, SHMQ_PINNED)); /* FREE below, unless pinned */
 		SHMQ_KILLPOINT("empty.slot");
 		count++;
 	}
-	if (!SHMQ_PLANTED(6))
-		st_release(&q->disk_read, ld(&q->disk_write));
+	st_release(&q->disk_read, ld(&q->disk_write)); /* SYNC(disk-read) */
 	st(&q->disk_depth, 0);
-	st_release(&q->deferred_gone, ld(&q->deferred_write));
+	st_release(&q->deferred_gone, ld(&q->deferred_write)); /* SYNC(deferred-gone) */
 	st(&q->deferred_depth, 0);
 	SHMQ_KILLPOINT("empty.disk");
 	queue_rebuild(b, map, false); /* wakes everybody */

@@ -1,14 +1,16 @@
 /*
  * Waiting and waking. Each waiting thread has a doorbell (an unnamed process-shared semaphore in
- * the waiter table); a queue has a bitmap of who waits for what.
+ * the waiter table). A queue has one bitmap of the waiters for messages and one of those for room.
  *
  *   waiter: set the bit, fence, look again, sleep        waker: store, fence, read the bitmap,
  *                                                               clear a bit, post its doorbell
  *
- * Wake-ups are hints. A waiter looks again at the latest after 1 s; a surplus post makes it look
- * once too often. death of a waker between clearing a bit and posting: the reaper posts every
- * doorbell of the queues the dead had touched. death of a waiter: the reaper clears its bits and
- * makes its doorbell anew (a killed waiter leaves a sem_t slower for ever).
+ * Wake-ups are hints. A waiter looks again after 1 s at the latest; a surplus post makes it look
+ * once too often.
+ * death of a waker between clearing a bit and posting: the reaper posts every doorbell of the
+ * queues that the dead client had used.
+ * death of a waiter: the reaper clears its bits and initialises its doorbell again, because a
+ * semaphore with a killed waiter stays slower.
  */
 #include "doorbell.h"
 
@@ -16,7 +18,7 @@
 #include "clock.h"
 #include "handles.h"
 #include "killpoint.h"
-#include "sane.h"
+#include "bounds.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 
@@ -41,12 +43,11 @@ int bell_get(shmq_broker *b, uint32_t *bell)
 		uint64_t nobody = 0;
 		uint32_t high;
 
-		if (ld(&b->waiters[i].owner) ||
+		if (ld(&b->waiters[i].owner) || /* SYNC(waiter-owner) */
 		    !atomic_compare_exchange_strong(&b->waiters[i].owner, &nobody, bell_owner(b)))
 			continue;
 		high = ld(&b->d->waiters_high);
-		while (high < i + 1 &&
-		       !atomic_compare_exchange_weak(&b->d->waiters_high, &high, i + 1))
+		while (high < i + 1 && !atomic_compare_exchange_weak(&b->d->waiters_high, &high, i + 1))
 			;
 		*bell = i;
 		r = 0;
@@ -64,26 +65,29 @@ void bell_drain(shmq_broker *b, uint32_t bell)
 
 void bell_put(shmq_broker *b, uint32_t bell)
 {
-	if (!SANE(bell < SHMQ_WAITERS))
+	if (!TRUST_CHECK(bell < SHMQ_WAITERS))
 		return;
 	bell_drain(b, bell);
 	pthread_mutex_lock(&b->mutex);
-	if (SANE(b->idle_count < SHMQ_WAITERS))
+	if (TRUST_CHECK(b->idle_count < SHMQ_WAITERS))
 		b->idle[b->idle_count++] = bell;
 	pthread_mutex_unlock(&b->mutex);
 }
 
-#define SPIN_NS INT64_C(50000) /* a sleep and a wake-up on another core take about as long */
-#define TRY_AFTER 64           /* sleeps until spinning is tried again, */
-#define TRY_AFTER_MOST 8192    /* twice as many each time it fails */
-#define SLEEP_EVERY 1024       /* successful spins until a sleep is tried again */
+/* How long to spin: about as long as a sleep and a wake-up on another core take. */
+#define SPIN_NS INT64_C(50000)
+/* Sleeps until spinning is tried again after it failed: 64 at first, doubled by each failure. */
+#define TRY_AFTER 64
+#define TRY_AFTER_MOST 8192
+/* Successful spins until a sleep is tried again. */
+#define SLEEP_EVERY 1024
 
 /*
- * Whether to spin on one's own doorbell before sleeping: what did this thread's last waits say?
+ * The results of this thread's last waits decide whether it spins on its doorbell before it sleeps.
  * Between a question and its answer spinning saves two wake-ups. In a stream it is far better to
- * sleep while messages gather than to meet the publisher's cache lines at every single one: so now
- * and then a sleep looks how many gather. Where the other side needs this very core, spinning never
- * succeeds.
+ * sleep while messages accumulate than to share the publisher's cache lines at every message; so
+ * now and then the thread sleeps and counts the messages that accumulated. If the other side needs
+ * this very core, spinning never succeeds.
  */
 static _Thread_local uint32_t sleeps_to_go, try_after, spins;
 
@@ -146,9 +150,18 @@ int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice)
 	return deadline < until ? SHMQ_TIMEOUT : 0;
 }
 
+int bell_none(int64_t deadline, int64_t pause)
+{
+	struct timespec t = timespec_of(pause);
+
+	if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
+		return SHMQ_INTERRUPTED;
+	return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
+}
+
 void bell_ring(shmq_broker *b, uint32_t bell)
 {
-	if (SANE(bell < SHMQ_WAITERS))
+	if (TRUST_CHECK(bell < SHMQ_WAITERS))
 		sem_post(&b->waiters[bell].bell);
 }
 
@@ -156,13 +169,13 @@ void wait_announce(shmq_waitset_desc *w, uint32_t bell)
 {
 	atomic_fetch_or(&w->words[bell / 64], UINT64_C(1) << bell % 64);
 	atomic_fetch_or(&w->summary, UINT64_C(1) << bell / 64);
-	fence_full();
+	fence_full(); /* SYNC(wake) */
 }
 
 static void word_emptied(shmq_waitset_desc *w, uint32_t word)
 {
 	atomic_fetch_and(&w->summary, ~(UINT64_C(1) << word));
-	fence_full();
+	fence_full();            /* SYNC(wake) */
 	if (ld(&w->words[word])) /* another thread came meanwhile */
 		atomic_fetch_or(&w->summary, UINT64_C(1) << word);
 }
@@ -200,7 +213,7 @@ static uint32_t wait_pick(shmq_waitset_desc *w, uint32_t from)
 
 void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n)
 {
-	fence_full();
+	fence_full(); /* SYNC(wake) */
 	while (n-- && ld(&w->summary)) {
 		uint32_t bell = wait_pick(w, ld(&w->rotor) % SHMQ_WAITERS);
 
@@ -220,24 +233,24 @@ void supervisor_ring(shmq_broker *b, uint32_t why)
 		bell_ring(b, bell - 1);
 }
 
-void attend(shmq_broker *b, uint32_t index)
+void spiller_note(shmq_broker *b, uint32_t index)
 {
-	_Atomic uint64_t *word = &b->d->attention[index / 64];
+	_Atomic uint64_t *word = &b->d->spiller_pending[index / 64];
 	uint64_t bit = UINT64_C(1) << index % 64;
 
 	/* Call this after the store that the supervisor is to see: it takes the bit before it looks. */
-	fence_full();
+	fence_full(); /* SYNC(spiller-pending) */
 	if (!(ld(word) & bit))
 		atomic_fetch_or(word, bit);
 }
 
 void spiller_ring(shmq_broker *b, uint32_t index)
 {
-	attend(b, index);
-	supervisor_ring(b, RING_SPILLER);
+	spiller_note(b, index);
+	supervisor_ring(b, SHMQ_RING_SPILLER);
 }
 
-void shmq_attend(shmq_broker *b, uint32_t queue)
+void shmq_spiller_request(shmq_broker *b, uint32_t queue)
 {
 	if (queue < SHMQ_QUEUES)
 		spiller_ring(b, queue);
@@ -245,30 +258,30 @@ void shmq_attend(shmq_broker *b, uint32_t queue)
 
 void scanner_ring(shmq_broker *b, int64_t deadline, int64_t due)
 {
-	fence_full();
+	fence_full(); /* SYNC(scan-deadline) */
 	if (deadline < ld(&b->d->scan_deadline) || due < ld(&b->d->scan_due))
-		supervisor_ring(b, RING_DEADLINE);
+		supervisor_ring(b, SHMQ_RING_DEADLINE);
 }
 
 void shmq_scan_at(shmq_broker *b, int64_t deadline, int64_t due)
 {
 	st(&b->d->scan_deadline, deadline);
 	st(&b->d->scan_due, due);
-	fence_full();
+	fence_full(); /* SYNC(scan-deadline) */
 }
 
-uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n)
+uint32_t shmq_spiller_pending(shmq_broker *b, uint32_t *queues, uint32_t n)
 {
 	uint32_t count = 0;
 
 	for (uint32_t i = 0; i < SHMQ_QUEUES / 64 && count + 64 <= n; i++) {
-		uint64_t bits = ld(&b->d->attention[i]);
+		uint64_t bits = ld(&b->d->spiller_pending[i]);
 
 		if (bits)
-			bits = atomic_exchange(&b->d->attention[i], 0);
+			bits = atomic_exchange(&b->d->spiller_pending[i], 0);
 		for (; bits; bits &= bits - 1)
 			queues[count++] = i * 64 + (uint32_t)__builtin_ctzll(bits);
 	}
-	fence_full();
+	fence_full(); /* SYNC(spiller-pending) */
 	return count;
 }

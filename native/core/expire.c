@@ -1,4 +1,4 @@
-/* Messages whose time-out or due time has come, and leases whose time is over. The supervisor's. */
+/* The scanner: messages that time out or fall due, and leases whose time is over. */
 #include "atomics.h"
 #include "handles.h"
 #include "heap.h"
@@ -6,39 +6,26 @@
 #include "lease.h"
 #include "locking.h"
 #include "mapping.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
 
-int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,
-                int64_t until, uint32_t *expired, uint32_t *due)
+/* Move messages whose time-out is before `now` to the requeue ring, where they wait for all READY
+ * messages up to `after`. Returns their number. */
+static uint32_t expire_in_flight(shmq_map *map, int64_t now, uint64_t after, uint32_t limit)
 {
-	shmq_map *map;
-	shmq_queue_desc *q;
-	uint64_t after;
-	uint32_t given_back = 0;
-	int r = map_get(b, queue, &map);
+	shmq_queue_desc *q = map->q;
+	uint32_t count = 0;
 
-	if (r)
-		return r;
-	touch(b, queue);
-	r = queue_lock(b, map, until);
-	if (r) {
-		map_release(map);
-		return r;
-	}
-	q = map->q;
-	*expired = *due = 0;
-	defer_drain(b, map);
-	after = ld(&topic_of(b, map)->committed) + 1;
-	while (*expired + *due < limit && ld(&q->inflight_len) && heap_first(&map->inflight) <= now) {
-		uint32_t slot = once(map->inflight.slot[0]);
+	for (; count < limit && ld(&q->in_flight_len) && heap_first(&map->in_flight) <= now; count++) {
+		uint32_t slot = once(map->in_flight.slot[0]);
 		shmq_slot_desc *s = &map->slots[slot];
 		shmq_session_desc *session;
 
-		if (!slot_is(map, slot, SHMQ_INFLIGHT) || !SANE(s->deadline == map->inflight.when[0])) {
+		if (!slot_is(map, slot, SHMQ_IN_FLIGHT) ||
+		    !TRUST_CHECK(s->deadline == map->in_flight.when[0])) {
 			queue_broken(map);
 			break;
 		}
@@ -47,31 +34,56 @@ int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, u
 			session_leave(session);
 			session->timed_out++;
 		}
-		slot_back(map, slot, after);
+		slot_requeue(map, slot, after);
 		SHMQ_KILLPOINT("expire.back");
-		heap_remove(&map->inflight, slot);
+		heap_remove(&map->in_flight, slot);
 		bump(&q->timed_out, 1);
-		++*expired;
 	}
-	while (*expired + *due < limit && ld(&q->deferred_len) &&
-	       heap_first(&map->deferred) <= realtime) {
+	return count;
+}
+
+/* The same for deferred messages that are due. */
+static uint32_t expire_deferred(shmq_map *map, int64_t realtime, uint64_t after, uint32_t limit)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t count = 0;
+
+	for (; count < limit && ld(&q->deferred_len) && heap_first(&map->deferred) <= realtime;
+	     count++) {
 		uint32_t slot = once(map->deferred.slot[0]);
 
 		if (!slot_is(map, slot, SHMQ_DEFERRED)) {
 			queue_broken(map);
 			break;
 		}
-		slot_back(map, slot, after);
+		slot_requeue(map, slot, after);
 		SHMQ_KILLPOINT("expire.due");
 		heap_remove(&map->deferred, slot);
-		++*due;
 	}
+	return count;
+}
+
+int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,
+                int64_t until, uint32_t *expired, uint32_t *due)
+{
+	shmq_map *map;
+	uint64_t after;
+	uint32_t given_back = 0;
+	int r = queue_enter(b, queue, until, &map);
+
+	if (r)
+		return r;
+	defer_drain(b, map);
+	after = ld(&topic_of(b, map)->committed) + 1;
+	*expired = expire_in_flight(map, now, after, limit);
+	*due = expire_deferred(map, realtime, after, limit - *expired);
 	lease_expire(map, now, limit, &given_back);
 	st(&b->next_deadline[queue], INT64_MAX);
 	deadline_note(b, map);
 	st(&b->next_due[queue], heap_first(&map->deferred));
-	fence_full();
-	defer_drain(b, map); /* a publisher between the drain and this store noted its due time too early */
+	fence_full(); /* SYNC(due-time) */
+	/* A publisher that came between the drain above and the store noted its due time too early. */
+	defer_drain(b, map);
 	queue_unlock(map);
 	if (*expired + *due + given_back)
 		wake_takers(b, map, *expired + *due + given_back);

@@ -25,14 +25,14 @@ typedef struct shmq_map {
 	shmq_queue_desc *q;
 	shmq_slot_desc *slots;
 	uint32_t *ready, *defer, *requeue, *free;
-	heap inflight, deferred;
+	heap in_flight, deferred;
 	shmq_session_desc *sessions;
 	shmq_lease_desc *leases;
-	shmq_lessee_desc *lessees;
+	shmq_lease_holder_desc *lease_holders;
 	shmq_latency_desc *latency;
 	uint8_t *arena;
 	/* The fixed words of the header, as they were when they were checked. */
-	uint32_t topic, slots_max, mem_queue_size, inflight_slots, low_water;
+	uint32_t topic, slots_max, mem_queue_size, in_flight_slots, low_water;
 	uint64_t arena_max;
 	/* How much of each region is known to be backed by pages, independent of the header, which may
 	 * be corrupt. */
@@ -51,14 +51,15 @@ struct shmq_broker {
 	shmq_entry_desc *entries;
 	_Atomic int64_t *next_deadline, *next_due;
 	shmq_writer_desc *writers;
-	_Atomic uint32_t clients_backed, topics_backed, queues_backed; /* as in shmq_map */
+	_Atomic uint32_t clients_backed, topics_backed, queues_backed; /* entries with pages */
 	uint32_t fork_generation;
 	uint32_t client, client_generation;
 	bool attached;
-	bool life;     /* its client's `life` lock is held, by this thread: */
+	/* The `life` lock of its client is held, by the thread life_tid. */
+	bool life;
 	int life_tid;
-	uint32_t bell;             /* the supervisor's doorbell */
-	pthread_mutex_t mutex;     /* this process's: maps, idle bells */
+	uint32_t bell;         /* the supervisor's doorbell */
+	pthread_mutex_t mutex; /* this process's: maps, idle bells */
 	uint32_t idle[SHMQ_WAITERS];
 	uint32_t idle_count;
 	_Atomic uint32_t references; /* the handles opened on it, and the broker's own */
@@ -70,11 +71,12 @@ struct shmq_broker {
 struct shmq_consumer {
 	shmq_broker *b;
 	shmq_map *map;
-	int64_t msg_timeout;   /* ns, INT64_MAX: never */
+	int64_t msg_timeout; /* ns, INT64_MAX: never */
 	uint32_t session;
 	_Atomic uint32_t max_in_flight; /* 0: takes nothing */
 	_Atomic bool closed;
-	_Atomic uint32_t waiting[CONSUMER_BELLS]; /* doorbells of this process's threads that wait on it, + 1 */
+	/* The doorbells of this process's threads that wait on it, + 1; 0: none. */
+	_Atomic uint32_t waiting[CONSUMER_BELLS];
 };
 
 #endif

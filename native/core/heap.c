@@ -1,7 +1,7 @@
 #include "heap.h"
 
 #include "atomics.h"
-#include "sane.h"
+#include "bounds.h"
 
 static void broken(const heap *h)
 {
@@ -10,7 +10,7 @@ static void broken(const heap *h)
 
 static void place(const heap *h, uint32_t at, int64_t when, uint32_t slot)
 {
-	if (!SANE(slot < ld(h->most))) {
+	if (!TRUST_CHECK(slot < ld(h->most))) {
 		broken(h);
 		return;
 	}
@@ -54,12 +54,12 @@ void heap_push(const heap *h, int64_t when, uint32_t slot)
 {
 	uint32_t n = ld(h->length);
 
-	if (!SANE(n < ld(h->most))) {
+	if (!TRUST_CHECK(n < ld(h->most))) {
 		broken(h);
 		return;
 	}
 	place(h, up(h, n, when), when, slot);
-	st_release(h->length, n + 1);
+	st_release(h->length, n + 1); /* SYNC(heap-length) */
 }
 
 void heap_remove(const heap *h, uint32_t slot)
@@ -67,14 +67,14 @@ void heap_remove(const heap *h, uint32_t slot)
 	uint32_t at = h->slots[slot].heap, n = ld(h->length), last;
 	int64_t when;
 
-	if (!SANE(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
+	if (!TRUST_CHECK(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
 		broken(h);
 		return;
 	}
 	n--;
 	last = h->slot[n];
 	when = h->when[n];
-	st_release(h->length, n);
+	st_release(h->length, n); /* SYNC(heap-length) */
 	h->slots[slot].heap = SHMQ_NONE;
 	if (at == n)
 		return;
@@ -88,7 +88,7 @@ void heap_change(const heap *h, uint32_t slot, int64_t when)
 {
 	uint32_t at = h->slots[slot].heap, n = ld(h->length);
 
-	if (!SANE(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
+	if (!TRUST_CHECK(n <= ld(h->most) && at < n && h->slot[at] == slot)) {
 		broken(h);
 		return;
 	}
@@ -111,7 +111,7 @@ void heap_make(const heap *h)
 	for (uint32_t at = 0; at < n; at++) {
 		uint32_t slot = once(h->slot[at]);
 
-		if (SANE(slot < ld(h->most)))
+		if (TRUST_CHECK(slot < ld(h->most)))
 			h->slots[slot].heap = at;
 	}
 }

@@ -1,6 +1,6 @@
 /*
- * SHMQ_KILLPOINT(name): a place between two stores that belong together. Nothing in a release;
- * in a killpoints build the process kills itself there when the name is armed. Tests are
+ * SHMQ_KILLPOINT(name) marks a place between two stores that belong together. It is empty in a
+ * release. In a killpoints build the process kills itself there when the name is armed. Tests are
  * parametrised over the names found in these sources.
  */
 #ifndef SHMQ_KILLPOINT_H

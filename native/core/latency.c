@@ -1,5 +1,5 @@
-/* How long messages take from publish to finish: counts in buckets, nothing derived from them here.
- * death between two counts: a sample in one histogram and not in the other. */
+/* How long messages take from publish to finish, counted in buckets.
+ * death between two counts: one histogram has the sample and the other has not. */
 #include "latency.h"
 
 #include <string.h>

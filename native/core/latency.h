@@ -4,8 +4,9 @@
 
 #include "layout.h"
 
+/* Switch to the other window if the current one has been filled for half of its length. */
 void latency_turn(shmq_latency_desc *l, int64_t now);
-/* A message published at `timestamp` was finished at `now` (CLOCK_REALTIME) */
+/* Count a message that was published at `timestamp` and finished at `now` (CLOCK_REALTIME ns). */
 void latency_record(shmq_latency_desc *l, int64_t timestamp, int64_t now);
 
 #endif

@@ -13,13 +13,17 @@
  *   |          next_due[]; writers|      +-------------------------------------------+
  *   +-----------------------------+
  *
- * Both segments are laid out at their maximum and sparse; the `..._committed` words say how far the
- * pages behind them exist. Nobody looks beyond, because on tmpfs even reading a hole allocates.
+ * P is a topic's publish lock, D a queue's deliver lock.
+ *
+ * Both segments are laid out at their maximum size and are sparse. The `..._committed` words say
+ * how far pages exist. Nobody reads beyond them, because on tmpfs even reading a hole allocates a
+ * page.
  *
  * The slot's state word is the truth. Rings, heaps, the arena's bins, sessions' in-flight counts,
- * `held` and pins are derived from it: recovery throws them away and rebuilds them. What is never
- * derived and never lowered: the topic's `committed` and `id_clock`, a slot's generation, the
- * queue's `order`, the two disk positions (lowered only by adoption's and flush's own rules).
+ * `in_use` and pins are derived from it: recovery throws them away and rebuilds them. These words
+ * are never derived and never lowered: the topic's `committed` and `id_clock`, a slot's generation,
+ * the queue's `order`, and the two disk positions (which only adoption and flush lower, by rules of
+ * their own).
  *
  * Fixed-width types, offsets and indices only, no pointers. If you change a struct in this file,
  * raise SHMQ_LAYOUT_VERSION and run `tools/dev layout --accept`.
@@ -42,14 +46,14 @@
 #define SHMQ_TOPICS 16384
 #define SHMQ_QUEUES 16384
 #define SHMQ_SESSIONS 1024
-#define SHMQ_LEASES 64     /* a power of two: a lease's id says which entry is its */
-#define SHMQ_LESSEES 64
+#define SHMQ_LEASES 64 /* a power of two: lease id % SHMQ_LEASES is the index of its entry */
+#define SHMQ_LEASE_HOLDERS 64
 #define SHMQ_LEASE_PARTS 32
 #define SHMQ_WRITERS 256
-#define SHMQ_NAME 80      /* 64 + "#ephemeral" counts towards the 64; rest is zero */
-#define SHMQ_BASE 144     /* "<topic>:<channel>" */
+#define SHMQ_NAME 80  /* at most 64 bytes, "#ephemeral" included; the rest is zero */
+#define SHMQ_BASE 144 /* "<topic>:<channel>" */
 #define SHMQ_DATA_PATH 1024
-#define SHMQ_PINS 216     /* views one client may hold at once; beyond, views are copies */
+#define SHMQ_PINS 216 /* views that one client may hold at once; further views are copies */
 #define SHMQ_NONE UINT32_MAX
 
 enum shmq_segment_kind { SHMQ_SEGMENT_DIRECTORY = 1, SHMQ_SEGMENT_QUEUE = 2 };
@@ -59,25 +63,27 @@ enum shmq_ready { SHMQ_RAW_STATE = 0, SHMQ_READY_STATE = 1, SHMQ_CLOSED_STATE = 
 
 /* ---- the state word ---------------------------------------------------------------------------
  * bits 0-7 state, 8-23 owner (client index), 24-63 generation: raised by every take, never reset.
- * docs/protocol.md has the table of states; `death` is what a rebuild makes of each.
+ * docs/protocol.md has the table of states. `death` says what a rebuild makes of each state.
  */
+/* clang-format off */
 enum shmq_state {
 	SHMQ_FREE = 0,
-	SHMQ_LOANED = 1,   /* owner fills it outside the lock;      death: kept, freed by reaper */
-	SHMQ_PREPARED = 2, /* order = seq; filled, not decided;     death: order <= committed ? READY : FREE */
-	SHMQ_READY = 3,    /* order = seq; in the ready ring;       death: stays */
-	SHMQ_INFLIGHT = 4, /* owner, deadline in the heap;          death: stays; reaper makes it BACK */
-	SHMQ_DONE = 5,     /* finished, still pinned;               death: FREE when no log pins it */
-	SHMQ_DEFERRED = 6, /* deadline = due (realtime);            death: stays, goes to the heap */
-	SHMQ_BACK = 7,     /* order = order; in the requeue ring;   death: stays */
-	SHMQ_SPILLING = 8, /* pos; in no ring;                      death: pos < write position ? FREE : kept;
-	                      previous DEFERRED: pos a chunk;       death: pos <= deferred_write ? FREE : kept */
-	SHMQ_RESTORED = 9, /* pos; read from disk, not decided;     death: pos < read position ? BACK : FREE;
-	                      previous DEFERRED: chunk, message;    death: behind deferred_read ? DEFERRED : FREE */
-	SHMQ_MOVING = 10,  /* move = seq; backlog to channels;      death: move <= committed ? FREE : back */
-	SHMQ_LEASED = 11,  /* move = lease; held for re-reading;    death: the lease's word decides */
+	SHMQ_LOANED = 1,    /* its owner fills it outside the lock;   death: kept; the reaper frees it */
+	SHMQ_PREPARED = 2,  /* order = seq; filled, not decided;      death: order <= committed ? READY or DEFERRED : FREE */
+	SHMQ_READY = 3,     /* order = seq; in the ready ring;        death: stays */
+	SHMQ_IN_FLIGHT = 4, /* owner, deadline in the heap;           death: stays; the reaper makes it REQUEUED */
+	SHMQ_PINNED = 5,    /* finished, but a view pins it;          death: FREE when no log pins it */
+	SHMQ_DEFERRED = 6,  /* deadline = due time (realtime);        death: stays, in the heap */
+	SHMQ_REQUEUED = 7,  /* order = order; in the requeue ring;    death: stays */
+	SHMQ_SPILLING = 8,  /* pos; in no ring;                       death: pos < disk_write ? FREE : kept
+	                       previous DEFERRED: pos is a chunk;     death: pos <= deferred_write ? FREE : kept */
+	SHMQ_RESTORED = 9,  /* pos; read from disk, not decided;      death: pos < disk_read ? REQUEUED : FREE
+	                       previous DEFERRED: chunk, message;     death: before deferred_read ? DEFERRED : FREE */
+	SHMQ_MOVING = 10,   /* move = seq; backlog to channels;       death: move <= committed ? FREE : previous state */
+	SHMQ_LEASED = 11,   /* move = lease; held for reading again;  death: the lease's word decides */
 	SHMQ_STATES = 12
 };
+/* clang-format on */
 
 #define SHMQ_STATE_OF(word) ((unsigned)((word) & 0xff))
 #define SHMQ_OWNER_OF(word) ((unsigned)(((word) >> 8) & 0xffff))
@@ -86,28 +92,32 @@ enum shmq_state {
 	((uint64_t)(state) | (uint64_t)(owner) << 8 | (uint64_t)(generation) << 24)
 
 typedef struct shmq_slot_desc {
-	_Atomic uint64_t word;  /* the truth */
-	uint64_t id;            /* 54 bits of clock (64 ns since 2026-01-01), 10 bits of node id */
-	int64_t timestamp;      /* publish time, CLOCK_REALTIME ns */
-	uint64_t order;         /* PREPARED, READY: seq; BACK: order of return */
-	int64_t deadline;       /* INFLIGHT: CLOCK_MONOTONIC ns; DEFERRED: due, CLOCK_REALTIME ns;
-	                           PREPARED: due if it is to become DEFERRED, else 0 */
-	uint64_t body;          /* offset in the arena */
-	uint32_t length;        /* of the body, bytes */
-	uint32_t capacity;      /* bytes of the arena block behind `body`; 0: it has none */
-	uint32_t heap;          /* position in the heap its state belongs to; else SHMQ_NONE */
-	uint16_t attempts;      /* deliveries, this one included; wraps as nsqd's */
-	uint16_t previous;      /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
-	/* second line: the consumer's side and the rare */
-	uint64_t after;         /* BACK: must wait for READY below this seq; 0: may go first */
-	uint64_t pos;           /* disk position: SPILLING, RESTORED; kept in BACK for un-restoring if
-	                           `previous` is FREE */
-	uint64_t move;          /* MOVING: seq that decides; INFLIGHT: order of delivery; LEASED: lease */
-	int64_t delivered;      /* INFLIGHT: delivery time, CLOCK_MONOTONIC ns */
-	uint32_t session;       /* INFLIGHT: index of the consumer's session */
-	uint32_t pins;          /* derived: views alive, from the clients' logs */
-	uint32_t next;          /* LEASED: the lease's next slot */
-	uint32_t turn;          /* LEASED: its number in the lease, from 0 */
+	_Atomic uint64_t word; /* the truth */
+	uint64_t id;           /* 54 bits of clock (64 ns since 2026-01-01), 10 bits of node id */
+	int64_t timestamp;     /* publish time, CLOCK_REALTIME ns */
+	uint64_t order;        /* PREPARED, READY: seq; REQUEUED: order of return */
+	/* IN_FLIGHT: CLOCK_MONOTONIC ns. DEFERRED: due time, CLOCK_REALTIME ns. PREPARED: due time if
+	 * it is to become DEFERRED, else 0. */
+	int64_t deadline;
+	uint64_t body;     /* offset in the arena */
+	uint32_t length;   /* of the body, bytes */
+	uint32_t capacity; /* bytes of its arena block; 0: it has none */
+	uint32_t heap;     /* position in the heap its state belongs to; else SHMQ_NONE */
+	uint16_t attempts; /* deliveries, this one included; wraps as nsqd's */
+	uint16_t previous; /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
+	/* The second cache line: the consumer's side, and rare fields. */
+	/* REQUEUED: waits for READY messages below this seq; 0: may go first. */
+	uint64_t after;
+	/* SPILLING, RESTORED: disk position. REQUEUED with `previous` FREE: the position from which it
+	 * was read ahead, so that it can be evicted. */
+	uint64_t pos;
+	/* MOVING: seq that decides. IN_FLIGHT: order of delivery. LEASED: id of the lease. */
+	uint64_t move;
+	int64_t delivered; /* IN_FLIGHT: delivery time, CLOCK_MONOTONIC ns */
+	uint32_t session;  /* IN_FLIGHT: index of the consumer's session */
+	uint32_t pins;     /* derived: views alive, from the clients' logs */
+	uint32_t next;     /* LEASED: the lease's next slot */
+	uint32_t turn;     /* LEASED: its number in the lease, from 0 */
 	uint64_t reserved[2];
 } shmq_slot_desc;
 _Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
@@ -120,7 +130,8 @@ typedef struct shmq_lock_desc {
 } shmq_lock_desc;
 _Static_assert(sizeof(shmq_lock_desc) == 64, "lock");
 
-/* Who waits: one bit a waiter, and a word that says which of the words have any. */
+/* A set of waiters: one bit for each, and a summary word with one bit for each word that has
+ * any. */
 typedef struct shmq_waitset_desc {
 	_Atomic uint64_t summary;
 	_Atomic uint32_t rotor;
@@ -130,16 +141,16 @@ typedef struct shmq_waitset_desc {
 } shmq_waitset_desc;
 _Static_assert(sizeof(shmq_waitset_desc) == 192, "waitset");
 
-/* What both kinds of segment begin with. `ready` is stored last by the creator. */
+/* The header of both kinds of segment. Its creator stores `ready` last. */
 typedef struct shmq_segment_desc {
 	uint64_t magic;
 	uint32_t layout_version;
 	uint32_t kind;
-	uint64_t fingerprint;  /* sizes, offsets, alignments, page size, libc */
+	uint64_t fingerprint; /* sizes, offsets, alignments, page size, libc */
 	uint64_t boot_id[2];
-	uint64_t instance[2];  /* random, one per directory */
+	uint64_t instance[2]; /* random, one per directory */
 	uint64_t size;
-	uint64_t serial;       /* queue: the number in its name, never used twice; directory: 0 */
+	uint64_t serial; /* queue: the number in its name, never used twice; directory: 0 */
 	_Atomic uint32_t ready;
 	uint32_t page_size;
 	uint64_t reserved[6];
@@ -149,22 +160,21 @@ _Static_assert(sizeof(shmq_segment_desc) == 128, "segment");
 /* ---- directory ------------------------------------------------------------------------------ */
 
 enum shmq_client_state { SHMQ_CLIENT_FREE = 0, SHMQ_CLIENT_LIVE = 1 };
-enum shmq_client_kind { SHMQ_KIND_CLIENT = 0, SHMQ_KIND_SUPERVISOR = 1, SHMQ_KIND_GATEWAY = 2 };
 
 typedef struct shmq_client_desc {
 	_Atomic uint32_t state;
 	_Atomic uint32_t generation; /* raised when the entry is freed */
 	int32_t pid;
-	uint32_t kind;
-	uint64_t start_time;     /* of the process, clock ticks since boot (/proc/PID/stat 22) */
-	uint64_t program;        /* its stack's start (28): tells an exec; 0: not readable */
-	uint64_t pid_namespace;  /* inode */
-	int64_t attached_at;     /* CLOCK_REALTIME ns */
-	_Atomic uint32_t orphan; /* the thread that held `life` is gone, the process lives */
-	_Atomic uint32_t pins_high; /* log entries above were never used */
+	uint32_t kind;              /* enum shmq_kind */
+	uint64_t start_time;        /* of the process, clock ticks since boot (/proc/PID/stat 22) */
+	uint64_t program;           /* its stack's start (28): tells an exec; 0: not readable */
+	uint64_t pid_namespace;     /* inode */
+	int64_t attached_at;        /* CLOCK_REALTIME ns */
+	_Atomic uint32_t orphan;    /* the thread that held `life` is gone, the process lives */
+	_Atomic uint32_t pins_high; /* entries of `pins` from here on were never used */
 	uint32_t uid;
 	uint32_t reserved0;
-	shmq_lock_desc life;     /* held as long as the client lives */
+	shmq_lock_desc life; /* held while the client lives */
 	_Atomic uint64_t touched[SHMQ_QUEUES / 64];
 	_Atomic uint64_t pins[SHMQ_PINS]; /* queue's serial << 24 | slot; 0: unused */
 	uint64_t reserved[24];
@@ -185,17 +195,10 @@ enum shmq_request_state {
 	SHMQ_REQUEST_DONE = 2,
 	SHMQ_REQUEST_ABANDONED = 3
 };
-enum shmq_request_op {
-	SHMQ_OP_CREATE_TOPIC = 1,
-	SHMQ_OP_CREATE_CHANNEL = 2,
-	SHMQ_OP_CREATE_BACKLOG = 3,
-	SHMQ_OP_DELETE_TOPIC = 4,
-	SHMQ_OP_DELETE_CHANNEL = 5
-};
 
 typedef struct shmq_request_desc {
 	_Atomic uint32_t state;
-	uint32_t op;
+	uint32_t op; /* enum shmq_request_kind */
 	uint32_t client;
 	uint32_t waiter; /* SHMQ_NONE: its owner polls */
 	int32_t status;  /* DONE: 0 or a status */
@@ -215,15 +218,15 @@ typedef struct shmq_topic_desc {
 	uint32_t flags;
 	_Atomic uint32_t paused;
 	char name[SHMQ_NAME];
-	_Atomic uint64_t version;    /* raised when its queues or `paused` change, under P */
+	_Atomic uint64_t version; /* raised when its queues or `paused` change, under P */
 	uint64_t reserved0[3];
-	shmq_lock_desc publish;      /* P */
+	shmq_lock_desc publish; /* P */
 	/* under P */
-	_Atomic uint64_t committed;  /* the commit word: highest decided seq; also counts messages */
-	_Atomic uint64_t id_clock;   /* last clock given out, 64 ns units */
-	_Atomic uint32_t dirty;      /* a holder of P died; rebuild every queue before anything else */
+	_Atomic uint64_t committed; /* the commit word: highest decided seq; also counts messages */
+	_Atomic uint64_t id_clock;  /* last clock given out, 64 ns units */
+	_Atomic uint32_t dirty;     /* a holder of P died; rebuild every queue before anything else */
 	uint32_t reserved1;
-	_Atomic uint64_t messages;   /* published, counters of nsqd's /stats */
+	_Atomic uint64_t messages; /* published, counters of nsqd's /stats */
 	_Atomic uint64_t bytes;
 	uint64_t reserved2[11];
 } shmq_topic_desc;
@@ -256,9 +259,9 @@ typedef struct shmq_limits_desc {
 	uint64_t max_msg_size;   /* bytes */
 	uint32_t node_id;
 	uint32_t mem_queue_size; /* messages, for new queues */
-	uint32_t inflight_slots;
+	uint32_t in_flight_slots;
 	uint32_t reserved0;
-	uint64_t arena_size;     /* bytes of bodies a queue, for new queues */
+	uint64_t arena_size; /* bytes of bodies a queue, for new queues */
 	uint64_t reserved[1];
 } shmq_limits_desc;
 _Static_assert(sizeof(shmq_limits_desc) == 64, "limits");
@@ -272,8 +275,8 @@ typedef struct shmq_directory_desc {
 	_Atomic uint32_t clients_committed; /* entries, not bytes */
 	_Atomic uint32_t topics_committed;
 	_Atomic uint32_t queues_committed;
-	_Atomic uint32_t waiters_high;      /* highest used + 1 */
-	_Atomic uint64_t generation;        /* raised by create, delete, pause; the metadata's clock */
+	_Atomic uint32_t waiters_high; /* highest used + 1 */
+	_Atomic uint64_t generation;   /* raised by create, delete, pause; the metadata's clock */
 	_Atomic uint64_t next_serial;
 	/* supervisor */
 	_Atomic int32_t supervisor_pid;
@@ -284,23 +287,28 @@ typedef struct shmq_directory_desc {
 	_Atomic uint32_t supervisor_waiter; /* doorbell to ring; index + 1 */
 	_Atomic uint32_t epoch;             /* raised by each supervisor */
 	_Atomic uint32_t stopping;
-	_Atomic uint32_t requested;         /* rung for: 1 request, 2 spiller, 4 client left, 8 names, 16 scanner */
-	_Atomic uint64_t reaped;            /* clients returned by the reaper */
-	_Atomic uint64_t rebuilt;           /* queues rebuilt after a death */
+	/* Reasons for which the supervisor was rung since it last looked: bits of enum shmq_ring. */
+	_Atomic uint32_t requested;
+	_Atomic uint64_t reaped;  /* clients returned by the reaper */
+	_Atomic uint64_t rebuilt; /* queues rebuilt after a death */
 	uint64_t pid_namespace;
 	uint64_t writers_at;
-	_Atomic int64_t scan_deadline;      /* the scanner sleeps until then (CLOCK_MONOTONIC, */
-	_Atomic int64_t scan_due;           /* CLOCK_REALTIME ns); who makes something earlier rings */
-	/* nsqd.dat's time of modification (ns) as the supervisor wrote it last, or is about to; and
-	 * what     it had before. With any other, another broker has had the data path since. */
+	/* The scanner sleeps until one of these times. A process that makes a deadline or a due time
+	 * earlier rings. */
+	_Atomic int64_t scan_deadline; /* CLOCK_MONOTONIC ns */
+	_Atomic int64_t scan_due;      /* CLOCK_REALTIME ns */
+	/* nsqd.dat's time of modification (ns): the one that the supervisor wrote last or is about to
+	 * write, and the one before. If the file has neither, another broker has used the data path. */
 	_Atomic uint64_t names_written;
 	_Atomic uint64_t names_replaced;
-	char data_path[SHMQ_DATA_PATH];     /* absolute; empty: not told, or too long */
-	/* errno of what the data path refuses, seconds since 1970 << 16; 0: nothing. The supervisor
-	   alone stores it, so it means nothing while that is dead: the next one begins with 0. */
+	char data_path[SHMQ_DATA_PATH]; /* absolute; empty: not known, or too long */
+	/* The errno with which the data path refuses writes | seconds since 1970 << 16; 0: it accepts
+	 * them. The supervisor alone stores it, so it means nothing while no supervisor lives; the next
+	 * one begins with 0. */
 	_Atomic uint64_t disk_trouble;
 	uint64_t reserved[70];
-	_Atomic uint64_t attention[SHMQ_QUEUES / 64]; /* queues that the spiller is to look at */
+	/* One bit for each queue with work for the spiller. */
+	_Atomic uint64_t spiller_pending[SHMQ_QUEUES / 64];
 } shmq_directory_desc;
 _Static_assert(sizeof(shmq_directory_desc) == 4096, "directory");
 
@@ -310,8 +318,8 @@ typedef struct shmq_session_desc {
 	_Atomic uint32_t client; /* index + 1; 0: free. Written last */
 	uint32_t generation;     /* the client entry's */
 	uint32_t max_in_flight;
-	_Atomic uint32_t in_flight; /* derived; waiters look at it without D */
-	int64_t since;           /* CLOCK_REALTIME ns */
+	_Atomic uint32_t in_flight; /* derived; waiters read it without D */
+	int64_t since;              /* CLOCK_REALTIME ns */
 	uint64_t delivered;
 	uint64_t finished;
 	uint64_t requeued;
@@ -325,35 +333,36 @@ enum shmq_lease_state {
 	SHMQ_LEASE_TAKING = 1,   /* death: its messages go back to where they were */
 	SHMQ_LEASE_HELD = 2,     /* death: stays */
 	SHMQ_LEASE_FINISHED = 3, /* death: its messages are FREE */
-	SHMQ_LEASE_RETURNED = 4  /* death: its messages are BACK, in front of all others */
+	SHMQ_LEASE_RETURNED = 4  /* death: its messages are REQUEUED, in front of all others */
 };
 
 /* A set of messages held under a name. `word` is the commit word of all of them (lease.c). Under
  * D. */
 typedef struct shmq_lease_desc {
-	_Atomic uint64_t word;    /* bits 0-7 state, above: id, rising, id % SHMQ_LEASES is the entry */
-	uint64_t parent;          /* the lease its lessee had got before it; 0: none */
-	uint64_t bytes;           /* of bodies */
-	int64_t since;            /* CLOCK_REALTIME ns */
-	uint64_t base;            /* RETURNED: order of its first message */
-	uint32_t lessee;
-	uint32_t count;           /* messages */
+	_Atomic uint64_t word; /* bits 0-7 state, above them the id; ids rise */
+	uint64_t parent;       /* the lease that its holder took before it; 0: none */
+	uint64_t bytes;        /* of bodies */
+	int64_t since;         /* CLOCK_REALTIME ns */
+	uint64_t base;         /* RETURNED: order of its first message */
+	uint32_t holder;
+	uint32_t count; /* messages */
 	uint32_t parts;
-	_Atomic uint32_t replays; /* how often its reading was planned again */
+	_Atomic uint32_t replays; /* how often a reading of it was planned again */
 	uint32_t at;              /* FINISHED: the next slot to free, and how many are left */
 	uint32_t left;
-	uint32_t first[SHMQ_LEASE_PARTS]; /* slot of each part's first message; SHMQ_NONE: it has none */
-	uint32_t on_disk;         /* messages besides, in the queue's run */
+	/* Slot of each part's first message in memory; SHMQ_NONE: the part has none. */
+	uint32_t first[SHMQ_LEASE_PARTS];
+	uint32_t on_disk; /* further messages, in the queue's run */
 	uint32_t reserved0;
 	uint64_t reserved[7];
 } shmq_lease_desc;
 _Static_assert(sizeof(shmq_lease_desc) == 256, "lease");
 
-/* One lease of a queue may hold messages on disk, where they lie: records from the read position
- * on, which moves behind them when that lease is finished. Until then nothing is read from disk into
- * memory; a lease that is returned has just not moved it. Under D. */
+/* One lease of a queue at a time may hold messages on disk in place: a run of records that begins
+ * at the read position. Finishing the lease moves the read position past the run; returning it
+ * leaves the position. Until then nothing is read from disk into memory. Under D. */
 typedef struct shmq_run_desc {
-	_Atomic uint64_t lease; /* its id, written last; in force while that lease is HELD */
+	_Atomic uint64_t lease; /* the lease's id, written last; valid while that lease is HELD */
 	uint64_t from, to;      /* positions */
 	uint64_t bytes;         /* of bodies */
 	uint64_t count;         /* records */
@@ -361,40 +370,44 @@ typedef struct shmq_run_desc {
 } shmq_run_desc;
 _Static_assert(sizeof(shmq_run_desc) == 296, "run");
 
-/* Who holds leases: a name that outlives processes. Under D. */
-typedef struct shmq_lessee_desc {
-	_Atomic uint32_t state;        /* 0: free. Written last */
-	_Atomic uint32_t client;       /* index + 1 of who is it now; 0: nobody */
-	_Atomic uint64_t incarnation;  /* raised whenever somebody becomes it: the one before is fenced */
-	int64_t ttl;                   /* ns without a sign of life; INT64_MAX: never */
-	int64_t grace;                 /* ns without an owner; INT64_MAX: never */
-	_Atomic int64_t deadline;      /* CLOCK_MONOTONIC ns: then its leases go back */
-	uint64_t start_time;           /* the owner's process, as in its client entry */
+/* A holder of leases: a name that outlives processes. Under D. */
+typedef struct shmq_lease_holder_desc {
+	_Atomic uint32_t state;  /* 0: free. Written last */
+	_Atomic uint32_t client; /* the owner's index + 1; 0: it has no owner */
+	/* Raised by every new owner; the owner before is then fenced. */
+	_Atomic uint64_t incarnation;
+	int64_t ttl;              /* ns without a sign of life; INT64_MAX: never */
+	int64_t grace;            /* ns without an owner; INT64_MAX: never */
+	_Atomic int64_t deadline; /* CLOCK_MONOTONIC ns; its leases are returned then */
+	uint64_t start_time;      /* the owner's process, as in its client entry */
 	int32_t pid;
 	uint32_t reserved0;
-	_Atomic uint64_t finished;     /* highest lease it finished */
-	_Atomic uint64_t lost;         /* leases taken from it because its time was over */
+	_Atomic uint64_t finished; /* highest lease that it finished */
+	_Atomic uint64_t lost;     /* leases returned because its time was over */
 	char name[SHMQ_NAME];
 	uint64_t reserved[13];
-} shmq_lessee_desc;
-_Static_assert(sizeof(shmq_lessee_desc) == 256, "lessee");
+} shmq_lease_holder_desc;
+_Static_assert(sizeof(shmq_lease_holder_desc) == 256, "holder");
 
-/* How far somebody who publishes in epochs has got, so that repeating one publishes nothing twice
- * (writer.c). Under the topic's P. */
+/* The progress of a producer that publishes in epochs, so that a repeated publish publishes nothing
+ * twice (writer.c). Under the topic's P. */
 typedef struct shmq_writer_desc {
-	_Atomic uint64_t topic;    /* index + 1, generation << 32; bit 31: being made; 0: free */
+	_Atomic uint64_t topic; /* index + 1, generation << 32; bit 31: being made; 0: free */
 	uint64_t key[2];
-	uint64_t used;             /* rises with every use */
-	uint64_t epoch, rows;      /* epoch + 1, 0: none; messages of it that are published */
-	uint64_t next_epoch, next_rows; /* in force as soon as */
-	_Atomic uint64_t next_seq; /* the topic's commit word is here; 0: none */
+	uint64_t used;        /* rises with every use */
+	uint64_t epoch, rows; /* epoch + 1, 0: none; messages of it that are published */
+	/* A pending update: (next_epoch, next_rows) take effect once topic.committed >= next_seq.
+	 * next_seq 0: none is pending. */
+	uint64_t next_epoch, next_rows;
+	_Atomic uint64_t next_seq;
 	uint64_t reserved[7];
 } shmq_writer_desc;
 _Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 
-/* From publish to finish. Eight buckets an octave from 1 us to 39 h: a percentile is right to 6 %.
- * `total` since the queue was made; of the two windows the current one fills for half of
- * SHMQ_LATENCY_WINDOW_NS, then the other is cleared and becomes current (nsqd's way). Under D. */
+/* The time from publish to finish. There are eight buckets per octave from 1 us to 39 h, so a
+ * percentile is exact to 6 %. `total` counts since the queue was made. The current one of the two
+ * windows fills for half of SHMQ_LATENCY_WINDOW_NS; then the other is cleared and becomes current,
+ * as in nsqd. Under D. */
 #define SHMQ_LATENCY_BUCKETS 304
 #define SHMQ_LATENCY_FIRST 10 /* bucket 0: under 2^10 ns */
 #define SHMQ_LATENCY_WINDOW_NS INT64_C(600000000000)
@@ -415,14 +428,14 @@ typedef struct shmq_latency_desc {
 } shmq_latency_desc;
 _Static_assert(sizeof(shmq_latency_desc) == 8192, "latency");
 
-#define SHMQ_ARENA_UNIT 64u /* blocks are multiples; every body starts 16 bytes into one */
+#define SHMQ_ARENA_UNIT 64u /* block sizes are multiples; a body starts 16 bytes into its block */
 #define SHMQ_ARENA_HEAD 16u
 #define SHMQ_ARENA_FL 32
 #define SHMQ_ARENA_SL 8
 
-/* Segregated free lists (two levels) over boundary-tagged blocks; belongs to P, derived. */
+/* Segregated free lists (two levels) over boundary-tagged blocks. Under P, derived. */
 typedef struct shmq_arena_desc {
-	uint32_t fl;                   /* bit f: sl[f] is not 0 */
+	uint32_t fl; /* bit f: sl[f] is not 0 */
 	uint32_t reserved0;
 	uint64_t free_bytes;
 	uint8_t sl[SHMQ_ARENA_FL];
@@ -437,53 +450,54 @@ typedef struct shmq_queue_desc {
 	uint32_t index;
 	uint32_t topic;
 	uint32_t slots_max;
-	uint32_t mem_queue_size;  /* READY and SPILLING together, at least SHMQ_TRANSIT */
-	uint32_t inflight_slots;  /* all else that is not free */
+	uint32_t mem_queue_size;  /* for READY and SPILLING together, which get at least SHMQ_TRANSIT */
+	uint32_t in_flight_slots; /* for all other slots that are not free */
 	uint32_t flags;
 	uint64_t arena_max;
 	uint64_t slots_at, ready_at, defer_at, requeue_at, free_at;
-	uint64_t inflight_when_at, inflight_slot_at, deferred_when_at, deferred_slot_at;
-	uint64_t sessions_at, leases_at, latency_at, arena_at, lessees_at;
-	uint32_t low_water;       /* messages in the requeue ring; with fewer the spiller reads on */
+	uint64_t in_flight_when_at, in_flight_slot_at, deferred_when_at, deferred_slot_at;
+	uint64_t sessions_at, leases_at, latency_at, arena_at, lease_holders_at;
+	uint32_t low_water; /* with fewer messages in the requeue ring the spiller reads from disk */
 	uint32_t reserved00;
 	uint64_t reserved0[13];
 	/* 384: changed under both locks */
-	_Atomic uint32_t slots_committed; /* and with it the rings' and heaps' capacity */
+	_Atomic uint32_t slots_committed; /* also the heaps' capacity */
 	_Atomic uint32_t ring_mask;       /* capacity of the rings - 1, a power of two >= slots */
 	_Atomic uint32_t sessions_committed;
-	_Atomic uint32_t dirty;           /* derived state may be wrong: rebuild under P and D */
+	_Atomic uint32_t dirty; /* derived state may be wrong: rebuild it under P and D */
 	_Atomic uint32_t paused;
 	uint32_t reserved1;
-	_Atomic uint64_t disk_write;      /* commit word of a spill: file << 40 | offset */
-	_Atomic uint64_t disk_read;       /* commit word of a restore */
-	_Atomic uint64_t disk_depth;      /* messages between the two; recounted at adoption */
-	_Atomic uint32_t spilling;        /* a batch is being written; counts as "on disk" */
-	_Atomic uint32_t overflowed;      /* the oldest quarter was moved since the disk was empty */
-	_Atomic uint32_t base_pending;    /* its files still bear the topic's name: no spill yet */
-	_Atomic uint32_t defer_tail;      /* under P; here because deferred publishes are rare */
-	_Atomic uint32_t spilling_count;  /* under D, derived; here because spills are rare */
+	_Atomic uint64_t disk_write;     /* commit word of a spill: file << 40 | offset */
+	_Atomic uint64_t disk_read;      /* commit word of a restore */
+	_Atomic uint64_t disk_depth;     /* messages between the two; recounted at adoption */
+	_Atomic uint32_t spilling;       /* 1: a batch is being written, which counts as "on disk" */
+	_Atomic uint32_t overflowed;     /* 1: the oldest quarter was moved since the disk was empty */
+	_Atomic uint32_t base_pending;   /* 1: its files still have the topic's name: no spill yet */
+	_Atomic uint32_t defer_tail;     /* under P; here because deferred publishes are rare */
+	_Atomic uint32_t spilling_count; /* under D, derived; here because spills are rare */
 	uint32_t reserved2;
-	_Atomic uint64_t deferred_write;  /* commit word: chunks of deferred messages up to this number
-	                                     are on disk */
-	_Atomic uint64_t deferred_read;   /* commit word: chunk << 24 | its next message, of the chunk
-	                                     that was read last */
-	_Atomic uint64_t deferred_gone;   /* chunks up to this number were emptied */
-	_Atomic uint64_t deferred_depth;  /* messages in chunks; recounted at adoption */
+	/* Commit word: chunks of deferred messages up to this number are on disk. */
+	_Atomic uint64_t deferred_write;
+	/* Commit word: chunk << 24 | its next message, of the chunk that was read last. */
+	_Atomic uint64_t deferred_read;
+	_Atomic uint64_t deferred_gone;  /* chunks up to this number were emptied */
+	_Atomic uint64_t deferred_depth; /* messages in chunks; recounted at adoption */
 	uint64_t reserved3[3];
-	/* 512: P side. `..._seen`: what P last read of D's side, never ahead of it, so that the two
-	 * sides' lines do not cross the cores at every message */
+	/* 512: P side. `..._cached` is P's last reading of a word of D's side, and never ahead of it;
+	 * so the cache lines of the two sides do not move between cores at every message. */
 	_Atomic uint32_t ready_tail;
 	_Atomic uint32_t free_head;
-	uint32_t reclaimed;               /* bodies of free-ring entries before this were returned */
-	uint32_t free_tail_seen;
-	uint32_t ready_head_seen;
-	uint32_t endowed;                 /* entries before this may have got bodies for a publish
-	                                     that then found no room elsewhere */
+	uint32_t bodies_reclaimed_to; /* free-ring entries before this own no body to reclaim */
+	uint32_t free_tail_cached;
+	uint32_t ready_head_cached;
+	/* Free-ring entries before this may own bodies from a publish that then found no room in
+	 * another queue. */
+	uint32_t bodies_prepared_to;
 	_Atomic uint64_t arena_committed; /* bytes */
 	_Atomic uint64_t enqueued;        /* messages that entered, nsqd's message_count */
 	_Atomic uint64_t enqueued_bytes;
-	_Atomic uint64_t dropped;         /* by a full ephemeral queue */
-	_Atomic uint64_t need_bytes;      /* a waiting publisher's wish, 0 if none */
+	_Atomic uint64_t dropped;    /* by a full ephemeral queue */
+	_Atomic uint64_t need_bytes; /* what a waiting publisher needs; 0: none waits */
 	_Atomic uint32_t need_slots;
 	uint32_t reserved4;
 	uint64_t reserved5[7];
@@ -493,34 +507,34 @@ typedef struct shmq_queue_desc {
 	_Atomic uint32_t requeue_head;
 	_Atomic uint32_t requeue_tail;
 	_Atomic uint32_t free_tail;
-	_Atomic uint32_t inflight_len;
+	_Atomic uint32_t in_flight_len;
 	_Atomic uint32_t deferred_len;
-	_Atomic uint32_t held;            /* slots not free and not READY, PREPARED, SPILLING, LOANED */
-	_Atomic uint64_t held_bytes;
-	_Atomic uint64_t order;           /* last order given, never lowered */
+	_Atomic uint32_t in_use; /* slots not free and not READY, PREPARED, SPILLING, LOANED */
+	_Atomic uint64_t in_use_bytes;
+	_Atomic uint64_t order; /* last order given, never lowered */
 	_Atomic uint64_t delivered;
 	_Atomic uint64_t finished;
 	_Atomic uint64_t requeued;
 	_Atomic uint64_t timed_out;
-	_Atomic uint64_t returned;        /* taken back from dead or closed consumers */
+	_Atomic uint64_t returned; /* taken back from dead or closed consumers */
 	_Atomic uint64_t spilled;
 	_Atomic uint64_t restored;
-	uint32_t ready_tail_seen;         /* what D last read of P's side */
-	_Atomic uint32_t leases_committed; /* 1: the pages of leases and lessees exist */
-	_Atomic uint64_t lease_id;        /* last one given, never lowered */
-	_Atomic uint32_t leased;          /* messages in leases; derived */
-	uint32_t requeue_firsts;          /* behind the requeue ring's last entry that may go first
-	                                     (`after` 0); derived */
+	uint32_t ready_tail_cached;        /* D's last reading of ready_tail */
+	_Atomic uint32_t leases_committed; /* 1: the pages of leases and lease_holders exist */
+	_Atomic uint64_t lease_id;         /* last id given, never lowered */
+	_Atomic uint32_t leased;           /* messages in leases; derived */
+	/* Derived: the index after the requeue ring's last entry that may go first (`after` 0). */
+	uint32_t requeue_head_group_end;
 	/* 768 */
-	shmq_lock_desc deliver;           /* D */
+	shmq_lock_desc deliver; /* D */
 	uint64_t reserved8[8];
-	shmq_waitset_desc takers;         /* 896: who waits for messages */
-	shmq_waitset_desc space;          /* 1088: who waits for room */
-	char base[SHMQ_BASE];             /* 1280: base name of its files */
-	shmq_run_desc run;                /* D side */
-	_Atomic uint64_t delivered_on_disk; /* of `delivered`: leased where they lie */
+	shmq_waitset_desc takers;           /* 896: waiters for messages */
+	shmq_waitset_desc space;            /* 1088: waiters for room */
+	char base[SHMQ_BASE];               /* 1280: base name of its files */
+	shmq_run_desc run;                  /* D side */
+	_Atomic uint64_t delivered_on_disk; /* of `delivered`: leased in place on disk */
 	uint64_t reserved9[296];
-	shmq_arena_desc arena;            /* 4096 */
+	shmq_arena_desc arena; /* 4096 */
 } shmq_queue_desc;
 _Static_assert(offsetof(shmq_queue_desc, slots_committed) == 384, "queue: both");
 _Static_assert(offsetof(shmq_queue_desc, ready_tail) == 512, "queue: P side");
@@ -530,23 +544,32 @@ _Static_assert(offsetof(shmq_queue_desc, takers) == 896, "queue: waiters");
 _Static_assert(offsetof(shmq_queue_desc, arena) == 4096, "queue: arena");
 _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 
-#define SHMQ_HEAP_WAYS 4u       /* children of a heap's node: those of i from 4 i + 1 on */
-#ifndef SHMQ_TRANSIT /* tests build smaller queues */
-#define SHMQ_TRANSIT 256u       /* least READY budget, also with mem_queue_size = 0 */
-#define SHMQ_SLOTS_FIRST 128u   /* slots committed at creation */
+#define SHMQ_HEAP_WAYS 4u     /* children of a heap's node: those of i begin at 4 i + 1 */
+#ifndef SHMQ_TRANSIT          /* tests build smaller queues */
+#define SHMQ_TRANSIT 256u     /* the smallest READY budget, also with mem_queue_size = 0 */
+#define SHMQ_SLOTS_FIRST 128u /* slots committed at creation */
 #endif
 #define SHMQ_ARENA_FIRST 16384u /* bytes of bodies committed at creation */
 #define SHMQ_SESSIONS_FIRST 64u
 
-/* Orders begin here: what goes in front of the requeue ring counts down, and no seq is as high. */
+/* Orders begin here: messages that go before the requeue ring's head count down from its order, and
+ * no seq is this high. */
 #define SHMQ_ORDER_FIRST (UINT64_C(1) << 48)
 
 #define SHMQ_NO_POSITION UINT64_MAX
-#define SHMQ_POS(file, offset) ((uint64_t)(file) << 40 | (uint64_t)(offset))
-#define SHMQ_CHUNK_SHIFT 24 /* of deferred_read: below it the number of a message in its chunk */
+#define SHMQ_POS_SHIFT 40
+#define SHMQ_POS(file, offset) ((uint64_t)(file) << SHMQ_POS_SHIFT | (uint64_t)(offset))
+#define SHMQ_POS_FILE(pos) ((pos) >> SHMQ_POS_SHIFT)
+#define SHMQ_POS_OFFSET(pos) ((pos) & ((UINT64_C(1) << SHMQ_POS_SHIFT) - 1))
+/* deferred_read: the bits below this one are the number of a message in its chunk. */
+#define SHMQ_CHUNK_SHIFT 24
 
 #define SHMQ_EPOCH_NS INT64_C(1767225600000000000) /* 2026-01-01T00:00:00Z */
 #define SHMQ_ID_UNIT_NS 64
 #define SHMQ_ID_NODE_BITS 10
+
+/* The most slots of a queue, and the most bytes of its bodies. */
+#define SHMQ_SLOTS_MAX (1u << 23)
+#define SHMQ_ARENA_MAX (UINT64_C(1) << 38)
 
 #endif

@@ -1,6 +1,7 @@
 /* The layout as a table, for numpy, for the fingerprint and for the golden test. */
 #include "heap.h"
 #include "shmq.h"
+#include "shmq_supervisor.h"
 
 #include <gnu/libc-version.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #define I8(s, f) F(s, f, "<i8")
 
 static const shmq_field fields[] = {
+	/* clang-format off */
 	U8(segment, magic) U4(segment, layout_version) U4(segment, kind) U8(segment, fingerprint)
 	A(segment, boot_id, "<u8", 2) A(segment, instance, "<u8", 2) U8(segment, size)
 	U8(segment, serial) U4(segment, ready) U4(segment, page_size)
@@ -47,7 +49,7 @@ static const shmq_field fields[] = {
 
 	I8(limits, msg_timeout) I8(limits, max_msg_timeout) I8(limits, max_req_timeout)
 	U8(limits, max_msg_size) U4(limits, node_id) U4(limits, mem_queue_size)
-	U4(limits, inflight_slots) U8(limits, arena_size)
+	U4(limits, in_flight_slots) U8(limits, arena_size)
 
 	F(directory, segment, "segment") F(directory, limits, "limits") F(directory, registry, "V64")
 	U8(directory, clients_at) U8(directory, waiters_at) U8(directory, requests_at)
@@ -62,22 +64,22 @@ static const shmq_field fields[] = {
 	I8(directory, scan_deadline) I8(directory, scan_due)
 	U8(directory, names_written) U8(directory, names_replaced)
 	F(directory, data_path, "S1024") U8(directory, disk_trouble)
-	A(directory, attention, "<u8", SHMQ_QUEUES / 64)
+	A(directory, spiller_pending, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
 	I8(session, since) U8(session, delivered) U8(session, finished) U8(session, requeued)
 	U8(session, timed_out)
 
 	U8(lease, word) U8(lease, parent) U8(lease, bytes) I8(lease, since) U8(lease, base)
-	U4(lease, lessee) U4(lease, count) U4(lease, parts) U4(lease, replays) U4(lease, at)
+	U4(lease, holder) U4(lease, count) U4(lease, parts) U4(lease, replays) U4(lease, at)
 	U4(lease, left) A(lease, first, "<u4", SHMQ_LEASE_PARTS) U4(lease, on_disk)
 
 	U8(run, lease) U8(run, from) U8(run, to) U8(run, bytes) U8(run, count)
 	A(run, at, "<u8", SHMQ_LEASE_PARTS)
 
-	U4(lessee, state) U4(lessee, client) U8(lessee, incarnation) I8(lessee, ttl)
-	I8(lessee, grace) I8(lessee, deadline) U8(lessee, start_time) F(lessee, pid, "<i4")
-	U8(lessee, finished) U8(lessee, lost) F(lessee, name, "S80")
+	U4(lease_holder, state) U4(lease_holder, client) U8(lease_holder, incarnation) I8(lease_holder, ttl)
+	I8(lease_holder, grace) I8(lease_holder, deadline) U8(lease_holder, start_time) F(lease_holder, pid, "<i4")
+	U8(lease_holder, finished) U8(lease_holder, lost) F(lease_holder, name, "S80")
 
 	U8(writer, topic) A(writer, key, "<u8", 2) U8(writer, used) U8(writer, epoch)
 	U8(writer, rows) U8(writer, next_epoch) U8(writer, next_rows) U8(writer, next_seq)
@@ -91,29 +93,30 @@ static const shmq_field fields[] = {
 	A(arena, heads, "<u8", SHMQ_ARENA_FL * SHMQ_ARENA_SL)
 
 	F(queue, segment, "segment") U4(queue, index) U4(queue, topic) U4(queue, slots_max)
-	U4(queue, mem_queue_size) U4(queue, inflight_slots) U4(queue, flags) U8(queue, arena_max)
+	U4(queue, mem_queue_size) U4(queue, in_flight_slots) U4(queue, flags) U8(queue, arena_max)
 	U8(queue, slots_at) U8(queue, ready_at) U8(queue, defer_at) U8(queue, requeue_at)
-	U8(queue, free_at) U8(queue, inflight_when_at) U8(queue, inflight_slot_at)
+	U8(queue, free_at) U8(queue, in_flight_when_at) U8(queue, in_flight_slot_at)
 	U8(queue, deferred_when_at) U8(queue, deferred_slot_at) U8(queue, sessions_at)
-	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U8(queue, lessees_at)
+	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U8(queue, lease_holders_at)
 	U4(queue, low_water) U4(queue, slots_committed)
 	U4(queue, ring_mask) U4(queue, sessions_committed) U4(queue, dirty) U4(queue, paused)
 	U8(queue, disk_write) U8(queue, disk_read) U8(queue, disk_depth) U4(queue, spilling)
 	U8(queue, deferred_write) U8(queue, deferred_read) U8(queue, deferred_gone)
 	U8(queue, deferred_depth) U4(queue, overflowed) U4(queue, base_pending) U4(queue, ready_tail) U4(queue, defer_tail)
-	U4(queue, free_head) U4(queue, reclaimed) U4(queue, free_tail_seen) U4(queue, endowed)
-	U4(queue, ready_head_seen) U8(queue, arena_committed) U8(queue, enqueued)
+	U4(queue, free_head) U4(queue, bodies_reclaimed_to) U4(queue, free_tail_cached) U4(queue, bodies_prepared_to)
+	U4(queue, ready_head_cached) U8(queue, arena_committed) U8(queue, enqueued)
 	U8(queue, enqueued_bytes) U8(queue, dropped) U8(queue, need_bytes) U4(queue, need_slots)
 	U4(queue, ready_head) U4(queue, defer_head) U4(queue, requeue_head) U4(queue, requeue_tail)
-	U4(queue, free_tail) U4(queue, inflight_len) U4(queue, deferred_len) U4(queue, held)
-	U8(queue, held_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
+	U4(queue, free_tail) U4(queue, in_flight_len) U4(queue, deferred_len) U4(queue, in_use)
+	U8(queue, in_use_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
 	U8(queue, requeued) U8(queue, timed_out) U8(queue, returned) U8(queue, spilled)
 	U8(queue, restored) U4(queue, leases_committed) U8(queue, lease_id) U4(queue, leased)
-	U4(queue, ready_tail_seen) U4(queue, requeue_firsts)
+	U4(queue, ready_tail_cached) U4(queue, requeue_head_group_end)
 	U4(queue, spilling_count) F(queue, deliver, "V64")
 	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
 	F(queue, run, "run") U8(queue, delivered_on_disk)
 	F(queue, arena, "arena")
+	/* clang-format on */
 };
 
 static const struct {
@@ -121,8 +124,10 @@ static const struct {
 	uint32_t size;
 } sizes[] = {
 #define S(s) {#s, (uint32_t)sizeof(STRUCT(s))},
+	/* clang-format off */
 	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(topic) S(entry) S(limits)
-	S(directory) S(session) S(lease) S(run) S(lessee) S(writer) S(histogram) S(latency) S(arena) S(queue)
+	S(directory) S(session) S(lease) S(run) S(lease_holder) S(writer) S(histogram) S(latency) S(arena) S(queue)
+/* clang-format on */
 #undef S
 };
 
@@ -159,10 +164,20 @@ uint64_t shmq_layout_fingerprint(void)
 {
 	uint64_t hash = UINT64_C(14695981039346656037);
 	const char *libc = gnu_get_libc_version();
-	uint32_t facts[] = {SHMQ_LAYOUT_VERSION, (uint32_t)sysconf(_SC_PAGESIZE),
-	                    (uint32_t)sizeof(pthread_mutex_t), (uint32_t)sizeof(sem_t),
-	                    SHMQ_CLIENTS, SHMQ_WAITERS, SHMQ_REQUESTS, SHMQ_TOPICS, SHMQ_QUEUES,
-	                    SHMQ_SESSIONS, SHMQ_HEAP_WAYS, SHMQ_LEASES, SHMQ_LESSEES, SHMQ_WRITERS};
+	uint32_t facts[] = {SHMQ_LAYOUT_VERSION,
+	                    (uint32_t)sysconf(_SC_PAGESIZE),
+	                    (uint32_t)sizeof(pthread_mutex_t),
+	                    (uint32_t)sizeof(sem_t),
+	                    SHMQ_CLIENTS,
+	                    SHMQ_WAITERS,
+	                    SHMQ_REQUESTS,
+	                    SHMQ_TOPICS,
+	                    SHMQ_QUEUES,
+	                    SHMQ_SESSIONS,
+	                    SHMQ_HEAP_WAYS,
+	                    SHMQ_LEASES,
+	                    SHMQ_LEASE_HOLDERS,
+	                    SHMQ_WRITERS};
 
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
 		hash = mix(hash, fields[i].name, strlen(fields[i].name));
@@ -177,19 +192,28 @@ uint64_t shmq_layout_fingerprint(void)
 
 const shmq_constant *shmq_constants(size_t *count)
 {
-#define C(name) {#name, SHMQ_##name}
+#define C(name)                                                                                    \
+	{                                                                                              \
+		#name, SHMQ_##name                                                                         \
+	}
 	static const shmq_constant constants[] = {
+		/* clang-format off */
 		C(MAGIC), C(LAYOUT_VERSION), C(CLIENTS), C(WAITERS), C(REQUESTS), C(TOPICS), C(QUEUES),
-		C(SESSIONS), C(LEASES), C(LESSEES), C(WRITERS), C(LEASE_PARTS), C(LEASE_FREE),
+		C(SESSIONS), C(LEASES), C(LEASE_HOLDERS), C(WRITERS), C(LEASE_PARTS), C(LEASE_FREE),
 		C(LEASE_TAKING), C(LEASE_HELD), C(LEASE_FINISHED), C(LEASE_RETURNED), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
-		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(INFLIGHT),
-		C(DONE), C(DEFERRED), C(BACK), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
-		C(CLIENT_FREE), C(CLIENT_LIVE), C(KIND_CLIENT), C(KIND_SUPERVISOR),
-		C(KIND_GATEWAY), C(REQUEST_FREE), C(REQUEST_POSTED),
+		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(IN_FLIGHT),
+		C(PINNED), C(DEFERRED), C(REQUEUED), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
+		C(CLIENT_FREE), C(CLIENT_LIVE), C(AS_CLIENT), C(AS_SUPERVISOR),
+		C(AS_GATEWAY), C(REQUEST_FREE), C(REQUEST_POSTED),
 		C(REQUEST_DONE), C(REQUEST_ABANDONED), C(CREATE_TOPIC), C(CREATE_CHANNEL),
 		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(ENTRY_FREE), C(ENTRY_LIVE),
 		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
 		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
+		C(POS_SHIFT), C(RECORD_HEAD), C(RING_REQUEST), C(RING_SPILLER),
+		C(RING_LEFT), C(RING_CHANGED), C(RING_DEADLINE), C(SPILL_READY), C(SPILL_ALL),
+		C(SPILL_PREPEND_FLUSH), C(SPILL_PREPEND), C(SPILL_REQUEUED), C(SPILL_DELIVERED),
+		C(SLOTS_MAX), C(ARENA_MAX),
+		/* clang-format on */
 	};
 #undef C
 	*count = sizeof(constants) / sizeof(constants[0]);

@@ -7,7 +7,7 @@
 #include "heap.h"
 #include "killpoint.h"
 #include "latency.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "slots.h"
@@ -22,11 +22,11 @@ static shmq_lease_desc *entry_of(const shmq_map *map, uint64_t id)
 
 bool lease_any(shmq_map *map)
 {
-	return ld_acquire(&map->q->leases_committed) &&
-	       (SANE(ld(&map->leases_backed)) || !queue_commit_leases(map));
+	return ld_acquire(&map->q->leases_committed) && /* SYNC(leases-committed) */
+	       (TRUST_CHECK(ld(&map->leases_backed)) || !queue_commit_leases(map));
 }
 
-shmq_lease_desc *lease_is_held(shmq_map *map, uint64_t id)
+shmq_lease_desc *lease_entry(shmq_map *map, uint64_t id)
 {
 	shmq_lease_desc *e = lease_any(map) ? entry_of(map, id) : NULL;
 
@@ -41,14 +41,15 @@ static shmq_slot_desc *slot_of(shmq_map *map, const shmq_lease_desc *e, uint32_t
 	if (!slot_is(map, slot, SHMQ_LEASED))
 		return NULL;
 	s = &map->slots[slot];
-	return s->move == LEASE_ID(ld(&e->word)) ? s : NULL;
+	return slot_lease_id(s) == LEASE_ID(ld(&e->word)) ? s : NULL;
 }
 
 bool lease_has_run(shmq_map *map)
 {
 	const shmq_run_desc *run = &map->q->run;
 
-	return lease_is_held(map, ld(&run->lease)) && ld(&map->q->disk_read) == run->from; /* not emptied */
+	return lease_entry(map, ld(&run->lease)) &&
+	       ld(&map->q->disk_read) == run->from; /* not emptied */
 }
 
 /* End the lease's run, if it has one; finished: the read position moves past it. */
@@ -60,12 +61,12 @@ static void run_end(shmq_map *map, uint64_t id, bool finished)
 	if (ld(&run->lease) != id)
 		return;
 	if (finished && ld(&map->q->disk_read) == run->from) {
-		st_release(&map->q->disk_read, run->to);
+		st_release(&map->q->disk_read, run->to); /* SYNC(disk-read) */
 		SHMQ_KILLPOINT("lease.run_read");
 		st(&map->q->disk_depth, depth > run->count ? depth - run->count : 0);
 		(void)disk_is_empty(map->q);
 	}
-	st_release(&run->lease, 0);
+	st_release(&run->lease, 0); /* SYNC(lease-on-disk) */
 }
 
 int lease_run_check(const shmq_map *map, const shmq_run *run)
@@ -73,8 +74,7 @@ int lease_run_check(const shmq_map *map, const shmq_run *run)
 	shmq_queue_desc *q = map->q;
 
 	if (!run->count || !run->parts || run->parts > SHMQ_LEASE_PARTS || run->from >= run->to)
-		return because(SHMQ_INVALID, "a run has 1 record or more in 1 to %d parts",
-		               SHMQ_LEASE_PARTS);
+		return fail(SHMQ_INVALID, "a run has 1 record or more in 1 to %d parts", SHMQ_LEASE_PARTS);
 	if (ld(&q->disk_read) != run->from || run->to > ld(&q->disk_write))
 		return SHMQ_EMPTY;
 	return 0;
@@ -86,13 +86,14 @@ void lease_run_take(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, 
 	shmq_queue_desc *q = map->q;
 	shmq_run_desc *run = &q->run;
 
-	if (lease_has_run(map) || ld(&q->base_pending) || ld(&q->requeue_head) != ld(&q->requeue_tail) ||
-	    from->count > n - e->count)
+	if (lease_has_run(map) || ld(&q->base_pending) ||
+	    ld(&q->requeue_head) != ld(&q->requeue_tail) || from->count > n - e->count)
 		return;
 	if ((e->count || from->count > 1) &&
 	    (e->bytes > max_bytes || from->bytes > max_bytes - e->bytes))
 		return;
 	st(&run->lease, 0);
+	/* SYNC(lease-on-disk) */
 	fence_full(); /* a reader of an emptied run sees that before it sees anything of this one */
 	run->from = from->from;
 	run->to = from->to;
@@ -100,7 +101,7 @@ void lease_run_take(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, 
 	run->count = from->count;
 	memcpy(run->at, from->at, from->parts * sizeof(run->at[0]));
 	SHMQ_KILLPOINT("lease.run");
-	st_release(&run->lease, id);
+	st_release(&run->lease, id); /* SYNC(lease-on-disk) */
 	e->on_disk = from->count;
 	e->bytes += from->bytes;
 	e->parts = from->parts;
@@ -108,24 +109,24 @@ void lease_run_take(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, 
 
 unsigned lease_resolve(shmq_map *map, shmq_slot_desc *s)
 {
-	const shmq_lease_desc *e = entry_of(map, s->move);
+	const shmq_lease_desc *e = entry_of(map, slot_lease_id(s));
 	uint64_t word = lease_any(map) ? ld(&e->word) : 0;
 
-	if (LEASE_ID(word) == s->move)
+	if (LEASE_ID(word) == slot_lease_id(s))
 		switch (LEASE_STATE(word)) {
 		case SHMQ_LEASE_HELD:
 			return SHMQ_LEASED;
 		case SHMQ_LEASE_FINISHED:
-			return SHMQ_DONE;
+			return SHMQ_PINNED;
 		case SHMQ_LEASE_TAKING:
-			return s->previous == SHMQ_READY ? SHMQ_READY : SHMQ_BACK;
+			return s->previous == SHMQ_READY ? SHMQ_READY : SHMQ_REQUEUED;
 		case SHMQ_LEASE_RETURNED:
 			s->order = e->base + s->turn;
 			s->attempts++;
 		}
 	s->after = 0; /* also slots that no lease lists: garbage, not a death */
 	s->pos = SHMQ_NO_POSITION;
-	return SHMQ_BACK;
+	return SHMQ_REQUEUED;
 }
 
 void lease_resolved(shmq_map *map)
@@ -137,7 +138,7 @@ void lease_resolved(shmq_map *map)
 		        lease_any(map) && ld(&entry_of(map, run)->word) == WORD(SHMQ_LEASE_FINISHED, run));
 	for (uint32_t i = 0; lease_any(map) && i < SHMQ_LEASES; i++)
 		if (LEASE_STATE(ld(&map->leases[i].word)) != SHMQ_LEASE_HELD)
-			st_release(&map->leases[i].word, 0);
+			st_release(&map->leases[i].word, 0); /* SYNC(lease-state) */
 }
 
 bool lease_free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
@@ -149,12 +150,12 @@ bool lease_free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
 		shmq_slot_desc *s = slot_of(map, e, slot);
 
 		if (!s)
-			break; /* garbage: a rebuild would make the rest BACK */
+			break; /* garbage: a rebuild would make the rest REQUEUED */
 		slots_ahead(map, slot);
 		e->at = s->next;
 		e->left--;
 		latency_record(map->latency, s->timestamp, realtime);
-		held_remove(map, slot);
+		in_use_remove(map, slot);
 		st(&map->q->leased, ld(&map->q->leased) - 1);
 		slot_release(map, slot);
 		SHMQ_KILLPOINT("lease.freed");
@@ -162,41 +163,44 @@ bool lease_free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
 	if (e->left && slot_of(map, e, e->at))
 		return false;
 	latency_turn(map->latency, realtime);
-	st_release(&e->word, 0);
+	st_release(&e->word, 0); /* SYNC(lease-state) */
 	return true;
 }
 
 void lease_mark_finished(shmq_map *map, shmq_lease_desc *e)
 {
 	uint64_t id = LEASE_ID(ld(&e->word));
-	shmq_lessee_desc *lessee = &map->lessees[e->lessee % SHMQ_LESSEES];
+	shmq_lease_holder_desc *holder = &map->lease_holders[e->holder % SHMQ_LEASE_HOLDERS];
 
 	e->at = e->first[0];
 	e->left = e->count;
-	if (ld(&lessee->finished) < id)
-		st(&lessee->finished, id);
+	if (ld(&holder->finished) < id)
+		st(&holder->finished, id);
 	SHMQ_KILLPOINT("lease.finishing");
-	st_release(&e->word, WORD(SHMQ_LEASE_FINISHED, id));
+	st_release(&e->word, WORD(SHMQ_LEASE_FINISHED, id)); /* SYNC(lease-state) */
+	/* SYNC(lease-state) */
 	fence_full(); /* a reader that sees any later store sees this one too */
 	SHMQ_KILLPOINT("lease.finished");
 	run_end(map, id, true);
 	bump(&map->q->finished, (uint64_t)e->count + e->on_disk);
 }
 
-bool lease_give_back(shmq_map *map, shmq_lease_desc *e)
+bool lease_return(shmq_map *map, shmq_lease_desc *e)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->requeue_head), mask = ring_mask_of(map), n = e->count, slot = e->first[0];
+	uint32_t head = ld(&q->requeue_head), mask = ring_mask_of(map), n = e->count,
+			 slot = e->first[0];
 	uint64_t id = LEASE_ID(ld(&e->word));
 	bool waits = head != ld(&q->requeue_tail);
 
-	if (waits && !slot_is(map, map->requeue[head & mask], SHMQ_BACK)) {
+	if (waits && !slot_is(map, map->requeue[head & mask], SHMQ_REQUEUED)) {
 		queue_broken(map);
 		return false;
 	}
 	e->base = (waits ? map->slots[map->requeue[head & mask]].order : ld(&q->order) + 1) - n;
 	SHMQ_KILLPOINT("lease.returning");
-	st_release(&e->word, WORD(SHMQ_LEASE_RETURNED, id));
+	st_release(&e->word, WORD(SHMQ_LEASE_RETURNED, id)); /* SYNC(lease-state) */
+	/* SYNC(lease-state) */
 	fence_full(); /* as in lease_mark_finished */
 	SHMQ_KILLPOINT("lease.returned");
 	run_end(map, id, false);
@@ -215,32 +219,32 @@ bool lease_give_back(shmq_map *map, shmq_lease_desc *e)
 		s->pos = SHMQ_NO_POSITION;
 		s->attempts++;
 		SHMQ_KILLPOINT("lease.fields_back");
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_REQUEUED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("lease.back");
 	}
-	st_release(&q->requeue_head, head - n);
+	st_release(&q->requeue_head, head - n); /* SYNC(requeue-head) */
 	st(&q->leased, ld(&q->leased) - n);
 	bump(&q->returned, (uint64_t)n + e->on_disk);
-	st_release(&e->word, 0);
+	st_release(&e->word, 0); /* SYNC(lease-state) */
 	return true;
 }
 
-/* The lessee's open lease of the highest id, or NULL. */
-static shmq_lease_desc *newest_of(shmq_map *map, uint32_t lessee)
+/* The lease holder's open lease of the highest id, or NULL. */
+static shmq_lease_desc *newest_of(shmq_map *map, uint32_t holder)
 {
 	shmq_lease_desc *found = NULL;
 
 	for (uint32_t i = 0; i < SHMQ_LEASES; i++) {
 		shmq_lease_desc *e = &map->leases[i];
 
-		if (LEASE_STATE(ld(&e->word)) == SHMQ_LEASE_HELD && e->lessee == lessee &&
+		if (LEASE_STATE(ld(&e->word)) == SHMQ_LEASE_HELD && e->holder == holder &&
 		    (!found || ld(&e->word) > ld(&found->word)))
 			found = e;
 	}
 	return found;
 }
 
-shmq_lease_desc *lease_oldest(shmq_map *map, uint32_t lessee, uint64_t above)
+shmq_lease_desc *lease_oldest(shmq_map *map, uint32_t holder, uint64_t above)
 {
 	shmq_lease_desc *found = NULL;
 
@@ -248,7 +252,7 @@ shmq_lease_desc *lease_oldest(shmq_map *map, uint32_t lessee, uint64_t above)
 		shmq_lease_desc *e = &map->leases[i];
 		uint64_t word = ld(&e->word);
 
-		if (LEASE_STATE(word) == SHMQ_LEASE_HELD && e->lessee == lessee && LEASE_ID(word) > above &&
+		if (LEASE_STATE(word) == SHMQ_LEASE_HELD && e->holder == holder && LEASE_ID(word) > above &&
 		    (!found || word < ld(&found->word)))
 			found = e;
 	}
@@ -256,13 +260,13 @@ shmq_lease_desc *lease_oldest(shmq_map *map, uint32_t lessee, uint64_t above)
 }
 
 /* Return all of them, the newest first, so that the oldest message ends up in front. */
-static uint32_t return_all_of(shmq_map *map, uint32_t lessee, uint64_t *messages)
+static uint32_t return_all_of(shmq_map *map, uint32_t holder, uint64_t *messages)
 {
 	shmq_lease_desc *e;
 	uint32_t n = 0;
 
-	while ((e = newest_of(map, lessee)) && !ld(&map->q->dirty)) {
-		if (!lease_give_back(map, e))
+	while ((e = newest_of(map, holder)) && !ld(&map->q->dirty)) {
+		if (!lease_return(map, e))
 			break;
 		*messages += (uint64_t)e->count + e->on_disk;
 		n++;
@@ -274,7 +278,7 @@ void lease_return_all(shmq_map *map)
 {
 	uint64_t ignored = 0;
 
-	for (uint32_t i = 0; lease_any(map) && i < SHMQ_LESSEES; i++)
+	for (uint32_t i = 0; lease_any(map) && i < SHMQ_LEASE_HOLDERS; i++)
 		(void)return_all_of(map, i, &ignored);
 	for (uint32_t i = 0; lease_any(map) && i < SHMQ_LEASES; i++)
 		if (LEASE_STATE(ld(&map->leases[i].word)) == SHMQ_LEASE_FINISHED)
@@ -290,7 +294,7 @@ int64_t lease_deadline(shmq_map *map)
 	for (uint32_t i = 0; i < SHMQ_LEASES; i++) {
 		const shmq_lease_desc *e = &map->leases[i];
 		unsigned state = LEASE_STATE(ld(&e->word));
-		int64_t deadline = ld(&map->lessees[e->lessee % SHMQ_LESSEES].deadline);
+		int64_t deadline = ld(&map->lease_holders[e->holder % SHMQ_LEASE_HOLDERS].deadline);
 
 		if (state == SHMQ_LEASE_FINISHED)
 			return 0;
@@ -307,8 +311,8 @@ void lease_expire(shmq_map *map, int64_t now, uint32_t limit, uint32_t *returned
 	for (uint32_t i = 0; i < SHMQ_LEASES; i++)
 		if (LEASE_STATE(ld(&map->leases[i].word)) == SHMQ_LEASE_FINISHED)
 			(void)lease_free_some(map, &map->leases[i], limit);
-	for (uint32_t i = 0; i < SHMQ_LESSEES; i++) {
-		shmq_lessee_desc *l = &map->lessees[i];
+	for (uint32_t i = 0; i < SHMQ_LEASE_HOLDERS; i++) {
+		shmq_lease_holder_desc *l = &map->lease_holders[i];
 		uint64_t messages = 0;
 
 		if (!ld(&l->state) || ld(&l->deadline) > now)
@@ -322,8 +326,8 @@ void lease_orphan(shmq_broker *b, shmq_map *map, uint32_t client)
 {
 	if (!lease_any(map))
 		return;
-	for (uint32_t i = 0; i < SHMQ_LESSEES; i++) {
-		shmq_lessee_desc *l = &map->lessees[i];
+	for (uint32_t i = 0; i < SHMQ_LEASE_HOLDERS; i++) {
+		shmq_lease_holder_desc *l = &map->lease_holders[i];
 
 		if (ld(&l->client) != client + 1)
 			continue;
@@ -343,25 +347,25 @@ int lease_tables_commit(shmq_map *map)
 		return 0;
 	r = queue_commit_leases(map);
 	if (!r)
-		st_release(&q->leases_committed, 1);
+		st_release(&q->leases_committed, 1); /* SYNC(leases-committed) */
 	return r;
 }
 
-shmq_lessee_desc *lessee_find(shmq_map *map, const char *name)
+shmq_lease_holder_desc *lease_holder_find(shmq_map *map, const char *name)
 {
-	shmq_lessee_desc *unused = NULL, *idle = NULL;
+	shmq_lease_holder_desc *unused = NULL, *idle = NULL;
 
-	for (uint32_t i = 0; i < SHMQ_LESSEES; i++) {
-		shmq_lessee_desc *l = &map->lessees[i];
+	for (uint32_t i = 0; i < SHMQ_LEASE_HOLDERS; i++) {
+		shmq_lease_holder_desc *l = &map->lease_holders[i];
 
-		if (!ld(&l->state)) {
+		if (!ld(&l->state)) { /* SYNC(lease-holder) */
 			if (!unused)
 				unused = l;
 		} else if (!strncmp(l->name, name, SHMQ_NAME)) {
 			return l;
 		} else if (!ld(&l->client) && !newest_of(map, i) &&
 		           (!idle || ld(&l->deadline) < ld(&idle->deadline))) {
-			idle = l; /* it has no owner and no lease: the one that was left longest ago gives way */
+			idle = l; /* it has no owner and no lease; the one left longest ago gives way */
 		}
 	}
 	return unused ? unused : idle;
@@ -393,7 +397,8 @@ shmq_lease_desc *lease_entry_new(shmq_map *map, uint64_t *id)
 	return NULL;
 }
 
-uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n, uint64_t max_bytes)
+uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
+                      uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t taken = 0, slot, mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
@@ -411,14 +416,15 @@ uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n
 		s->move = id;
 		s->turn = taken;
 		s->next = SHMQ_NONE;
-		s->previous = head == &q->ready_head ? SHMQ_READY : SHMQ_BACK;
+		s->previous = head == &q->ready_head ? SHMQ_READY : SHMQ_REQUEUED;
 		SHMQ_KILLPOINT("lease.fields");
+		/* SYNC(slot-state) */
 		st_release(&s->word, SHMQ_WORD(SHMQ_LEASED, 0, SHMQ_GENERATION_OF(word) + 1));
 		SHMQ_KILLPOINT("lease.state");
-		st_release(head, ld(head) + 1);
+		st_release(head, ld(head) + 1); /* SYNC(ready-head) SYNC(requeue-head) */
 		SHMQ_KILLPOINT("lease.head");
 		if (s->previous == SHMQ_READY)
-			held_add(map, slot);
+			in_use_add(map, slot);
 		if (last)
 			last->next = slot;
 		last = s;
@@ -441,7 +447,7 @@ void lease_split(shmq_map *map, shmq_lease_desc *e)
 
 void deadline_note(shmq_broker *b, shmq_map *map)
 {
-	int64_t first = heap_first(&map->inflight), leases = lease_deadline(map);
+	int64_t first = heap_first(&map->in_flight), leases = lease_deadline(map);
 
 	if (leases < first)
 		first = leases;

@@ -1,6 +1,6 @@
 /*
  * The holder of leases: a name that outlives processes, and the calls made under that name.
- * lease.c has the states of a lease and what a death leaves in each.
+ * lease.c has the states of a lease and the effects of a death in each.
  */
 #include "atomics.h"
 #include "clock.h"
@@ -17,34 +17,28 @@
 
 #include <string.h>
 
-int shmq_lessee_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
-                     int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lessee *out)
+int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
+                           int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lease_holder *out)
 {
 	shmq_client_desc *client = &b->clients[b->client];
-	shmq_lessee_desc *l;
+	shmq_lease_holder_desc *l;
 	shmq_map *map;
 	int r = usable_status(b);
 
 	if (!r && (!*name || strlen(name) >= SHMQ_NAME))
-		r = because(SHMQ_INVALID, "a lessee's name has 1 to %d bytes", SHMQ_NAME - 1);
+		r = fail(SHMQ_INVALID, "a lease holder's name has 1 to %d bytes", SHMQ_NAME - 1);
 	if (!r)
-		r = map_get_serial(b, queue, serial, &map);
+		r = queue_enter_serial(b, queue, serial, until, &map);
 	if (r)
 		return r;
-	touch(b, queue);
-	r = queue_lock(b, map, until);
+	r = lease_tables_commit(map);
+	l = r ? NULL : lease_holder_find(map, name);
+	if (!r && !l)
+		r = fail(SHMQ_TABLE_FULL, "%d names lease from this channel", SHMQ_LEASE_HOLDERS);
 	if (r)
 		goto out;
-	r = lease_tables_commit(map);
-	l = r ? NULL : lessee_find(map, name);
-	if (!r && !l)
-		r = because(SHMQ_TABLE_FULL, "%d names lease from this channel", SHMQ_LESSEES);
-	if (r) {
-		queue_unlock(map);
-		goto out;
-	}
 	if (!ld(&l->state) || strncmp(l->name, name, SHMQ_NAME)) {
-		st_release(&l->state, 0);
+		st_release(&l->state, 0); /* SYNC(lease-holder) */
 		memset(l->name, 0, sizeof(l->name));
 		memcpy(l->name, name, strlen(name));
 		st(&l->finished, 0);
@@ -56,91 +50,123 @@ int shmq_lessee_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char
 	l->start_time = client->start_time;
 	st(&l->deadline, later(now_ns(), l->ttl));
 	st(&l->incarnation, ld(&l->incarnation) + 1);
-	SHMQ_KILLPOINT("lessee.filled");
+	SHMQ_KILLPOINT("holder.filled");
 	st(&l->client, b->client + 1);
-	st_release(&l->state, 1);
-	*out = (shmq_lessee){.queue = queue,
-	                     .index = (uint32_t)(l - map->lessees),
-	                     .serial = serial,
-	                     .incarnation = ld(&l->incarnation)};
-	queue_unlock(map);
+	st_release(&l->state, 1); /* SYNC(lease-holder) */
+	*out = (shmq_lease_holder){.queue = queue,
+	                           .index = (uint32_t)(l - map->lease_holders),
+	                           .serial = serial,
+	                           .incarnation = ld(&l->incarnation)};
 out:
+	queue_unlock(map);
 	map_release(map);
 	return r;
 }
 
-/* Take the queue's deliver lock (D) and note a sign of life, if the lessee is still the newest
- * of its name. */
-static int lessee_lock(shmq_broker *b, const shmq_lessee *l, int64_t until, shmq_map **out,
-                       shmq_lessee_desc **lessee)
+/* Take the queue's deliver lock (D) and note a sign of life, if the lease holder is still the
+ * newest of its name. */
+static int lease_holder_lock(shmq_broker *b, const shmq_lease_holder *l, int64_t until,
+                             shmq_map **out, shmq_lease_holder_desc **holder)
 {
 	shmq_map *map;
-	int r = usable_status(b);
+	int r = queue_enter_serial(b, l->queue, l->serial, until, &map);
 
-	if (!r)
-		r = map_get_serial(b, l->queue, l->serial, &map);
 	if (r)
 		return r;
-	r = queue_lock(b, map, until);
-	if (!r) {
-		*lessee = &map->lessees[l->index % SHMQ_LESSEES];
-		if (!lease_any(map) || !ld(&(*lessee)->state) ||
-		    ld(&(*lessee)->incarnation) != l->incarnation) {
-			queue_unlock(map);
-			r = SHMQ_LEASE_FENCED;
-		}
-	}
-	if (r) {
+	*holder = &map->lease_holders[l->index % SHMQ_LEASE_HOLDERS];
+	if (!lease_any(map) || !ld(&(*holder)->state) ||
+	    ld(&(*holder)->incarnation) != l->incarnation) {
+		queue_unlock(map);
 		map_release(map);
-		return r;
+		return SHMQ_LEASE_FENCED;
 	}
-	if (ld(&(*lessee)->client))
-		st(&(*lessee)->deadline, later(now_ns(), (*lessee)->ttl));
+	if (ld(&(*holder)->client))
+		st(&(*holder)->deadline, later(now_ns(), (*holder)->ttl));
 	*out = map;
 	return 0;
 }
 
-static void lessee_unlock(shmq_map *map)
+static void lease_holder_unlock(shmq_map *map)
 {
 	queue_unlock(map);
 	map_release(map);
 }
 
-int shmq_lessee_touch(shmq_broker *b, const shmq_lessee *l, int64_t until)
+int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t until)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_map *map;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (!r)
-		lessee_unlock(map);
+		lease_holder_unlock(map);
 	return r;
 }
 
-int shmq_lessee_close(shmq_broker *b, const shmq_lessee *l, int64_t until)
+int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_map *map;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (r)
 		return r;
-	st(&lessee->deadline, later(now_ns(), lessee->grace));
-	st(&lessee->client, 0);
+	st(&holder->deadline, later(now_ns(), holder->grace));
+	st(&holder->client, 0);
 	deadline_note(b, map);
-	lessee_unlock(map);
+	lease_holder_unlock(map);
 	return 0;
 }
 
-int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint32_t n,
+/* Take messages, and the run, into a new lease. */
+static int lease_fill(shmq_map *map, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
+                      uint64_t max_bytes, uint32_t parts, const shmq_run *run,
+                      shmq_lease_desc **out)
+{
+	shmq_queue_desc *q = map->q;
+	uint64_t id;
+	shmq_lease_desc *e = lease_entry_new(map, &id);
+
+	if (!e)
+		return fail(SHMQ_TABLE_FULL, "%d leases of this channel are open", SHMQ_LEASES);
+	st(&q->lease_id, id);
+	e->parent = parent;
+	e->bytes = 0;
+	e->on_disk = 0;
+	e->since = realtime_ns();
+	e->holder = l->index;
+	st(&e->replays, 0);
+	SHMQ_KILLPOINT("lease.filled");
+	st_release(&e->word, WORD(SHMQ_LEASE_TAKING, id)); /* SYNC(lease-state) */
+	SHMQ_KILLPOINT("lease.taking");
+	e->count = lease_gather(map, e, id, n, max_bytes);
+	e->parts = parts < e->count ? parts : e->count;
+	if (run)
+		lease_run_take(map, e, id, n, max_bytes, run);
+	if (!e->count && !e->on_disk) { /* the run on disk is too much, or cannot be leased now */
+		st_release(&e->word, 0);    /* SYNC(lease-state) */
+		return SHMQ_EMPTY;
+	}
+	lease_split(map, e);
+	SHMQ_KILLPOINT("lease.gathered");
+	st_release(&e->word, WORD(SHMQ_LEASE_HELD, id)); /* SYNC(lease-state) */
+	SHMQ_KILLPOINT("lease.held");
+	st(&q->leased, ld(&q->leased) + e->count);
+	/* First, so that slots taken plus this counter are never below `delivered`. */
+	bump(&q->delivered_on_disk, e->on_disk);
+	bump(&q->delivered, (uint64_t)e->count + e->on_disk);
+	*out = e;
+	return 0;
+}
+
+int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
                     uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
                     shmq_lease *out)
 {
-	shmq_lessee_desc *lessee;
-	shmq_lease_desc *e;
+	shmq_lease_holder_desc *holder;
+	shmq_lease_desc *e = NULL;
 	shmq_queue_desc *q;
 	shmq_map *map;
-	uint64_t id;
 	uint32_t slot;
 	_Atomic uint32_t *head;
 	bool more = false;
@@ -148,55 +174,25 @@ int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint3
 	int r;
 
 	if (!n || !parts || parts > SHMQ_LEASE_PARTS)
-		return because(SHMQ_INVALID, "a lease has 1 message or more in 1 to %d parts",
-		               SHMQ_LEASE_PARTS);
-	r = lessee_lock(b, l, until, &map, &lessee);
+		return fail(SHMQ_INVALID, "a lease has 1 message or more in 1 to %d parts",
+		            SHMQ_LEASE_PARTS);
+	r = lease_holder_lock(b, l, until, &map, &holder);
 	if (r)
 		return r;
 	q = map->q;
-	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail))
+	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail)) /* SYNC(defer-tail) */
 		defer_drain(b, map);
 	r = run ? lease_run_check(map, run) : 0;
-	if (r)
-		goto out;
-	r = SHMQ_EMPTY;
-	if (ld(&q->paused) || (!queue_next(map, &slot, &head, &at) && (!run || lease_has_run(map))))
-		goto out;
-	e = lease_entry_new(map, &id);
-	if (!e) {
-		r = because(SHMQ_TABLE_FULL, "%d leases of this channel are open", SHMQ_LEASES);
-		goto out;
+	if (!r &&
+	    (ld(&q->paused) || (!queue_next(map, &slot, &head, &at) && (!run || lease_has_run(map)))))
+		r = SHMQ_EMPTY;
+	if (!r)
+		r = lease_fill(map, l, parent, n, max_bytes, parts, run, &e);
+	if (!r) {
+		deadline_note(b, map);
+		more = queue_next(map, &slot, &head, &at);
+		lease_describe(e, out);
 	}
-	st(&q->lease_id, id);
-	e->parent = parent;
-	e->bytes = 0;
-	e->on_disk = 0;
-	e->since = realtime_ns();
-	e->lessee = l->index;
-	st(&e->replays, 0);
-	SHMQ_KILLPOINT("lease.filled");
-	st_release(&e->word, WORD(SHMQ_LEASE_TAKING, id));
-	SHMQ_KILLPOINT("lease.taking");
-	e->count = lease_gather(map, e, id, n, max_bytes);
-	e->parts = parts < e->count ? parts : e->count;
-	if (run)
-		lease_run_take(map, e, id, n, max_bytes, run);
-	if (!e->count && !e->on_disk) { /* the run on disk is too much, or cannot be leased now */
-		st_release(&e->word, 0);
-		goto out;
-	}
-	lease_split(map, e);
-	SHMQ_KILLPOINT("lease.gathered");
-	st_release(&e->word, WORD(SHMQ_LEASE_HELD, id));
-	SHMQ_KILLPOINT("lease.held");
-	st(&q->leased, ld(&q->leased) + e->count);
-	bump(&q->delivered_on_disk, e->on_disk); /* first: that many slots are not in the ring any more */
-	bump(&q->delivered, (uint64_t)e->count + e->on_disk);
-	deadline_note(b, map);
-	more = queue_next(map, &slot, &head, &at);
-	lease_describe(e, out);
-	r = 0;
-out:
 	queue_unlock(map);
 	if (!r)
 		wake_space(b, map);
@@ -208,35 +204,35 @@ out:
 	return r;
 }
 
-int shmq_lease_look(shmq_broker *b, const shmq_lessee *l, uint64_t id, bool replay, int64_t until,
-                    shmq_lease *out)
+int shmq_lease_look(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, bool replay,
+                    int64_t until, shmq_lease *out)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_lease_desc *e;
 	shmq_map *map;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (r)
 		return r;
-	e = lease_is_held(map, id);
-	if (e && e->lessee == l->index) {
+	e = lease_entry(map, id);
+	if (e && e->holder == l->index) {
 		st(&e->replays, ld(&e->replays) + replay);
 		lease_describe(e, out);
 	} else {
 		r = SHMQ_LEASE_LOST;
 	}
-	lessee_unlock(map);
+	lease_holder_unlock(map);
 	return r;
 }
 
-int shmq_lease_list(shmq_broker *b, const shmq_lessee *l, shmq_lease *out, uint32_t n,
+int shmq_lease_list(shmq_broker *b, const shmq_lease_holder *l, shmq_lease *out, uint32_t n,
                     int64_t until, uint32_t *count)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_lease_desc *e;
 	shmq_map *map;
 	uint64_t above = 0;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (r)
 		return r;
@@ -244,7 +240,7 @@ int shmq_lease_list(shmq_broker *b, const shmq_lessee *l, shmq_lease *out, uint3
 		lease_describe(e, &out[*count]);
 		above = out[*count].id;
 	}
-	lessee_unlock(map);
+	lease_holder_unlock(map);
 	return 0;
 }
 
@@ -267,20 +263,20 @@ static void free_finished(shmq_broker *b, shmq_map *map, int64_t until)
 	}
 }
 
-int shmq_lease_finish(shmq_broker *b, const shmq_lessee *l, uint64_t through, int64_t until,
+int shmq_lease_finish(shmq_broker *b, const shmq_lease_holder *l, uint64_t through, int64_t until,
                       uint64_t *messages)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_lease_desc *e;
 	shmq_map *map;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (r)
 		return r;
 	*messages = 0;
-	if (through > ld(&lessee->finished)) {
-		e = lease_is_held(map, through);
-		if (!e || e->lessee != l->index)
+	if (through > ld(&holder->finished)) {
+		e = lease_entry(map, through);
+		if (!e || e->holder != l->index)
 			r = SHMQ_LEASE_LOST;
 	}
 	while ((e = lease_oldest(map, l->index, 0)) && LEASE_ID(ld(&e->word)) <= through) {
@@ -294,20 +290,20 @@ int shmq_lease_finish(shmq_broker *b, const shmq_lessee *l, uint64_t through, in
 	return r;
 }
 
-int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t until,
+int shmq_lease_return(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, int64_t until,
                       uint64_t *messages)
 {
-	shmq_lessee_desc *lessee;
+	shmq_lease_holder_desc *holder;
 	shmq_lease_desc *e;
 	shmq_map *map;
-	int r = lessee_lock(b, l, until, &map, &lessee);
+	int r = lease_holder_lock(b, l, until, &map, &holder);
 
 	if (r)
 		return r;
-	e = lease_is_held(map, id);
-	if (e && e->lessee == l->index) {
+	e = lease_entry(map, id);
+	if (e && e->holder == l->index) {
 		*messages = (uint64_t)e->count + e->on_disk;
-		if (!lease_give_back(map, e))
+		if (!lease_return(map, e))
 			r = SHMQ_AGAIN;
 	} else {
 		r = SHMQ_LEASE_LOST;
@@ -325,25 +321,19 @@ int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 {
 	shmq_lease_desc *e;
 	shmq_map *map;
-	int r = usable_status(b);
+	int r = queue_enter_serial(b, queue, serial, until, &map);
 
-	if (!r)
-		r = map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
-	touch(b, queue);
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
-	e = lease_is_held(map, id);
+	e = lease_entry(map, id);
 	if (!e) {
 		queue_unlock(map);
-		r = SHMQ_LEASE_LOST;
-		goto out;
+		map_release(map);
+		return SHMQ_LEASE_LOST;
 	}
 	*messages = (uint64_t)e->count + e->on_disk;
 	if (back) {
-		if (!lease_give_back(map, e))
+		if (!lease_return(map, e))
 			r = SHMQ_AGAIN;
 		queue_unlock(map);
 		spiller_tell(b, map);
@@ -352,7 +342,6 @@ int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 		free_finished(b, map, until);
 	}
 	wake_takers(b, map, WAKE_ALL);
-out:
 	map_release(map);
 	return r;
 }
@@ -366,10 +355,11 @@ static bool may_lease(shmq_map *map)
 	if (ld(&q->paused))
 		return false;
 	return ld(&q->requeue_head) != ld(&q->requeue_tail) ||
+	       /* SYNC(ready-tail) */
 	       (ld(&q->ready_head) != ld_acquire(&q->ready_tail) && !on_disk(q) && may_hold_more(map));
 }
 
-int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline)
+int shmq_lease_wait(shmq_broker *b, const shmq_lease_holder *l, int64_t deadline)
 {
 	shmq_map *map;
 	uint32_t bell;
@@ -379,14 +369,9 @@ int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline)
 		r = map_get_serial(b, l->queue, l->serial, &map);
 	if (r)
 		return r;
-	if (bell_get(b, &bell)) { /* the table of waiters is full: poll */
-		struct timespec t = timespec_of(2 * NS_PER_MS);
-
-		r = clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL) ? SHMQ_INTERRUPTED
-		    : now_ns() < deadline                         ? 0
-		                                                  : SHMQ_TIMEOUT;
+	if (bell_get(b, &bell)) {
 		map_release(map);
-		return r;
+		return bell_none(deadline, 2 * NS_PER_MS);
 	}
 	wait_announce(&map->q->takers, bell);
 	if (!may_lease(map))

@@ -6,7 +6,7 @@
 #include "handles.h"
 #include "lease.h"
 #include "mapping.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "status.h"
@@ -22,19 +22,19 @@ static int reading(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id,
 		r = map_get_serial(b, queue, serial, map);
 	if (r)
 		return r;
-	*e = ld(&(*map)->q->segment.ready) == SHMQ_READY_STATE ? lease_is_held(*map, id) : NULL;
+	*e = ld(&(*map)->q->segment.ready) == SHMQ_READY_STATE ? lease_entry(*map, id) : NULL;
 	if (!*e) {
 		map_release(*map);
 		return SHMQ_LEASE_LOST;
 	}
-	fence_acquire();
+	fence_acquire(); /* SYNC(lease-state) SYNC(lease-on-disk) */
 	return 0;
 }
 
-/* Returns true if everything read so far belongs to this lease. */
+/* Returns 0 if everything read so far belongs to this lease, else SHMQ_LEASE_LOST. */
 static int still(const shmq_lease_desc *e, uint64_t id)
 {
-	fence_acquire();
+	fence_acquire(); /* SYNC(lease-state) SYNC(lease-on-disk) */
 	return ld(&e->word) == WORD(SHMQ_LEASE_HELD, id) ? 0 : SHMQ_LEASE_LOST;
 }
 
@@ -55,15 +55,15 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 	if (part >= parts || parts > SHMQ_LEASE_PARTS) {
 		r = still(e, id);
 		if (!r)
-			r = because(SHMQ_INVALID, "lease %llu has %u parts", (unsigned long long)id, parts);
+			r = fail(SHMQ_INVALID, "lease %llu has %u parts", (unsigned long long)id, parts);
 	} else {
-		*out = (shmq_lease_cursor){
-			.queue = queue,
-			.part = part,
-			.slot = e->first[part],
-			.left = (uint32_t)((uint64_t)(part + 1) * count / parts - (uint64_t)part * count / parts),
-			.serial = serial,
-			.id = id};
+		*out = (shmq_lease_cursor){.queue = queue,
+		                           .part = part,
+		                           .slot = e->first[part],
+		                           .left = (uint32_t)((uint64_t)(part + 1) * count / parts -
+		                                              (uint64_t)part * count / parts),
+		                           .serial = serial,
+		                           .id = id};
 		if (e->on_disk) {
 			out->from = run->at[part];
 			out->to = part + 1 < parts ? run->at[part + 1] : run->to;
@@ -76,17 +76,18 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
 	return r;
 }
 
-/* A slot's body, if it lies within memory. The caller checks afterwards that it is the lease's. */
+/* Find a slot's body. Returns false if it is not inside the arena. The caller checks afterwards
+ * that the lease is still held, so that the body is the lease's. */
 static bool body_at(shmq_map *map, uint32_t slot, const shmq_slot_desc **s, span *at)
 {
 	uint64_t end = arena_of(map);
 
-	if (!SANE(slot < slots_of(map)))
+	if (!TRUST_CHECK(slot < slots_of(map)))
 		return false;
 	*s = &map->slots[slot];
 	at->length = once((*s)->length);
 	at->body = once((*s)->body);
-	return SANE(at->body <= end && at->length <= end - at->body);
+	return TRUST_CHECK(at->body <= end && at->length <= end - at->body);
 }
 
 int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,

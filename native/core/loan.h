@@ -1,27 +1,29 @@
-/* Slots and bodies that are filled outside the lock. */
+/* Slots and bodies that a producer fills outside the publish lock (P). */
 #ifndef SHMQ_LOAN_H
 #define SHMQ_LOAN_H
 
+#include "fanout.h"
 #include "handles.h"
 #include "producer.h"
 
 struct shmq_loan {
 	shmq_producer *p;
-	uint32_t fork_generation;
-	uint32_t n, targets;
+	uint32_t n;
 	bool open;
 	uint64_t *lengths;
-	uint8_t *scratch; /* every channel was ephemeral and full: there is no slot to fill */
-	struct target {
-		shmq_map *map;
-		uint32_t *slots;
-		uint8_t **bodies;
-		bool current;
-	} *target;
+	/* The producer fills these: the bodies of the first target, or `scratch`. */
+	shmq_body *bodies;
+	/* Used if every channel was ephemeral and full, so that there is no slot to fill. */
+	uint8_t *scratch;
+	lent *lent;
+	uint32_t targets; /* of `lent`, how many have slots */
+	uint32_t made;    /* and how many have arrays */
 };
 
-int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, bool deferred, int64_t until,
+/* due: not 0 if the messages are to be deferred. */
+int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, int64_t due, int64_t until,
                shmq_loan **out);
-uint8_t *loan_body(shmq_loan *loan, uint32_t target, uint32_t i);
+/* The buffer for message i. */
+uint8_t *loan_body(shmq_loan *loan, uint32_t i);
 
 #endif

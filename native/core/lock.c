@@ -1,7 +1,7 @@
 #include "lock.h"
 
 #include "clock.h"
-#include "sane.h"
+#include "bounds.h"
 #include "shmq.h"
 
 #include <errno.h>
@@ -38,14 +38,15 @@ static int lock_status(int r)
 
 #ifdef __GLIBC__
 /*
- * A process that maps a segment can scribble in a mutex too. The fields of ours are known: its kind
- * never changes; it is never given up (ENOTRECOVERABLE), for whoever is told of a death makes it
- * consistent; and it is held by a thread that is there, for of one that is not the kernel has
- * marked it. (A thread's number is not given again before all others were.) So an unheld one is
- * made good again, whatever is in it; one that is scribbled in while it is held, only as far as its
- * holder's unlocking survives it.
+ * A process that maps a segment can scribble in a mutex too. Three things are known of our mutexes.
+ * The kind never changes. A mutex is never given up (ENOTRECOVERABLE), because every locker that
+ * learns of a death makes it consistent. The holder is a live thread, because the kernel marks the
+ * mutexes of a dead one (and thread ids are reused only after all others were). So an overwritten
+ * mutex that nobody holds is repaired completely. One that is overwritten while it is held is
+ * repaired only as far as the holder's unlock works with it.
  */
-#define HOLDER UINT32_C(0x3fffffff) /* the kernel's FUTEX_TID_MASK, ... */
+/* The kernel's FUTEX_TID_MASK, FUTEX_WAITERS and FUTEX_OWNER_DIED. */
+#define HOLDER UINT32_C(0x3fffffff)
 #define WAITED UINT32_C(0x80000000)
 #define DIED UINT32_C(0x40000000)
 #define GIVEN_UP (INT32_MAX - 1) /* glibc's PTHREAD_MUTEX_NOTRECOVERABLE */
@@ -62,27 +63,28 @@ __attribute__((constructor)) static void look_at_one(void)
 
 static void kind_mend(shmq_lock_desc *lock)
 {
-	if (!SANE(__atomic_load_n(&lock->mutex.__data.__kind, __ATOMIC_RELAXED) == kind_of_ours))
+	if (!TRUST_CHECK(__atomic_load_n(&lock->mutex.__data.__kind, __ATOMIC_RELAXED) == kind_of_ours))
 		__atomic_store_n(&lock->mutex.__data.__kind, kind_of_ours, __ATOMIC_RELAXED);
 }
 
-/* Mark a mutex that nobody holds as the kernel would have done, and take back that it was given up.
- * Returns true if it can be tried again. */
+/* Mark a mutex that no live thread holds as the kernel does after a death, and undo
+ * ENOTRECOVERABLE. Returns true if it can be tried again. */
 static bool holder_mend(shmq_lock_desc *lock, int r)
 {
 	uint32_t *word = (uint32_t *)&lock->mutex.__data.__lock;
-	uint32_t held = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+	uint32_t held = __atomic_load_n(word, __ATOMIC_ACQUIRE); /* SYNC(lock-holder) */
 	int given_up = GIVEN_UP;
 
 	if (r == ENOTRECOVERABLE) {
 		__atomic_compare_exchange_n(&lock->mutex.__data.__owner, &given_up, 0, false,
-		                            __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+		                            __ATOMIC_ACQ_REL, __ATOMIC_RELAXED); /* SYNC(lock-holder) */
 		if ((held & HOLDER) != (uint32_t)gettid()) /* pthread_mutex_trylock leaves it held */
 			return true;
 	} else if (!held || held & DIED ||
 	           (held & HOLDER && (!kill((pid_t)(held & HOLDER), 0) || errno != ESRCH))) {
 		return false;
 	}
+	/* SYNC(lock-holder) */
 	return __atomic_compare_exchange_n(word, &held, DIED | (held & WAITED), false, __ATOMIC_ACQ_REL,
 	                                   __ATOMIC_RELAXED);
 }

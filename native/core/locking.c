@@ -2,11 +2,12 @@
  * Locking the registry, a topic's publish lock (P) and a queue's deliver lock (D), and noticing
  * that a holder died.
  *
- *   P died   topic.dirty = 1, the lock is made consistent; then each queue of the topic is rebuilt
- *            with its D held; dirty is cleared last. Every later locker of P does this first while
- *            it is set.
- *   D died   queue.dirty = 1, the lock is made consistent, D is released; P and D are taken and the
- *            queue is rebuilt: never under D alone, because a publisher moves the other half meanwhile.
+ *   a holder of P died   topic.dirty = 1, the lock is made consistent; then each queue of the topic
+ *                        is rebuilt with its D held; dirty is cleared last. While it is set, every
+ *                        later locker of P does this first.
+ *   a holder of D died   queue.dirty = 1, the lock is made consistent, D is released; P and D are
+ *                        taken and the queue is rebuilt: never under D alone, because a publisher
+ *                        moves the other half meanwhile.
  *
  * If a rebuild cannot finish (a queue is not mapped yet, a lock is held by a stopped process) the
  * locks stay usable and `dirty` stays set.
@@ -18,7 +19,6 @@
 #include "killpoint.h"
 #include "lock.h"
 #include "mapping.h"
-#include "plant.h"
 #include "rebuild.h"
 #include "segment.h"
 #include "shmq.h"
@@ -44,8 +44,7 @@ void registry_unlock(shmq_broker *b)
 
 static void deliver_died(shmq_map *map)
 {
-	if (!SHMQ_PLANTED(7))
-		st(&map->q->dirty, 1);
+	st(&map->q->dirty, 1);
 	SHMQ_KILLPOINT("recover.deliver_dirty");
 	lock_consistent(&map->q->deliver);
 }
@@ -91,7 +90,7 @@ int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until)
 		queue_unlock(map);
 		return SHMQ_GONE;
 	}
-	if (!ld(&map->q->dirty) && words_are_sane(map))
+	if (!ld(&map->q->dirty) && words_are_sane(map)) /* SYNC(dirty) */
 		return 0;
 	r = queue_repair(b, map);
 	if (r)
@@ -117,7 +116,8 @@ static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 			return r;
 		r = deliver_take(map, until);
 		if (!r) {
-			(void)queue_repair(b, map); /* SHMQ_CORRUPT: this queue stays dirty; the others need not */
+			/* After SHMQ_CORRUPT this queue stays dirty; the others are repaired. */
+			(void)queue_repair(b, map);
 			queue_unlock(map);
 		}
 		map_release(map);
@@ -126,8 +126,8 @@ static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 		SHMQ_KILLPOINT("recover.topic_queue");
 	}
 	writer_recover(b, topic);
-	/* It may have died between a queue's entry and this store: every producer lists the queues
-	 * again. */
+	/* The dead process may have entered a queue without raising `version`: make every producer list
+	 * the queues again. */
 	atomic_fetch_add(&t->version, 1);
 	st(&t->dirty, 0);
 	return 0;
@@ -140,8 +140,7 @@ int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 	if (r == SHMQ_LOCK_DIED) {
 		st(&t->dirty, 1);
 		SHMQ_KILLPOINT("recover.topic_dirty");
-		if (!SHMQ_PLANTED(8))
-			lock_consistent(&t->publish);
+		lock_consistent(&t->publish);
 		r = 0;
 	}
 	if (r)
@@ -171,7 +170,7 @@ int queue_lock(shmq_broker *b, shmq_map *map, int64_t until)
 			queue_unlock(map);
 			return SHMQ_GONE;
 		}
-		if (!ld(&map->q->dirty) && words_are_sane(map))
+		if (!ld(&map->q->dirty) && words_are_sane(map)) /* SYNC(dirty) */
 			return 0;
 		queue_unlock(map);
 		t = topic_of(b, map);
@@ -206,54 +205,83 @@ void both_unlock(shmq_broker *b, shmq_map *map)
 	topic_unlock(topic_of(b, map));
 }
 
-int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
+static int entered(shmq_broker *b, shmq_map *map, int64_t until,
+                   int (*lock)(shmq_broker *, shmq_map *, int64_t), shmq_map **out)
+{
+	int r;
+
+	client_note_queue(b, map->index);
+	r = lock(b, map, until);
+	if (r)
+		map_release(map);
+	else
+		*out = map;
+	return r;
+}
+
+int queue_enter(shmq_broker *b, uint32_t queue, int64_t until, shmq_map **out)
 {
 	shmq_map *map;
 	int r = map_get(b, queue, &map);
 
+	return r ? r : entered(b, map, until, queue_lock, out);
+}
+
+int both_enter(shmq_broker *b, uint32_t queue, int64_t until, shmq_map **out)
+{
+	shmq_map *map;
+	int r = map_get(b, queue, &map);
+
+	return r ? r : entered(b, map, until, both_lock, out);
+}
+
+int queue_enter_serial(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                       shmq_map **out)
+{
+	shmq_map *map;
+	int r = usable_status(b);
+
+	if (!r)
+		r = map_get_serial(b, queue, serial, &map);
+	return r ? r : entered(b, map, until, queue_lock, out);
+}
+
+static int rebuild(shmq_broker *b, uint32_t queue, int64_t until, bool adopting)
+{
+	shmq_map *map;
+	int r = both_enter(b, queue, until, &map);
+
 	if (r)
 		return r;
-	r = both_lock(b, map, until);
-	if (!r) {
-		r = queue_rebuild(b, map, false);
-		both_unlock(b, map);
-	}
+	r = queue_rebuild(b, map, adopting);
+	both_unlock(b, map);
 	map_release(map);
 	return r;
+}
+
+int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until)
+{
+	return rebuild(b, queue, until, false);
+}
+
+int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
+{
+	return rebuild(b, queue, until, true);
 }
 
 int shmq_audit(shmq_broker *b, uint32_t queue, int64_t until, bool *repaired)
 {
 	shmq_map *map;
-	int r = map_get(b, queue, &map);
+	int r;
 
 	*repaired = false;
+	r = both_enter(b, queue, until, &map);
 	if (r)
 		return r;
-	touch(b, queue);
-	r = both_lock(b, map, until);
-	if (!r) {
-		*repaired = !adds_up(map);
-		if (*repaired)
-			r = queue_repair(b, map);
-		both_unlock(b, map);
-	}
-	map_release(map);
-	return r;
-}
-
-int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until)
-{
-	shmq_map *map;
-	int r = map_get(b, queue, &map);
-
-	if (r)
-		return r;
-	r = both_lock(b, map, until);
-	if (!r) {
-		r = queue_rebuild(b, map, true);
-		both_unlock(b, map);
-	}
+	*repaired = !adds_up(map);
+	if (*repaired)
+		r = queue_repair(b, map);
+	both_unlock(b, map);
 	map_release(map);
 	return r;
 }

@@ -1,4 +1,5 @@
-/* The three kinds of lock. A function that fails holds nothing. */
+/* Locking the registry, a topic's publish lock (P) and a queue's deliver lock (D). A function that
+ * fails holds nothing. */
 #ifndef SHMQ_LOCKING_H
 #define SHMQ_LOCKING_H
 
@@ -17,5 +18,12 @@ int queue_lock(shmq_broker *b, shmq_map *map, int64_t until);
 /* Take the publish lock (P) and the deliver lock (D). */
 int both_lock(shmq_broker *b, shmq_map *map, int64_t until);
 void both_unlock(shmq_broker *b, shmq_map *map);
+/* Enter a queue: take a reference on its mapping, note that this client uses it, and take D; or P and
+ * D (both). Leave it with queue_unlock or both_unlock, and map_release. */
+int queue_enter(shmq_broker *b, uint32_t queue, int64_t until, shmq_map **out);
+int both_enter(shmq_broker *b, uint32_t queue, int64_t until, shmq_map **out);
+/* The same for a client that names the queue by its serial, too; SHMQ_FORKED, SHMQ_CLOSED. */
+int queue_enter_serial(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                       shmq_map **out);
 
 #endif

@@ -7,7 +7,7 @@
 #include "atomics.h"
 #include "handles.h"
 #include "heap.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "status.h"
@@ -101,7 +101,7 @@ int map_get_serial(shmq_broker *b, uint32_t index, uint64_t serial, shmq_map **o
 	if (index >= SHMQ_QUEUES)
 		return SHMQ_INVALID;
 	pthread_mutex_lock(&b->mutex);
-	map = ld(&b->maps[index]);
+	map = ld(&b->maps[index]); /* SYNC(map) */
 	if (map && map->serial == serial) {
 		map_hold(map);
 		*out = map;
@@ -116,8 +116,8 @@ int map_get_serial(shmq_broker *b, uint32_t index, uint64_t serial, shmq_map **o
 
 int map_get(shmq_broker *b, uint32_t index, shmq_map **out)
 {
-	if (index >= queues_of(b) ||
-	    ld_acquire(&b->entries[index].state) == SHMQ_ENTRY_FREE)
+	/* SYNC(entry-state) */
+	if (index >= queues_of(b) || ld_acquire(&b->entries[index].state) == SHMQ_ENTRY_FREE)
 		return SHMQ_GONE;
 	return map_get_serial(b, index, b->entries[index].serial, out);
 }
@@ -134,7 +134,7 @@ int shmq_broker_map(shmq_broker *b, uint32_t queue, uint64_t serial, int fd)
 		return r;
 	pthread_mutex_lock(&b->mutex);
 	old = ld(&b->maps[queue]);
-	st_release(&b->maps[queue], map);
+	st_release(&b->maps[queue], map); /* SYNC(map) */
 	pthread_mutex_unlock(&b->mutex);
 	map_release(old);
 	return 0;
@@ -149,7 +149,7 @@ void shmq_broker_unmap(shmq_broker *b, uint32_t queue, uint64_t serial)
 	pthread_mutex_lock(&b->mutex);
 	if (ld(&b->maps[queue]) && ld(&b->maps[queue])->serial == serial) {
 		old = ld(&b->maps[queue]);
-		st_release(&b->maps[queue], (shmq_map *)NULL);
+		st_release(&b->maps[queue], (shmq_map *)NULL); /* SYNC(map) */
 	}
 	pthread_mutex_unlock(&b->mutex);
 	map_release(old);
@@ -162,7 +162,7 @@ void map_put(shmq_broker *b, shmq_map *map)
 	map_release(map);
 }
 
-void touch(shmq_broker *b, uint32_t index)
+void client_note_queue(shmq_broker *b, uint32_t index)
 {
 	_Atomic uint64_t *word = &b->clients[b->client].touched[index / 64];
 	uint64_t bit = UINT64_C(1) << index % 64;
@@ -211,24 +211,23 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 
 	return size == p.size && d->clients_at == p.clients && d->waiters_at == p.waiters &&
 	       d->requests_at == p.requests && d->topics_at == p.topics && d->queues_at == p.queues &&
-	       d->deadline_at == p.deadline && d->due_at == p.due &&
-	       d->writers_at == p.writers &&
+	       d->deadline_at == p.deadline && d->due_at == p.due && d->writers_at == p.writers &&
 	       d->clients_committed <= SHMQ_CLIENTS && d->topics_committed <= SHMQ_TOPICS &&
 	       d->queues_committed <= SHMQ_QUEUES && d->waiters_high <= SHMQ_WAITERS;
 }
 
 int directory_whole(shmq_broker *b)
 {
-	/* read first: without the registry lock they may be seen growing */
-	uint32_t clients = ld_acquire(&b->d->clients_committed);
-	uint32_t topics = ld_acquire(&b->d->topics_committed);
-	uint32_t queues = ld_acquire(&b->d->queues_committed);
+	/* Read these first: without the registry lock the tables may grow meanwhile. */
+	uint32_t clients = ld_acquire(&b->d->clients_committed); /* SYNC(clients-committed) */
+	uint32_t topics = ld_acquire(&b->d->topics_committed);   /* SYNC(topics-committed) */
+	uint32_t queues = ld_acquire(&b->d->queues_committed);   /* SYNC(queues-committed) */
 
 	return clients_of(b) < clients || topics_of(b) < topics || queues_of(b) < queues
-	               ? because(SHMQ_CORRUPT,
-	                         "something has overwritten in the directory how many entries its tables "
-	                         "have; stop the broker (what is on disk is kept)")
-	               : 0;
+				   ? fail(SHMQ_CORRUPT,
+				          "something has overwritten in the directory how many entries its tables "
+				          "have; stop the broker (what is on disk is kept)")
+				   : 0;
 }
 
 int shmq_broker_open(int fd, shmq_broker **out)
@@ -253,7 +252,7 @@ int shmq_broker_open(int fd, shmq_broker **out)
 	if (!r)
 		r = segment_commit(b->base, plan.deadline, plan.size - plan.deadline);
 	if (!r && !directory_sane(b->d, size))
-		r = because(SHMQ_CORRUPT, "the directory's offsets cannot be right");
+		r = fail(SHMQ_CORRUPT, "the directory's offsets cannot be right");
 	if (r) {
 		segment_unmap(b->base, size);
 		goto fail;
@@ -284,8 +283,12 @@ fail:
 
 static heap heap_place(shmq_map *map, uint64_t when, uint64_t slot, _Atomic uint32_t *length)
 {
-	return (heap){(void *)(map->base + when), (void *)(map->base + slot), length, map->slots,
-	              &map->slots_backed,         &map->q->dirty};
+	return (heap){(void *)(map->base + when),
+	              (void *)(map->base + slot),
+	              length,
+	              map->slots,
+	              &map->slots_backed,
+	              &map->q->dirty};
 }
 
 void map_place(shmq_map *map, const queue_plan *p)
@@ -300,11 +303,11 @@ void map_place(shmq_map *map, const queue_plan *p)
 	map->defer = (void *)(map->base + p->defer);
 	map->requeue = (void *)(map->base + p->requeue);
 	map->free = (void *)(map->base + p->free);
-	map->inflight = heap_place(map, p->inflight_when, p->inflight_slot, &q->inflight_len);
+	map->in_flight = heap_place(map, p->in_flight_when, p->in_flight_slot, &q->in_flight_len);
 	map->deferred = heap_place(map, p->deferred_when, p->deferred_slot, &q->deferred_len);
 	map->sessions = (void *)(map->base + p->sessions);
 	map->leases = (void *)(map->base + p->leases);
-	map->lessees = (void *)(map->base + p->lessees);
+	map->lease_holders = (void *)(map->base + p->lease_holders);
 	map->latency = (void *)(map->base + p->latency);
 	map->arena = map->base + p->arena;
 }
@@ -325,11 +328,11 @@ static int map_back(shmq_map *map)
 	if (!r && ld(&q->leases_committed))
 		r = queue_commit_leases(map);
 	return r || sessions_of(map) < ld(&q->sessions_committed)
-	               ? because(SHMQ_CORRUPT,
-	                         "queue segment %llu: its header tells of pages that it does not have, "
-	                         "and /dev/shm has no room for them",
-	                         (unsigned long long)map->serial)
-	               : 0;
+				   ? fail(SHMQ_CORRUPT,
+				          "queue segment %llu: its header tells of pages that it does not have, "
+				          "and /dev/shm has no room for them",
+				          (unsigned long long)map->serial)
+				   : 0;
 }
 
 /* Copy the fixed words of the header, and check them and everything else against the copy. */
@@ -340,25 +343,27 @@ static bool queue_sane(shmq_map *map, queue_plan *out)
 
 	map->topic = q->topic;
 	map->mem_queue_size = q->mem_queue_size;
-	map->inflight_slots = q->inflight_slots;
+	map->in_flight_slots = q->in_flight_slots;
 	map->arena_max = q->arena_max;
-	if (!map->inflight_slots || (uint64_t)map->mem_queue_size + map->inflight_slots > 1u << 23 ||
-	    map->arena_max > (uint64_t)1 << 38)
+	if (!map->in_flight_slots ||
+	    (uint64_t)map->mem_queue_size + map->in_flight_slots > SHMQ_SLOTS_MAX ||
+	    map->arena_max > SHMQ_ARENA_MAX)
 		return false;
-	*out = p = plan_queue(map->mem_queue_size, map->inflight_slots, map->arena_max);
-	return map->size == p.size && q->slots_max == p.slots_max &&
-	       q->slots_at == p.slots && q->ready_at == p.ready && q->defer_at == p.defer &&
-	       q->requeue_at == p.requeue && q->free_at == p.free &&
-	       q->inflight_when_at == p.inflight_when && q->inflight_slot_at == p.inflight_slot &&
-	       q->deferred_when_at == p.deferred_when && q->deferred_slot_at == p.deferred_slot &&
-	       q->sessions_at == p.sessions && q->leases_at == p.leases &&
-	       q->lessees_at == p.lessees &&
-	       q->latency_at == p.latency && q->arena_at == p.arena &&
-	       map->topic < SHMQ_TOPICS && q->slots_committed <= p.slots_max &&
-	       ld(&q->inflight_len) <= p.slots_max && ld(&q->deferred_len) <= p.slots_max &&
-	       q->ring_mask >= power_of_two(q->slots_committed) - 1 && /* above it: the queue is growing */
-	       q->ring_mask < power_of_two(p.slots_max) && !(q->ring_mask & (q->ring_mask + 1)) &&
-	       q->arena_committed <= map->arena_max && q->sessions_committed <= SHMQ_SESSIONS;
+	*out = p = plan_queue(map->mem_queue_size, map->in_flight_slots, map->arena_max);
+	return map->size == p.size && q->slots_max == p.slots_max && q->slots_at == p.slots &&
+	       q->ready_at == p.ready && q->defer_at == p.defer && q->requeue_at == p.requeue &&
+	       q->free_at == p.free && q->in_flight_when_at == p.in_flight_when &&
+	       q->in_flight_slot_at == p.in_flight_slot && q->deferred_when_at == p.deferred_when &&
+	       q->deferred_slot_at == p.deferred_slot && q->sessions_at == p.sessions &&
+	       q->leases_at == p.leases && q->lease_holders_at == p.lease_holders &&
+	       q->latency_at == p.latency && q->arena_at == p.arena && map->topic < SHMQ_TOPICS &&
+	       q->slots_committed <= p.slots_max && ld(&q->in_flight_len) <= p.slots_max &&
+	       ld(&q->deferred_len) <= p.slots_max &&
+	       q->ring_mask >=
+	               power_of_two(q->slots_committed) - 1 && /* above it: the queue is growing */
+	       q->ring_mask < power_of_two(p.slots_max) &&
+	       !(q->ring_mask & (q->ring_mask + 1)) && q->arena_committed <= map->arena_max &&
+	       q->sessions_committed <= SHMQ_SESSIONS;
 }
 
 int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2], shmq_map **out)
@@ -371,7 +376,7 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 	if (r)
 		return r;
 	if (size < sizeof(shmq_queue_desc))
-		return because(SHMQ_CORRUPT, "the queue segment is shorter than its header");
+		return fail(SHMQ_CORRUPT, "the queue segment is shorter than its header");
 	map = calloc(1, sizeof(*map));
 	if (!map)
 		return SHMQ_NO_MEMORY;
@@ -385,12 +390,13 @@ int map_open(int fd, uint32_t index, uint64_t serial, const uint64_t instance[2]
 	r = segment_commit(map->base, 0, sizeof(shmq_queue_desc));
 	if (r)
 		goto unmap;
-	if (!SANE(queue_sane(map, &plan)) || map->q->index != index ||
+	if (!TRUST_CHECK(queue_sane(map, &plan)) || map->q->index != index ||
 	    map->q->segment.serial != serial || map->q->segment.instance[0] != instance[0] ||
 	    map->q->segment.instance[1] != instance[1]) {
-		r = because(SHMQ_CORRUPT, "queue segment %llu: its header cannot be right, or it belongs "
-		                          "to another instance",
-		            (unsigned long long)serial);
+		r = fail(SHMQ_CORRUPT,
+		         "queue segment %llu: its header cannot be right, or it belongs "
+		         "to another instance",
+		         (unsigned long long)serial);
 		goto unmap;
 	}
 	map_place(map, &plan);

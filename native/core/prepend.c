@@ -1,12 +1,15 @@
 /*
  * Writing messages in front of those on disk.
  *
- *   INFLIGHT, BACK -> RESTORED(pos in front of disk_read) under D, written outside the locks where all
- *   has been read, then disk_read, then FREE. Below disk_read: in memory. Above it: on disk.
+ * Under the deliver lock (D) the slots become RESTORED(pos), with positions right before disk_read.
+ * The records are written outside the locks, over records that have been read. Then, under D,
+ * disk_read is stored and the slots become FREE. A message below disk_read is in memory, one at or
+ * above it is on disk.
  */
 #include "prepend.h"
 
 #include "atomics.h"
+#include "batch.h"
 #include "doorbell.h"
 #include "handles.h"
 #include "heap.h"
@@ -15,20 +18,20 @@
 #include "locking.h"
 #include "rebuild.h"
 #include "record.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
 
-bool gather_inflight(shmq_map *map, uint32_t tail, uint32_t n)
+bool gather_in_flight(shmq_map *map, uint32_t tail, uint32_t n)
 {
 	uint32_t mask = ring_mask_of(map);
 
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t slot = map->inflight.slot[i];
+		uint32_t slot = map->in_flight.slot[i];
 
-		if (!slot_is(map, slot, SHMQ_INFLIGHT) || !body_is_in(map, &map->slots[slot])) {
+		if (!slot_is(map, slot, SHMQ_IN_FLIGHT) || !body_is_in(map, &map->slots[slot])) {
 			queue_broken(map);
 			return false;
 		}
@@ -50,17 +53,17 @@ static int by_turn(const shmq_slot_desc *x, const shmq_slot_desc *y)
 	return difference ? difference : by_order(x, y);
 }
 
-bool keep_turns(shmq_map *map)
+bool requeue_sort(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), mask = ring_mask_of(map);
 	uint64_t order = ld(&q->order);
-	bool sane = SANE(tail - head <= slots_of(map));
+	bool sane = TRUST_CHECK(tail - head <= slots_of(map));
 
 	for (uint32_t at = head; sane && at != tail; at++) {
 		uint32_t slot = map->requeue[at & mask];
 
-		sane = slot_is(map, slot, SHMQ_BACK) && body_is_in(map, &map->slots[slot]);
+		sane = slot_is(map, slot, SHMQ_REQUEUED) && body_is_in(map, &map->slots[slot]);
 	}
 	if (!sane) {
 		queue_broken(map);
@@ -76,127 +79,173 @@ bool keep_turns(shmq_map *map)
 			break;
 		s->order = order + (at - head);
 	}
-	requeue_firsts_find(map);
+	requeue_head_group_find(map);
 	return true;
 }
 
-static void ahead_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uint64_t pos)
+static void prepend_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, uint64_t pos)
 {
 	s->order = order; /* if they are given back */
 	s->after = 0;
 	s->pos = pos;
 	s->previous = (uint16_t)previous;
 	SHMQ_KILLPOINT("ahead.fields");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("ahead.state");
 }
 
-int ahead_begin(shmq_map *map, uint32_t n, shmq_spill *out)
+/* The messages in the order of delivery: those in flight, noted in the requeue ring after its tail,
+ * then those of the ring. */
+typedef struct candidates {
+	shmq_map *map;
+	uint32_t in_flight, head, tail, mask;
+	bool live; /* PREPEND: none in flight */
+} candidates;
+
+static uint32_t nth(const candidates *c, uint32_t i)
 {
-	bool live = out->from == SHMQ_SPILL_FRONT;
-	shmq_queue_desc *q = map->q;
-	uint32_t inflight = live ? 0 : at_most(ld(&q->inflight_len), slots_of(map));
-	uint32_t head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), first, all;
-	uint32_t mask = ring_mask_of(map);
-	uint64_t read = ld(&q->disk_read), before = read & ((UINT64_C(1) << 40) - 1), bytes = 0;
-	uint64_t order;
+	uint32_t at = i < c->in_flight ? c->tail + i : c->head + (i - c->in_flight);
 
-	first = all = inflight + (tail - head);
-	if ((!live && read == ld(&q->disk_write)) || !all)
-		return SHMQ_EMPTY;
-	if (!SANE(all <= slots_of(map))) {
-		queue_broken(map);
-		return SHMQ_EMPTY;
-	}
-	if (!keep_turns(map) || !gather_inflight(map, tail, inflight))
-		return SHMQ_EMPTY;
-	order = ld(&q->order);
-#define NTH(i)                                                                                     \
-	slot_in(map, &map->requeue[((i) < inflight ? tail + (i) : head + (i) - inflight) & mask])
-	for (; first && all - first < n; first--) {
-		uint64_t length = map->slots[NTH(first - 1)].length + RECORD_HEAD;
+	return slot_in(c->map, &c->map->requeue[at & c->mask]);
+}
 
-		if ((before && bytes + length > before) || (live && map->slots[NTH(first - 1)].after))
+/* Find the youngest messages, at most n, that may be written and fit into `space` (0: into a file of
+ * their own). Returns the index of the first; bytes: of their records. */
+static uint32_t fitting(const candidates *c, uint32_t all, uint32_t n, uint64_t space,
+                        uint64_t *bytes)
+{
+	uint32_t first = all;
+
+	for (*bytes = 0; first && all - first < n; first--) {
+		const shmq_slot_desc *s = &c->map->slots[nth(c, first - 1)];
+		uint64_t length = s->length + SHMQ_RECORD_HEAD;
+
+		if ((space && *bytes + length > space) || (c->live && s->after))
 			break;
-		bytes += length;
+		*bytes += length;
 	}
-	if (!read || first == all || (!live && first && (bytes != before || !(read >> 40))))
-		return SHMQ_FULL;
-	out->position = before ? read - bytes : read - SHMQ_POS(1, 0);
-	st(&q->order, order + (all - first));
-	out->count = all - first;
-	out->bytes = bytes;
-	/* The youngest first: whenever a death ends this, those that are not marked yet come before it. */
-	for (uint32_t i = all; i-- > first;) {
-		shmq_slot_desc *s = &map->slots[NTH(i)];
-		uint32_t length = s->length + RECORD_HEAD;
+	return first;
+}
 
-		bytes -= length;
-		out->slots[i - first] = NTH(i);
-		out->lengths[i - first] = length;
-		ahead_mark(s, i < inflight ? SHMQ_INFLIGHT : SHMQ_BACK, order + 1 + (i - first),
-		           out->position + bytes);
+/* Mark the messages from `first` on. The youngest comes first: whenever a death ends this, the
+ * messages that are not marked yet come before the others. */
+static void candidates_mark(const candidates *c, uint32_t first, shmq_spill *out)
+{
+	shmq_queue_desc *q = c->map->q;
+	uint64_t order = ld(&q->order), at = out->position + out->bytes;
+
+	st(&q->order, order + out->count);
+	for (uint32_t i = out->count; i--;) {
+		uint32_t slot = nth(c, first + i);
+		shmq_slot_desc *s = &c->map->slots[slot];
+
+		out->slots[i] = slot;
+		out->lengths[i] = s->length + SHMQ_RECORD_HEAD;
+		at -= out->lengths[i];
+		prepend_mark(s, first + i < c->in_flight ? SHMQ_IN_FLIGHT : SHMQ_REQUEUED, order + 1 + i,
+		             at);
 	}
+}
+
+/* Take the marked messages out of the heap and the end of the requeue ring. */
+static void candidates_take(const candidates *c, uint32_t first, uint32_t all)
+{
+	shmq_map *map = c->map;
+
 	for (uint32_t i = first; i < all; i++) {
-		uint32_t slot = NTH(i);
+		uint32_t slot = nth(c, i);
 		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
-		held_remove(map, slot);
-		if (i >= inflight)
+		in_use_remove(map, slot);
+		if (i >= c->in_flight)
 			continue;
-		heap_remove(&map->inflight, slot);
+		heap_remove(&map->in_flight, slot);
 		if (its)
 			session_leave(its);
 	}
-	st_release(&q->requeue_tail, first < inflight ? head : head + first - inflight);
-	requeue_firsts_find(map);
-#undef NTH
+	/* SYNC(requeue-tail) */
+	st_release(&map->q->requeue_tail,
+	           first < c->in_flight ? c->head : c->head + (first - c->in_flight));
+	requeue_head_group_find(map);
+}
+
+int prepend_begin(shmq_map *map, uint32_t n, shmq_spill *out)
+{
+	shmq_queue_desc *q = map->q;
+	bool live = out->source == SHMQ_SPILL_PREPEND;
+	candidates c = {.map = map,
+	                .in_flight = live ? 0 : at_most(ld(&q->in_flight_len), slots_of(map)),
+	                .head = ld(&q->requeue_head),
+	                .tail = ld(&q->requeue_tail),
+	                .mask = ring_mask_of(map),
+	                .live = live};
+	uint32_t all = c.in_flight + (c.tail - c.head), first;
+	uint64_t read = ld(&q->disk_read), space = SHMQ_POS_OFFSET(read), bytes;
+
+	if ((!live && read == ld(&q->disk_write)) || !all)
+		return SHMQ_EMPTY;
+	if (!TRUST_CHECK(all <= slots_of(map))) {
+		queue_broken(map);
+		return SHMQ_EMPTY;
+	}
+	if (!requeue_sort(map) || !gather_in_flight(map, c.tail, c.in_flight))
+		return SHMQ_EMPTY;
+	first = fitting(&c, all, n, space, &bytes);
+	/* A flush leaves none behind, unless the others get the file before this one. */
+	if (!read || first == all || (!live && first && (bytes != space || !SHMQ_POS_FILE(read))))
+		return SHMQ_FULL;
+	out->position = space ? read - bytes : read - SHMQ_POS(1, 0);
+	out->count = all - first;
+	out->bytes = bytes;
+	candidates_mark(&c, first, out);
+	candidates_take(&c, first, all);
 	return 0;
 }
 
 /* Both locks (P and D) are held. */
-static void ahead_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
+static void prepend_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 {
 	for (uint32_t i = 0; i < s->count; i++) {
 		shmq_slot_desc *slot = &map->slots[s->slots[i]];
 		uint64_t word = ld(&slot->word);
 
 		if (SHMQ_STATE_OF(word) == SHMQ_RESTORED)
-			st_release(&slot->word, word_next(word, SHMQ_BACK));
+			st_release(&slot->word, word_next(word, SHMQ_REQUEUED)); /* SYNC(slot-state) */
 	}
-	if (s->from == SHMQ_SPILL_FRONT)
+	if (s->source == SHMQ_SPILL_PREPEND)
 		st(&map->q->spilling, 0);
 	queue_rebuild(b, map, false);
 }
 
-int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until)
+/* Returns false if a concurrent repair has made them REQUEUED, the queue was emptied, or a lease was
+ * taken since whose records on disk begin at the read position. */
+static bool still_restored(shmq_map *map, const shmq_spill *s)
 {
-	bool live = s->from == SHMQ_SPILL_FRONT, whole = true;
+	bool whole = s->source != SHMQ_SPILL_PREPEND || !lease_has_run(map);
+
+	for (uint32_t i = 0; i < s->count; i++)
+		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_RESTORED;
+	return whole;
+}
+
+int prepend_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64_t until)
+{
+	bool live = s->source == SHMQ_SPILL_PREPEND, commit = ok;
 	shmq_queue_desc *q = map->q;
-	int r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
+	int r = batch_lock(b, map, s, until, still_restored, &commit);
 
 	if (r)
 		return r;
-	/* A concurrent repair has made them BACK, or the queue was emptied. */
-	for (uint32_t i = 0; i < s->count; i++)
-		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_RESTORED;
-	whole &= !(live && lease_has_run(map)); /* since the batch was begun; it stays where it is */
-	if (ok && !whole) {
-		queue_unlock(map);
-		r = both_lock(b, map, until);
-		if (r)
-			return r;
-	}
-	if (!ok || !whole) {
-		ahead_undo(b, map, s);
+	if (!commit) {
+		prepend_undo(b, map, s);
 		both_unlock(b, map);
 		if (live)
 			wake_takers(b, map, WAKE_ALL);
 		return ok ? SHMQ_GONE : 0;
 	}
 	if (lease_has_run(map))
-		lease_return_all(map); /* taken since the batch was begun; it would end up after it */
-	st_release(&q->disk_read, s->position);
+		lease_return_all(map); /* taken since the batch was begun: its messages come first */
+	st_release(&q->disk_read, s->position); /* SYNC(disk-read) */
 	SHMQ_KILLPOINT("ahead.committed");
 	bump(&q->disk_depth, s->count);
 	bump(&q->spilled, s->count);
@@ -205,10 +254,11 @@ int ahead_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64
 		SHMQ_KILLPOINT("ahead.freed");
 	}
 	if (live)
-		st_release(&q->spilling, 0);
+		st_release(&q->spilling, 0); /* SYNC(spilling) */
 	queue_unlock(map);
 	wait_wake(b, &q->space, WAKE_ALL);
 	if (live)
-		wake_takers(b, map, 1); /* a consumer that came meanwhile saw neither these nor, perhaps, the disk */
+		/* A consumer that came meanwhile saw neither these messages nor, perhaps, the disk. */
+		wake_takers(b, map, 1);
 	return 0;
 }

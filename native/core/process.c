@@ -31,7 +31,8 @@ process_identity process_identify(pid_t pid)
 	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
 	if (read_file(path, text, sizeof(text)) <= 0)
 		return who;
-	field = strrchr(text, ')'); /* the program's name may contain anything, also blanks and parentheses */
+	/* The program's name may contain any character, also blanks and parentheses. */
+	field = strrchr(text, ')');
 	if (!field)
 		return who;
 	for (number = 2; field && number < 28; field = strchr(field + 1, ' ')) {

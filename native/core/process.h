@@ -1,4 +1,5 @@
-/* Who holds something: a process is its pid AND its start time; a program also its stack. */
+/* Identifying processes. A process is its pid AND its start time; a program is also the start of
+ * its stack, which an exec changes. */
 #ifndef SHMQ_PROCESS_H
 #define SHMQ_PROCESS_H
 

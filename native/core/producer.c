@@ -1,17 +1,12 @@
-/*
- * The producer's handle, and the steps of a publish that publish.c, loan.c and backlog.c share.
- * All of it is under the publish lock (P).
- */
+/* The producer's handle: the list of its topic's queues, and the queue that it waits for. */
 #include "producer.h"
 
 #include "atomics.h"
 #include "clock.h"
 #include "doorbell.h"
 #include "handles.h"
-#include "killpoint.h"
 #include "locking.h"
 #include "mapping.h"
-#include "plant.h"
 #include "room.h"
 #include "segment.h"
 #include "shmq.h"
@@ -19,7 +14,6 @@
 #include "status.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out)
 {
@@ -62,7 +56,7 @@ void shmq_producer_close(shmq_producer *p)
 	broker_release(b);
 }
 
-/* Publishers that wait for its room look at the topic again. */
+/* Forget the queue that had no room. Publishers that wait for it look at the topic again. */
 static void lacking_drop(shmq_producer *p)
 {
 	shmq_map *old;
@@ -95,20 +89,20 @@ static int list_refresh(shmq_producer *p)
 	for (uint32_t i = 0; i < n && !r; i++) {
 		if (!entry_is(b, i, p->topic))
 			continue;
-		if (ld_acquire(&b->entries[i].role) == SHMQ_ROLE_BACKLOG) {
+		if (ld_acquire(&b->entries[i].role) == SHMQ_ROLE_BACKLOG) { /* SYNC(entry-role) */
 			backlog = i;
 			continue;
 		}
 		r = map_get(b, i, &p->maps[p->channels]);
 		p->channels += !r;
 		if (!r)
-			touch(b, i);
+			client_note_queue(b, i);
 	}
 	if (!r && backlog != SHMQ_NONE) {
 		r = map_get(b, backlog, &p->maps[p->channels]);
 		p->backlog = !r;
 		if (!r)
-			touch(b, backlog);
+			client_note_queue(b, backlog);
 	}
 	if (r) {
 		list_drop(p);
@@ -133,12 +127,12 @@ int producer_lock(shmq_producer *p, int64_t until, shmq_map ***targets, uint32_t
 	    ld(&p->b->d->segment.ready) != SHMQ_READY_STATE)
 		r = SHMQ_GONE;
 	else if (ld(&p->b->d->stopping))
-		r = because(SHMQ_NOT_RUNNING, "the broker is stopping");
+		r = fail(SHMQ_NOT_RUNNING, "the broker is stopping");
 	else
 		r = list_refresh(p);
 	if (r)
 		goto out;
-	/* While the backlog is not empty the topic goes on publishing into it: first in, first out. */
+	/* While the backlog is not empty the topic goes on publishing into it, so the order is kept. */
 	if (p->channels && !ld(&t->paused) &&
 	    !(p->backlog && !queue_is_empty(p->maps[p->channels]->q))) {
 		*targets = p->maps;
@@ -156,14 +150,6 @@ out:
 	return r;
 }
 
-bool fanout_pumps(shmq_producer *p, shmq_map **targets)
-{
-	if (targets == p->maps || !p->channels || ld(&p->t->paused))
-		return false;
-	attend(p->b, targets[0]->index);
-	return true;
-}
-
 void note_lacking(shmq_producer *p, shmq_map *map)
 {
 	shmq_map *old = NULL;
@@ -178,97 +164,6 @@ void note_lacking(shmq_producer *p, shmq_map *map)
 	map_release(old);
 }
 
-uint64_t message_id(const shmq_broker *b, uint64_t clock)
-{
-	return clock << SHMQ_ID_NODE_BITS | b->d->limits.node_id;
-}
-
-uint64_t fanout_clock(shmq_topic_desc *t, uint32_t n, int64_t now)
-{
-	uint64_t clock = (uint64_t)(now - SHMQ_EPOCH_NS) / SHMQ_ID_UNIT_NS, last = ld(&t->id_clock);
-
-	if (now < SHMQ_EPOCH_NS || clock <= last)
-		clock = last + 1;
-	st(&t->id_clock, clock + n - 1);
-	return clock;
-}
-
-void fanout_flip(shmq_broker *b, shmq_map *map, const uint32_t *slots, uint32_t first, uint32_t n,
-                 int64_t due, uint64_t bytes)
-{
-	shmq_queue_desc *q = map->q;
-	_Atomic uint32_t *tail = due ? &q->defer_tail : &q->ready_tail;
-	uint32_t *ring = due ? map->defer : map->ready, mask = ring_mask_of(map), at = ld(tail);
-
-	for (uint32_t i = 0; i < n; i++) {
-		uint32_t slot = slots ? slots[i] : map->free[(first + i) & mask];
-		shmq_slot_desc *s = &map->slots[slot];
-
-		if (!slot_is(map, slot, SHMQ_PREPARED)) { /* it was overwritten meanwhile: the commit word decides */
-			st(&topic_of(b, map)->dirty, 1);
-			continue;
-		}
-		st_release(&s->word, word_next(ld(&s->word), due ? SHMQ_DEFERRED : SHMQ_READY));
-		SHMQ_KILLPOINT("publish.flipped");
-		ring[at++ & mask] = slot;
-	}
-	SHMQ_KILLPOINT("publish.ring");
-	st_release(tail, at);
-	SHMQ_KILLPOINT("publish.tail");
-	bump(&q->enqueued, n);
-	bump(&q->enqueued_bytes, bytes);
-	if (due)
-		due_note(b, map->index, due);
-}
-
-/* The number of READY messages above which the spiller is rung: three quarters of the budget, so
- * that it comes early. Once something is on disk, every new message waits behind it anyway. */
-static uint32_t high_water(const shmq_broker *b, const shmq_map *map)
-{
-	if (!b->d->limits.mem_queue_size)
-		return 0;
-	return ready_budget(map) / 4 * (on_disk(map->q) ? 2 : 3);
-}
-
-bool fanout_overflows(shmq_broker *b, shmq_map *map, uint32_t n, bool deferred)
-{
-	shmq_queue_desc *q = map->q;
-	uint32_t mark = high_water(b, map), ready = ready_seen(q, mark);
-	bool over = ready > mark && ready - mark <= n; /* it was rung when the mark was passed */
-
-	over |= ld(&q->arena_committed) == map->arena_max && q->arena.free_bytes < map->arena_max / 8;
-	over |= deferred && defers_many(map);
-	over &= !(q->flags & SHMQ_FLAG_EPHEMERAL);
-	if (over)
-		attend(b, map->index);
-	return over;
-}
-
-void fanout_prepare(shmq_slot_desc *s, uint64_t id, uint64_t seq, int64_t now, int64_t due,
-                    uint64_t length)
-{
-	if (SHMQ_PLANTED(1))
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED));
-	s->id = id;
-	s->timestamp = now;
-	s->order = seq;
-	if (!SHMQ_PLANTED(3))
-		s->deadline = due;
-	s->length = (uint32_t)length;
-	s->attempts = 0;
-	s->heap = SHMQ_NONE;
-	SHMQ_KILLPOINT("publish.fields");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED));
-	SHMQ_KILLPOINT("publish.prepared");
-}
-
-int fanout_abort(shmq_topic_desc *t)
-{
-	st(&t->dirty, 1);
-	topic_unlock(t);
-	return SHMQ_AGAIN;
-}
-
 int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t *lengths,
                  bool *large)
 {
@@ -276,15 +171,15 @@ int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t
 
 	*large = false;
 	if (!n)
-		return because(SHMQ_INVALID, "a batch must hold at least one message");
+		return fail(SHMQ_INVALID, "a batch must hold at least one message");
 	for (uint32_t i = 0; i < n; i++) {
 		if (!bodies[i].length)
-			return because(SHMQ_INVALID, "message %u is empty; nsqd's rule: 1 byte or more", i);
+			return fail(SHMQ_INVALID, "message %u is empty; nsqd's rule: 1 byte or more", i);
 		if (bodies[i].length > most || bodies[i].length > MOST_BODY)
-			return because(SHMQ_TOO_BIG,
-			               "message %u has %llu bytes; max_msg_size is %llu: raise that option of "
-			               "the broker",
-			               i, (unsigned long long)bodies[i].length, (unsigned long long)most);
+			return fail(SHMQ_TOO_BIG,
+			            "message %u has %llu bytes; max_msg_size is %llu: raise that option of "
+			            "the broker",
+			            i, (unsigned long long)bodies[i].length, (unsigned long long)most);
 		lengths[i] = bodies[i].length;
 		*large |= bodies[i].length >= SHMQ_LARGE;
 	}
@@ -296,37 +191,10 @@ int check_due(const shmq_producer *p, int64_t due)
 	int64_t most = p->b->d->limits.max_req_timeout;
 
 	if (due && due - realtime_ns() > most)
-		return because(SHMQ_INVALID,
-		               "deferred for longer than max_req_timeout (%lld ms): raise that option of "
-		               "the broker",
-		               (long long)(most / NS_PER_MS));
-	return 0;
-}
-
-void fanout_skip_none(uint64_t *skip, uint32_t count)
-{
-	skip[0] = 0;
-	if (count > 64)
-		memset(skip, 0, (count + 63) / 64 * sizeof(*skip));
-}
-
-int fanout_room(shmq_producer *p, shmq_map **targets, uint32_t count, const uint64_t *lengths,
-                uint32_t n, bool deferred, int64_t until, uint64_t *skip)
-{
-	for (uint32_t k = 0; k < count; k++) {
-		int r = room_for(p->b, targets[k], lengths, n, deferred ? FOR_DEFERRED : FOR_READY, until);
-
-		if (r == SHMQ_FULL && targets[k]->q->flags & SHMQ_FLAG_EPHEMERAL) {
-			SKIP(skip, k);
-			continue;
-		}
-		if (r == SHMQ_GONE)
-			r = SHMQ_AGAIN; /* it was deleted just now: list the queues again */
-		if (r == SHMQ_FULL)
-			note_lacking(p, targets[k]);
-		if (r)
-			return r;
-	}
+		return fail(SHMQ_INVALID,
+		            "deferred for longer than max_req_timeout (%lld ms): raise that option of "
+		            "the broker",
+		            (long long)(most / NS_PER_MS));
 	return 0;
 }
 
@@ -346,12 +214,8 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline)
 		map_hold(map);
 	pthread_mutex_unlock(&b->mutex);
 	if (!map || bell_get(b, &bell)) {
-		struct timespec t = timespec_of(NS_PER_MS);
-
 		map_release(map);
-		if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
-			return SHMQ_INTERRUPTED;
-		return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
+		return bell_none(deadline, NS_PER_MS);
 	}
 	wait_announce(&map->q->space, bell);
 	if (ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map) / 4 * 3 ||

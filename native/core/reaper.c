@@ -1,6 +1,6 @@
 /*
- * The reaper: finds clients whose `life` lock was left by a death and gives back what they held.
- * The client's entry is freed last.
+ * The reaper finds clients whose `life` lock was left by a death, and gives back all that they
+ * held. The client's entry is freed last.
  *
  * death inside: the entry is still LIVE, so the next reaper does all of it again.
  */
@@ -12,7 +12,6 @@
 #include "lock.h"
 #include "locking.h"
 #include "mapping.h"
-#include "plant.h"
 #include "segment.h"
 #include "session.h"
 #include "shmq.h"
@@ -21,7 +20,8 @@
 
 #include <poll.h>
 
-#define ALONE 3 /* times as long a pause while nobody else is attached */
+/* While no other client is attached, the pause between two scans is this many times as long. */
+#define ALONE 3
 
 /* Returns how many locks were tried. */
 static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found)
@@ -33,7 +33,7 @@ static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *
 		shmq_client_desc *c = &b->clients[i];
 		int r;
 
-		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE || ld(&c->orphan) ||
+		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE || ld(&c->orphan) || /* SYNC(client-state) */
 		    (b->attached && i == b->client))
 			continue;
 		tried++;
@@ -43,8 +43,8 @@ static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *
 		if (r)
 			lock_consistent(&c->life);
 		lock_drop(&c->life);
-		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE)
-			continue; /* it detached just now */
+		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE) /* SYNC(client-state) */
+			continue;                                  /* it detached just now */
 		out[(*found)++] = (shmq_dead){.client = i,
 		                              .generation = ld(&c->generation),
 		                              .pid = c->pid,
@@ -94,13 +94,14 @@ static int reap_queue(shmq_broker *b, uint32_t queue, uint32_t client, int64_t u
 	shmq_map *map;
 	int r = map_get(b, queue, &map);
 
-	/* Another queue has the index of one that is gone; who detaches and never mapped it holds
+	/* The index was given to another queue. A client that detaches and never mapped that one holds
 	 * nothing of it. */
 	if (r == SHMQ_NEED_MAP && b->attached && client == b->client)
 		return 0;
 	if (r)
 		return r == SHMQ_GONE ? 0 : r;
-	/* P first, only to repair after its death; it is released at once, so that no traffic waits. */
+	/* Take P first, only to repair it if this client died with it; release it at once, so that no
+	 * traffic waits. */
 	t = topic_of(b, map);
 	r = topic_lock(b, t, until);
 	if (!r) {
@@ -155,26 +156,25 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 		if (b->requests[i].client != client)
 			continue;
 		if (state == SHMQ_REQUEST_POSTED)
-			atomic_compare_exchange_strong(&b->requests[i].state, &state,
-			                               SHMQ_REQUEST_ABANDONED);
+			atomic_compare_exchange_strong(&b->requests[i].state, &state, SHMQ_REQUEST_ABANDONED);
 		if (state == SHMQ_REQUEST_DONE)
-			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE);
+			st_release(&b->requests[i].state, SHMQ_REQUEST_FREE); /* SYNC(request-state) */
 	}
 	/* The client may have died between clearing a waiter's bit and posting, or before it rang for a
 	 * change of its own: every waiter looks again. */
-	supervisor_ring(b, RING_REQUEST | RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
+	supervisor_ring(b, SHMQ_RING_ALL);
 	for (uint32_t i = 0; i < waiters_of(b); i++)
-		if (ld(&b->waiters[i].owner) && !SHMQ_PLANTED(10))
+		if (ld(&b->waiters[i].owner))
 			bell_ring(b, i);
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
 			sem_destroy(&b->waiters[i].bell);
 			sem_init(&b->waiters[i].bell, 1, 0);
-			st_release(&b->waiters[i].owner, 0);
+			st_release(&b->waiters[i].owner, 0); /* SYNC(waiter-owner) */
 		}
 	SHMQ_KILLPOINT("reap.entry");
 	atomic_fetch_add(&c->generation, 1);
 	bump(&b->d->reaped, 1);
-	st_release(&c->state, SHMQ_CLIENT_FREE);
+	st_release(&c->state, SHMQ_CLIENT_FREE); /* SYNC(client-state) */
 	return 0;
 }

@@ -14,8 +14,7 @@
 #include "heap.h"
 #include "killpoint.h"
 #include "lease.h"
-#include "plant.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "slots.h"
@@ -25,10 +24,10 @@
 
 int queue_corrupt(const shmq_map *map)
 {
-	return because(SHMQ_CORRUPT,
-	               "queue segment %llu: something has overwritten its header; delete the channel, or "
-	               "stop the broker (what is on disk is kept)",
-	               (unsigned long long)map->serial);
+	return fail(SHMQ_CORRUPT,
+	            "queue segment %llu: something has overwritten its header; delete the channel, or "
+	            "stop the broker (what is on disk is kept)",
+	            (unsigned long long)map->serial);
 }
 
 static int by_body(const shmq_slot_desc *x, const shmq_slot_desc *y)
@@ -36,72 +35,83 @@ static int by_body(const shmq_slot_desc *x, const shmq_slot_desc *y)
 	return x->body < y->body ? -1 : x->body > y->body;
 }
 
+/* The words that decide over slots that were under way. */
+typedef struct commit_words {
+	uint64_t committed, disk_write, disk_read, deferred_write, deferred_read;
+	bool adopting; /* the supervisor that was spilling is dead */
+} commit_words;
+
+/* The state that a rebuild gives a slot: the table of layout.h as code. PINNED stands for FREE
+ * unless a view pins the slot. */
+static unsigned resolved_state(shmq_map *map, shmq_slot_desc *s, const commit_words *w)
+{
+	unsigned state = SHMQ_STATE_OF(ld(&s->word));
+	bool chunk = s->previous == SHMQ_DEFERRED, on_disk;
+
+	switch (state) {
+	case SHMQ_PREPARED:
+		return s->order > w->committed ? SHMQ_FREE : slot_due(s) ? SHMQ_DEFERRED : SHMQ_READY;
+	case SHMQ_READY:
+		/* Another order: it was on its way to the requeue ring (shmq_stage_oldest). */
+		return s->order < SHMQ_ORDER_FIRST ? SHMQ_READY : SHMQ_REQUEUED;
+	case SHMQ_SPILLING:
+		on_disk = chunk ? s->pos <= w->deferred_write : s->pos < w->disk_write;
+		return on_disk ? SHMQ_PINNED : w->adopting ? previous_of(s) : SHMQ_SPILLING;
+	case SHMQ_RESTORED:
+		if (!chunk)
+			return s->pos < w->disk_read ? SHMQ_REQUEUED : SHMQ_PINNED;
+		return s->pos < w->deferred_read &&
+		                       s->pos >> SHMQ_CHUNK_SHIFT == w->deferred_read >> SHMQ_CHUNK_SHIFT
+					   ? SHMQ_DEFERRED
+					   : SHMQ_PINNED;
+	case SHMQ_MOVING:
+		return slot_moved_seq(s) <= w->committed ? SHMQ_PINNED : previous_of(s);
+	case SHMQ_LEASED:
+		return lease_resolve(map, s);
+	case SHMQ_FREE:
+	case SHMQ_LOANED:
+	case SHMQ_IN_FLIGHT:
+	case SHMQ_PINNED:
+	case SHMQ_DEFERRED:
+	case SHMQ_REQUEUED:
+		return state;
+	}
+	return SHMQ_FREE; /* garbage */
+}
+
+/* Set the fields of a slot that becomes REQUEUED, if its state did not have them. */
+static void fields_resolve(shmq_slot_desc *s, unsigned state)
+{
+	if (state == SHMQ_SPILLING && s->previous == SHMQ_IN_FLIGHT)
+		s->order = slot_delivery_order(s);
+	if (state == SHMQ_READY || (state == SHMQ_SPILLING && s->previous == SHMQ_IN_FLIGHT))
+		s->after = 0;
+	if (state == SHMQ_READY || state == SHMQ_SPILLING)
+		s->pos = SHMQ_NO_POSITION;
+}
+
 /* Decide by the commit words every slot that was under way. */
 static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 {
 	shmq_queue_desc *q = map->q;
-	uint64_t committed = ld(&topic_of(b, map)->committed);
-	uint64_t written = ld(&q->disk_write), read = ld(&q->disk_read);
-	uint64_t chunks = ld(&q->deferred_write), loaded = ld(&q->deferred_read);
+	commit_words words = {.committed = ld(&topic_of(b, map)->committed), /* SYNC(commit) */
+	                      .disk_write = ld(&q->disk_write),              /* SYNC(disk-write) */
+	                      .disk_read = ld(&q->disk_read),                /* SYNC(disk-read) */
+	                      .deferred_write = ld(&q->deferred_write),      /* SYNC(deferred-write) */
+	                      .deferred_read = ld(&q->deferred_read),        /* SYNC(deferred-read) */
+	                      .adopting = adopting};
 	uint32_t n = slots_of(map);
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
-		uint64_t word = ld(&s->word);
-		unsigned state = SHMQ_STATE_OF(word), next = state;
+		uint64_t word = ld(&s->word); /* SYNC(slot-state) */
+		unsigned next = resolved_state(map, s, &words);
 
-		switch (state) {
-		case SHMQ_PREPARED:
-			next = s->order > committed ? SHMQ_FREE : s->deadline ? SHMQ_DEFERRED : SHMQ_READY;
-			break;
-		case SHMQ_RESTORED:
-			/* DONE: FREE below, unless pinned */
-			if (s->previous == SHMQ_DEFERRED)
-				next = s->pos < loaded && s->pos >> SHMQ_CHUNK_SHIFT == loaded >> SHMQ_CHUNK_SHIFT
-				               ? SHMQ_DEFERRED
-				               : SHMQ_DONE;
-			else
-				next = s->pos < read ? SHMQ_BACK : SHMQ_DONE;
-			break;
-		case SHMQ_SPILLING:
-			if (s->previous == SHMQ_DEFERRED ? s->pos <= chunks : s->pos < written)
-				next = SHMQ_DONE;
-			else if (adopting)
-				next = previous_of(s);
-			break;
-		case SHMQ_MOVING:
-			next = s->move <= committed ? SHMQ_DONE : previous_of(s);
-			break;
-		case SHMQ_READY:
-			if (s->order < SHMQ_ORDER_FIRST)
-				break;
-			s->after = 0; /* on its way to the requeue ring (shmq_advance): its seq is gone */
-			s->pos = SHMQ_NO_POSITION;
-			next = SHMQ_BACK;
-			break;
-		case SHMQ_FREE:
-		case SHMQ_LOANED:
-		case SHMQ_INFLIGHT:
-		case SHMQ_DONE:
-		case SHMQ_DEFERRED:
-		case SHMQ_BACK:
-			break;
-		case SHMQ_LEASED:
-			next = lease_resolve(map, s);
-			break;
-		default:
-			next = SHMQ_FREE; /* garbage */
-		}
-		if (next == state)
+		if (next == SHMQ_STATE_OF(word))
 			continue;
-		if (state == SHMQ_SPILLING && next == SHMQ_BACK) {
-			if (s->previous == SHMQ_INFLIGHT) {
-				s->order = s->move;
-				s->after = 0;
-			}
-			s->pos = SHMQ_NO_POSITION;
-		}
-		st_release(&s->word, word_next(word, next));
+		if (next == SHMQ_REQUEUED)
+			fields_resolve(s, SHMQ_STATE_OF(word));
+		st_release(&s->word, word_next(word, next)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("rebuild.resolved");
 	}
 	lease_resolved(map);
@@ -159,93 +169,119 @@ static void rebuild_arena(shmq_map *map)
 	arena_seal(&q->arena, map->arena, committed, &cursor);
 }
 
+/* How many slots a rebuild found in each ring and heap, and the counts derived from them. */
+typedef struct counts {
+	uint32_t ready, requeued, free, in_flight, deferred, leased, spilling, in_use;
+	uint64_t in_use_bytes, order;
+} counts;
+
+static void in_flight_list(shmq_map *map, uint32_t slot, counts *found)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	shmq_session_desc *its = session_of(map, s);
+
+	if (slot_delivery_order(s) > found->order)
+		found->order = slot_delivery_order(s); /* a take died before it counted */
+	map->in_flight.when[found->in_flight] = s->deadline;
+	map->in_flight.slot[found->in_flight++] = slot;
+	if (its)
+		bump(&its->in_flight, 1);
+}
+
+/* Enter every slot in the ring or heap of its state, unsorted. */
+static void slots_list(shmq_map *map, counts *found)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = slots_of(map), mask = ring_mask_of(map);
+	uint32_t ready = ld(&q->ready_head), requeue = ld(&q->requeue_head), free = ld(&q->free_head);
+
+	for (uint32_t i = 0; i < n; i++) {
+		shmq_slot_desc *s = &map->slots[i];
+		uint64_t word = ld(&s->word);
+
+		s->heap = SHMQ_NONE;
+		switch (SHMQ_STATE_OF(word)) {
+		case SHMQ_PINNED:
+			if (s->pins)
+				break;
+			st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
+			s->capacity = 0; /* the next rebuild does not claim its block */
+							 /* fall through */
+		case SHMQ_FREE:
+			map->free[(free + found->free++) & mask] = i;
+			continue;
+		case SHMQ_READY:
+			map->ready[(ready + found->ready++) & mask] = i;
+			continue;
+		case SHMQ_SPILLING:
+			if (s->previous == SHMQ_DEFERRED)
+				break; /* to a chunk: in use until it is on disk */
+			found->spilling++;
+			continue;
+		case SHMQ_REQUEUED:
+			map->requeue[(requeue + found->requeued++) & mask] = i;
+			break;
+		case SHMQ_IN_FLIGHT:
+			in_flight_list(map, i, found);
+			break;
+		case SHMQ_DEFERRED:
+			map->deferred.when[found->deferred] = slot_due(s);
+			map->deferred.slot[found->deferred++] = i;
+			break;
+		case SHMQ_LEASED:
+			found->leased++;
+			break;
+		default: /* LOANED: its owner has it; resolve leaves no other state */
+			continue;
+		}
+		found->in_use++;
+		found->in_use_bytes += block_bytes(s);
+	}
+}
+
+/* Store the counts, and the rings' tails last. */
+static void counts_store(shmq_map *map, const counts *found)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t ready = ld(&q->ready_head), free = ld(&q->free_head);
+
+	st(&q->order, found->order);
+	st(&q->in_use, found->in_use);
+	st(&q->in_use_bytes, found->in_use_bytes);
+	st(&q->leased, found->leased);
+	st(&q->spilling_count, found->spilling);
+	if (ld(&q->spilling) > 1) /* garbage */
+		st(&q->spilling, found->spilling != 0);
+	q->bodies_reclaimed_to = free + found->free;
+	q->bodies_prepared_to = free;
+	q->free_tail_cached = free + found->free;
+	q->ready_head_cached = ready;
+	q->ready_tail_cached = ready + found->ready;
+	st_release(&q->free_tail, free + found->free); /* SYNC(free-tail) */
+	st(&q->defer_head, ld(&q->defer_tail));
+	st_release(&q->requeue_tail, ld(&q->requeue_head) + found->requeued); /* SYNC(requeue-head) */
+	requeue_head_group_find(map);
+	st_release(&q->ready_tail, ready + found->ready); /* SYNC(ready-tail) */
+}
+
 /* Rebuild rings, heaps and counts. */
 static void rebuild_lists(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t n = slots_of(map), mask = ring_mask_of(map);
-	uint32_t ready = ld(&q->ready_head), back = ld(&q->requeue_head), nobody = ld(&q->free_head);
-	uint32_t readies = 0, backs = 0, frees = 0, inflight = 0, deferred = 0, held = 0, spilling = 0;
-	uint32_t leased = 0;
-	uint32_t sessions = sessions_of(map);
-	uint64_t held_bytes = 0, order = ld(&q->order);
+	uint32_t sessions = sessions_of(map), mask = ring_mask_of(map);
+	counts found = {.order = ld(&q->order)};
 
 	for (uint32_t i = 0; i < sessions; i++)
 		st(&map->sessions[i].in_flight, 0);
-	for (uint32_t i = 0; i < n; i++) {
-		shmq_slot_desc *s = &map->slots[i];
-		uint64_t word = ld(&s->word);
-		shmq_session_desc *its;
-
-		s->heap = SHMQ_NONE;
-		switch (SHMQ_STATE_OF(word)) {
-		case SHMQ_DONE:
-			if (s->pins)
-				break;
-			st_release(&s->word, word_next(word, SHMQ_FREE));
-			s->capacity = 0; /* its block is not claimed any more at the next rebuild */
-			/* fall through */
-		case SHMQ_FREE:
-			map->free[(nobody + frees++) & mask] = i;
-			continue;
-		case SHMQ_READY:
-			map->ready[(ready + readies++) & mask] = i;
-			continue;
-		case SHMQ_SPILLING:
-			if (s->previous == SHMQ_DEFERRED)
-				break; /* to a chunk: held until it is on disk */
-			spilling++;
-			continue;
-		case SHMQ_BACK:
-			map->requeue[(back + backs++) & mask] = i;
-			break;
-		case SHMQ_INFLIGHT:
-			if (s->move > order)
-				order = s->move; /* a take died before it counted */
-			map->inflight.when[inflight] = s->deadline;
-			map->inflight.slot[inflight++] = i;
-			its = session_of(map, s);
-			if (its)
-				bump(&its->in_flight, 1);
-			break;
-		case SHMQ_DEFERRED:
-			map->deferred.when[deferred] = s->deadline;
-			map->deferred.slot[deferred++] = i;
-			break;
-		case SHMQ_LEASED:
-			leased++;
-			break;
-		default: /* LOANED: its owner's; the others cannot be here */
-			continue;
-		}
-		held++;
-		held_bytes += block_bytes(s);
-	}
-	if (!SHMQ_PLANTED(9))
-		sort_slots(map->ready, mask, ready, readies, map->slots, by_order);
-	sort_slots(map->requeue, mask, back, backs, map->slots, by_order);
+	slots_list(map, &found);
+	sort_slots(map->ready, mask, ld(&q->ready_head), found.ready, map->slots, by_order);
+	sort_slots(map->requeue, mask, ld(&q->requeue_head), found.requeued, map->slots, by_order);
 	SHMQ_KILLPOINT("rebuild.sorted");
-	st(&q->inflight_len, inflight);
-	st(&q->deferred_len, deferred);
-	heap_make(&map->inflight);
+	st(&q->in_flight_len, found.in_flight);
+	st(&q->deferred_len, found.deferred);
+	heap_make(&map->in_flight);
 	heap_make(&map->deferred);
-	st(&q->order, order);
-	st(&q->held, held);
-	st(&q->held_bytes, held_bytes);
-	st(&q->leased, leased);
-	st(&q->spilling_count, spilling);
-	if (ld(&q->spilling) > 1) /* garbage */
-		st(&q->spilling, spilling != 0);
-	q->reclaimed = nobody + frees;
-	q->endowed = nobody;
-	q->free_tail_seen = nobody + frees;
-	q->ready_head_seen = ready;
-	q->ready_tail_seen = ready + readies;
-	st_release(&q->free_tail, nobody + frees);
-	st(&q->defer_head, ld(&q->defer_tail));
-	st_release(&q->requeue_tail, back + backs);
-	requeue_firsts_find(map);
-	st_release(&q->ready_tail, ready + readies);
+	counts_store(map, &found);
 }
 
 /* A take-over that died before the role was stored leaves flags that belong to the channel. */
@@ -274,9 +310,9 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 
 	st(&q->dirty, 1);
 	SHMQ_KILLPOINT("rebuild.begin");
-	/* The count of slots is never lowered: behind a smaller one there may be messages. */
-	if (!SANE(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) && !slots_behind(map, n) &&
-	          arena_of(map) >= SHMQ_ARENA_FIRST))
+	/* The count of slots is never lowered: there may be messages after a smaller one. */
+	if (!TRUST_CHECK(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) &&
+	                 !slots_behind(map, n) && arena_of(map) >= SHMQ_ARENA_FIRST))
 		return queue_corrupt(map);
 	for (mask = 0; mask < n - 1; mask = 2 * mask + 1)
 		;
@@ -288,8 +324,8 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 		shmq_slot_desc *s = &map->slots[i];
 		uint64_t word = ld(&s->word);
 
-		if (SHMQ_STATE_OF(word) == SHMQ_DONE && !s->pins)
-			st_release(&s->word, word_next(word, SHMQ_FREE));
+		if (SHMQ_STATE_OF(word) == SHMQ_PINNED && !s->pins)
+			st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
 	}
 	SHMQ_KILLPOINT("rebuild.decided");
 	rebuild_arena(map);
@@ -302,7 +338,7 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	st(&q->need_bytes, 0);
 	st(&q->need_slots, 0);
 	SHMQ_KILLPOINT("rebuild.clear");
-	st_release(&q->dirty, 0);
+	st_release(&q->dirty, 0); /* SYNC(dirty) */
 	wait_wake(b, &q->takers, WAKE_ALL);
 	wait_wake(b, &q->space, WAKE_ALL);
 	return 0;
@@ -314,7 +350,7 @@ static bool may_be_read(const shmq_slot_desc *s)
 {
 	unsigned state = SHMQ_STATE_OF(ld(&s->word));
 
-	return state == SHMQ_INFLIGHT || state == SHMQ_LOANED || state == SHMQ_LEASED || s->pins;
+	return state == SHMQ_IN_FLIGHT || state == SHMQ_LOANED || state == SHMQ_LEASED || s->pins;
 }
 
 void queue_discard(shmq_map *map)
@@ -322,9 +358,10 @@ void queue_discard(shmq_map *map)
 	uint32_t n = slots_of(map), mask = ring_mask_of(map), used = 0;
 	uint64_t arena = (uint64_t)(map->arena - map->base), from = 0;
 
-	/* The free ring is scratch space: nobody will use this queue again. */
+	/* The free ring is scratch space, because nobody will use this queue again. */
 	for (uint32_t i = 0; i < n; i++)
-		if (map->slots[i].capacity && may_be_read(&map->slots[i]) && body_is_in(map, &map->slots[i]))
+		if (map->slots[i].capacity && may_be_read(&map->slots[i]) &&
+		    body_is_in(map, &map->slots[i]))
 			map->free[used++ & mask] = i;
 	sort_slots(map->free, mask, 0, used, map->slots, by_body);
 	for (uint32_t i = 0; i < used; i++) {
@@ -346,16 +383,16 @@ bool adds_up(shmq_map *map)
 	shmq_queue_desc *q = map->q;
 	uint32_t n = slots_of(map), loaned = 0, leased = 0, unlisted = 0;
 	uint64_t listed = (uint64_t)ring_count(&q->requeue_head, &q->requeue_tail) +
-	                  ld(&q->inflight_len) + ld(&q->deferred_len);
-	uint64_t all = (uint64_t)ring_count(&q->ready_head, &q->ready_tail) + ld(&q->held) +
+	                  ld(&q->in_flight_len) + ld(&q->deferred_len);
+	uint64_t all = (uint64_t)ring_count(&q->ready_head, &q->ready_tail) + ld(&q->in_use) +
 	               ring_count(&q->defer_head, &q->defer_tail) + ld(&q->spilling_count) +
 	               ring_count(&q->free_head, &q->free_tail);
 	uint64_t bytes = 0;
 
 	if (!counts_are_sane(map))
 		return false;
-	if (all == n && listed + ld(&q->leased) == ld(&q->held) &&
-	    ld(&q->held_bytes) <= bytes_budget(map))
+	if (all == n && listed + ld(&q->leased) == ld(&q->in_use) &&
+	    ld(&q->in_use_bytes) <= bytes_budget(map))
 		return true;
 	/* Loans, views, leases, and chunks that are being written are in no list. */
 	for (uint32_t i = 0; i < n; i++) {
@@ -365,11 +402,11 @@ bool adds_up(shmq_map *map)
 
 		loaned += state == SHMQ_LOANED;
 		leased += state == SHMQ_LEASED;
-		unlisted += state == SHMQ_DONE || chunk;
-		if (state == SHMQ_DONE || state == SHMQ_LEASED || chunk || state == SHMQ_BACK ||
-		    state == SHMQ_INFLIGHT || (state == SHMQ_DEFERRED && s->heap != SHMQ_NONE))
+		unlisted += state == SHMQ_PINNED || chunk;
+		if (state == SHMQ_PINNED || state == SHMQ_LEASED || chunk || state == SHMQ_REQUEUED ||
+		    state == SHMQ_IN_FLIGHT || (state == SHMQ_DEFERRED && s->heap != SHMQ_NONE))
 			bytes += block_bytes(s);
 	}
-	return all + loaned == n && listed + leased + unlisted == ld(&q->held) &&
-	       leased == ld(&q->leased) && bytes == ld(&q->held_bytes);
+	return all + loaned == n && listed + leased + unlisted == ld(&q->in_use) &&
+	       leased == ld(&q->leased) && bytes == ld(&q->in_use_bytes);
 }

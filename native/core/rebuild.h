@@ -1,4 +1,4 @@
-/* Making a queue's derived state again. Publish and deliver lock held. */
+/* Rebuilding a queue's derived state, with its publish lock (P) and deliver lock (D) held. */
 #ifndef SHMQ_REBUILD_H
 #define SHMQ_REBUILD_H
 
@@ -12,7 +12,8 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting);
 /* Give back the pages of a closed queue's bodies that no process can still read. P and D are
  * held. */
 void queue_discard(shmq_map *map);
-/* Returns true if every slot is somewhere and the held ones are counted. P and D are held. */
+/* Returns true if every slot is in a ring, a heap or a hand, and the counts agree. P and D are
+ * held. */
 bool adds_up(shmq_map *map);
 
 #endif

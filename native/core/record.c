@@ -5,12 +5,9 @@
  */
 #include "record.h"
 
-#include "sane.h"
+#include "bounds.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
-
-#include <endian.h>
-#include <string.h>
 
 static uint16_t get_be16(const uint8_t *from)
 {
@@ -18,14 +15,6 @@ static uint16_t get_be16(const uint8_t *from)
 
 	memcpy(&value, from, sizeof(value));
 	return be16toh(value);
-}
-
-static uint32_t get_be32(const uint8_t *from)
-{
-	uint32_t value;
-
-	memcpy(&value, from, sizeof(value));
-	return be32toh(value);
 }
 
 static uint64_t get_be64(const uint8_t *from)
@@ -38,7 +27,6 @@ static uint64_t get_be64(const uint8_t *from)
 
 void record_write(uint8_t *to, const shmq_slot_desc *s, const uint8_t *body)
 {
-	static const char digits[] = "0123456789abcdef";
 	uint32_t length = htobe32(s->length + 26u);
 	uint64_t timestamp = htobe64((uint64_t)s->timestamp);
 	uint16_t attempts = htobe16(s->attempts);
@@ -46,9 +34,8 @@ void record_write(uint8_t *to, const shmq_slot_desc *s, const uint8_t *body)
 	memcpy(to, &length, sizeof(length));
 	memcpy(to + 4, &timestamp, sizeof(timestamp));
 	memcpy(to + 12, &attempts, sizeof(attempts));
-	for (int i = 0; i < 16; i++)
-		to[14 + i] = (uint8_t)digits[s->id >> (60 - 4 * i) & 15];
-	memcpy(to + RECORD_HEAD, body, s->length);
+	(void)put_id(to + 14, s->id);
+	memcpy(to + SHMQ_RECORD_HEAD, body, s->length);
 }
 
 /* To nsqd an id is 16 opaque bytes. One that is not hexadecimal becomes a number that is made
@@ -85,7 +72,7 @@ int record_size(const uint8_t *from, uint64_t length, uint64_t max_msg_size, uin
 	if (length < 4)
 		return 0;
 	*size = (uint64_t)get_be32(from) + 4;
-	if (!SANE(*size >= RECORD_HEAD && *size <= max_msg_size + RECORD_HEAD))
+	if (!TRUST_CHECK(*size >= SHMQ_RECORD_HEAD && *size <= max_msg_size + SHMQ_RECORD_HEAD))
 		return -1;
 	return length >= *size;
 }
@@ -101,8 +88,8 @@ int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, rec
 	out->timestamp = (int64_t)get_be64(from + 4);
 	out->attempts = get_be16(from + 12);
 	out->id = read_id(from + 14);
-	out->body = from + RECORD_HEAD;
-	out->length = size - RECORD_HEAD;
+	out->body = from + SHMQ_RECORD_HEAD;
+	out->length = size - SHMQ_RECORD_HEAD;
 	*used = size;
 	return 1;
 }
@@ -143,11 +130,11 @@ int shmq_records_decode(const void *records, uint64_t length, uint32_t count, ui
 	uint64_t used = 0, size, body = 0;
 	record rec;
 
-	if (length > INT32_MAX || (uint64_t)count * RECORD_HEAD > length)
+	if (length > INT32_MAX || (uint64_t)count * SHMQ_RECORD_HEAD > length)
 		return SHMQ_CORRUPT;
 	for (uint32_t i = 0; i < count; i++) {
 		if (record_read(at + used, length - used, UINT32_MAX, &rec, &size) <= 0 ||
-		    rec.length > length - (uint64_t)count * RECORD_HEAD - body)
+		    rec.length > length - (uint64_t)count * SHMQ_RECORD_HEAD - body)
 			return SHMQ_CORRUPT;
 		ids[i] = rec.id;
 		timestamps[i] = rec.timestamp;

@@ -1,7 +1,7 @@
 /*
  * Requests to the supervisor, which alone creates and removes segments. A client fills an entry,
- * stores POSTED last, rings, and waits. death of the client: the supervisor answers into an entry
- * that the reaper frees.
+ * stores POSTED last, rings, and waits.
+ * death of the client: the supervisor answers into an entry that the reaper frees.
  */
 #include "atomics.h"
 #include "clock.h"
@@ -31,8 +31,8 @@ int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *t
 	if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
 		return SHMQ_GONE;
 	if (ld(&b->d->stopping))
-		return because(SHMQ_NOT_RUNNING, "the broker is stopping");
-	(void)bell_get(b, &bell); /* without one its owner polls */
+		return fail(SHMQ_NOT_RUNNING, "the broker is stopping");
+	(void)bell_get(b, &bell); /* without a doorbell the client polls */
 	r = registry_lock(b, until);
 	if (r)
 		goto fail;
@@ -54,10 +54,10 @@ int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *t
 	if (channel)
 		strcpy(q->channel, channel);
 	SHMQ_KILLPOINT("request.filled");
-	st_release(&q->state, SHMQ_REQUEST_POSTED);
+	st_release(&q->state, SHMQ_REQUEST_POSTED); /* SYNC(request-state) */
 	registry_unlock(b);
 	*ticket = (uint32_t)(q - b->requests);
-	supervisor_ring(b, RING_REQUEST);
+	supervisor_ring(b, SHMQ_RING_REQUEST);
 	return 0;
 fail:
 	if (bell != SHMQ_NONE)
@@ -75,7 +75,7 @@ int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 	for (;;) {
 		if (shmq_broker_forked(b))
 			return SHMQ_FORKED;
-		if (ld_acquire(&q->state) == SHMQ_REQUEST_DONE)
+		if (ld_acquire(&q->state) == SHMQ_REQUEST_DONE) /* SYNC(request-state) */
 			return q->status;
 		if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
 			return SHMQ_GONE;
@@ -83,15 +83,8 @@ int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 			return SHMQ_NOT_RUNNING;
 		if (r == SHMQ_TIMEOUT || r == SHMQ_INTERRUPTED)
 			return r;
-		if (bell < SHMQ_WAITERS) {
-			r = bell_wait(b, bell, deadline, NS_PER_S / 4, &slept);
-		} else {
-			struct timespec t = timespec_of(5 * NS_PER_MS);
-
-			r = clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL) ? SHMQ_INTERRUPTED : 0;
-			if (!r && now_ns() >= deadline)
-				r = SHMQ_TIMEOUT;
-		}
+		r = bell < SHMQ_WAITERS ? bell_wait(b, bell, deadline, NS_PER_S / 4, &slept)
+		                        : bell_none(deadline, 5 * NS_PER_MS);
 	}
 }
 
@@ -111,7 +104,7 @@ void shmq_request_end(shmq_broker *b, uint32_t ticket)
 	}
 	if (bell != SHMQ_NONE)
 		bell_put(b, bell);
-	st_release(&q->state, SHMQ_REQUEST_FREE);
+	st_release(&q->state, SHMQ_REQUEST_FREE); /* SYNC(request-state) */
 }
 
 int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out)
@@ -119,10 +112,10 @@ int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out)
 	(void)until;
 	for (uint32_t i = 0; i < SHMQ_REQUESTS; i++) {
 		shmq_request_desc *q = &b->requests[i];
-		uint32_t state = ld_acquire(&q->state);
+		uint32_t state = ld_acquire(&q->state); /* SYNC(request-state) */
 
 		if (state == SHMQ_REQUEST_ABANDONED) {
-			st_release(&q->state, SHMQ_REQUEST_FREE);
+			st_release(&q->state, SHMQ_REQUEST_FREE); /* SYNC(request-state) */
 		} else if (state == SHMQ_REQUEST_POSTED) {
 			out->ticket = i;
 			out->kind = q->op;
@@ -143,6 +136,7 @@ void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status)
 
 	q->status = status;
 	if (!atomic_compare_exchange_strong(&q->state, &posted, SHMQ_REQUEST_DONE))
+		/* SYNC(request-state) */
 		st_release(&q->state, SHMQ_REQUEST_FREE); /* abandoned meanwhile */
 	else if (bell != SHMQ_NONE)
 		bell_ring(b, bell);

@@ -1,7 +1,8 @@
 /*
- * Reading messages back from disk, and forgetting what was read ahead.
+ * Reading messages back from disk, and evicting messages that were read ahead.
  *
- *   restore  under P and D: RESTORED(pos) with its order, then disk_read, then BACK.
+ *   restore  under the publish and the deliver lock: RESTORED(pos) with its order, then disk_read
+ *            is stored, then REQUEUED.
  */
 #include "atomics.h"
 #include "doorbell.h"
@@ -10,7 +11,6 @@
 #include "lease.h"
 #include "locking.h"
 #include "mapping.h"
-#include "plant.h"
 #include "prepend.h"
 #include "record.h"
 #include "room.h"
@@ -33,7 +33,8 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 
 	if (ld(&q->disk_read) != position || lease_has_run(map))
 		return SHMQ_GONE;
-	for (uint32_t i = 0; i < n; i++) /* a repair inside the lock call may have taken the bodies back */
+	/* A repair inside the lock call may have taken the bodies back. */
+	for (uint32_t i = 0; i < n; i++)
 		if (!free_slot_for(map, i, lengths[i], &body))
 			return SHMQ_AGAIN;
 	st(&q->order, order + n);
@@ -53,12 +54,12 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 		s->previous = SHMQ_FREE;
 		s->pos = position + *used;
 		SHMQ_KILLPOINT("restore.fields");
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("restore.state");
 		*used += size;
 	}
-	if (!SHMQ_PLANTED(5))
-		st_release(&q->disk_read, *used == length ? next_position : position + *used);
+	/* SYNC(disk-read) */
+	st_release(&q->disk_read, *used == length ? next_position : position + *used);
 	SHMQ_KILLPOINT("restore.committed");
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = free_slot(map, i);
@@ -68,17 +69,15 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 			queue_broken(map);
 			continue;
 		}
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_REQUEUED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("restore.back");
 		map->requeue[(tail + i) & mask] = slot;
-		held_add(map, slot);
+		in_use_add(map, slot);
 	}
-	if (SHMQ_PLANTED(5))
-		st_release(&q->disk_read, *used == length ? next_position : position + *used);
-	st_release(&q->free_head, ld(&q->free_head) + n);
+	st_release(&q->free_head, ld(&q->free_head) + n); /* SYNC(free-head) */
 	SHMQ_KILLPOINT("restore.head");
-	q->requeue_firsts = tail + n;
-	st_release(&q->requeue_tail, tail + n);
+	q->requeue_head_group_end = tail + n;
+	st_release(&q->requeue_tail, tail + n); /* SYNC(requeue-tail) */
 	st(&q->disk_depth, ld(&q->disk_depth) > n ? ld(&q->disk_depth) - n : 0);
 	bump(&q->restored, n);
 	return 0;
@@ -88,7 +87,7 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
                  uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
                  uint64_t *used)
 {
-	uint64_t *lengths = malloc((length / RECORD_HEAD + 1) * sizeof(uint64_t)), at = 0, size;
+	uint64_t *lengths = malloc((length / SHMQ_RECORD_HEAD + 1) * sizeof(uint64_t)), at = 0, size;
 	shmq_topic_desc *t;
 	shmq_map *map = NULL;
 	uint32_t n = 0;
@@ -99,14 +98,14 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
 	*used = 0;
 	if (r)
 		goto out;
-	touch(b, queue);
+	client_note_queue(b, queue);
 	while (at < length &&
 	       record_size((const uint8_t *)data + at, length - at, UINT32_MAX, &size) > 0) {
-		lengths[n++] = size - RECORD_HEAD;
+		lengths[n++] = size - SHMQ_RECORD_HEAD;
 		at += size;
 	}
 	if (at != length) {
-		r = because(SHMQ_INVALID, "restore takes whole records only");
+		r = fail(SHMQ_INVALID, "restore takes whole records only");
 		goto out;
 	}
 	t = topic_of(b, map);
@@ -136,68 +135,78 @@ out:
 	return r;
 }
 
-int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count)
+/* Find the longest run at the end of the requeue ring whose records lie right before the read
+ * position. Returns where in the ring it begins; position: of its first record. */
+static uint32_t read_ahead_find(shmq_map *map, uint64_t *position)
 {
-	shmq_map *map;
-	shmq_queue_desc *q;
-	uint32_t mask, head, at;
-	uint64_t position;
-	int r = map_get(b, queue, &map);
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ring_mask_of(map), head = ld(&q->requeue_head), tail = ld(&q->requeue_tail), at;
 
-	*count = 0;
-	if (r)
-		return r;
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
-	q = map->q;
-	if (lease_has_run(map)) { /* it begins where the read position is */
-		queue_unlock(map);
-		goto out;
-	}
-	(void)keep_turns(map);
-	mask = ring_mask_of(map);
-	head = ld(&q->requeue_head);
-	position = ld(&q->disk_read);
-	/* Count the longest run at the end of the requeue ring whose records lie right before the read
-	 * position. */
-	for (at = ld(&q->requeue_tail); at != head; at--) {
-		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
+	for (at = tail; at != head; at--) {
+		uint32_t slot = map->requeue[(at - 1) & mask];
+		shmq_slot_desc *s = &map->slots[slot];
 
-		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_BACK)) {
+		if (!slot_is(map, slot, SHMQ_REQUEUED)) {
 			queue_broken(map);
-			at = ld(&q->requeue_tail);
-			break;
+			return tail;
 		}
-		if (s->pos == SHMQ_NO_POSITION || s->previous != SHMQ_FREE || s->pos >> 40 != position >> 40 ||
-		    s->pos + s->length + RECORD_HEAD != position)
+		if (s->pos == SHMQ_NO_POSITION || s->previous != SHMQ_FREE ||
+		    SHMQ_POS_FILE(s->pos) != SHMQ_POS_FILE(*position) ||
+		    s->pos + s->length + SHMQ_RECORD_HEAD != *position)
 			break;
-		position = s->pos;
+		*position = s->pos;
 	}
-	for (uint32_t i = at; i != ld(&q->requeue_tail); i++) {
+	return at;
+}
+
+/* Drop the end of the requeue ring from `at` on, by moving the read position back to `position`. */
+static void read_ahead_drop(shmq_map *map, uint32_t at, uint64_t position)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
+
+	if (at == tail)
+		return;
+	for (uint32_t i = at; i != tail; i++) {
 		shmq_slot_desc *s = &map->slots[map->requeue[i & mask]];
 
-		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED));
-		SHMQ_KILLPOINT("unrestore.state");
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
+		SHMQ_KILLPOINT("evict_read_ahead.state");
 	}
-	*count = ld(&q->requeue_tail) - at;
-	if (*count) {
-		st_release(&q->disk_read, position);
-		SHMQ_KILLPOINT("unrestore.committed");
-		bump(&q->disk_depth, *count);
-		for (uint32_t i = at, end = ld(&q->requeue_tail); i != end; i++) {
-			uint32_t slot = map->requeue[i & mask];
+	st_release(&q->disk_read, position); /* SYNC(disk-read) */
+	SHMQ_KILLPOINT("evict_read_ahead.committed");
+	bump(&q->disk_depth, tail - at);
+	for (uint32_t i = at; i != tail; i++) {
+		uint32_t slot = map->requeue[i & mask];
 
-			held_remove(map, slot);
-			slot_release(map, slot);
-		}
-		st_release(&q->requeue_tail, at);
-		requeue_firsts_find(map);
+		in_use_remove(map, slot);
+		slot_release(map, slot);
+	}
+	st_release(&q->requeue_tail, at); /* SYNC(requeue-tail) */
+	requeue_head_group_find(map);
+}
+
+int shmq_evict_read_ahead(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count)
+{
+	shmq_map *map;
+	int r;
+
+	*count = 0;
+	r = queue_enter(b, queue, until, &map);
+	if (r)
+		return r;
+	if (!lease_has_run(map)) { /* a run begins at the read position */
+		uint64_t position = ld(&map->q->disk_read);
+		uint32_t at;
+
+		(void)requeue_sort(map);
+		at = read_ahead_find(map, &position);
+		*count = ld(&map->q->requeue_tail) - at;
+		read_ahead_drop(map, at, position);
 	}
 	queue_unlock(map);
 	if (*count)
 		wake_space(b, map);
-out:
 	map_release(map);
-	return r;
+	return 0;
 }

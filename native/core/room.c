@@ -12,7 +12,7 @@
 #include "killpoint.h"
 #include "locking.h"
 #include "rebuild.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "slots.h"
@@ -62,11 +62,12 @@ static bool bodies_drop(shmq_map *map, uint32_t at, uint32_t end)
 static bool reclaim(shmq_map *map, uint32_t reserved)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->free_head), tail = ld_acquire(&q->free_tail), at = q->reclaimed;
-	uint32_t end = q->endowed;
+	uint32_t head = ld(&q->free_head), tail = ld_acquire(&q->free_tail), /* SYNC(free-tail) */
+			at = q->bodies_reclaimed_to;
+	uint32_t end = q->bodies_prepared_to;
 	bool any = false;
 
-	if (!SANE(tail - head <= slots_of(map))) { /* do not walk 2^32 entries */
+	if (!TRUST_CHECK(tail - head <= slots_of(map))) { /* do not walk 2^32 entries */
 		queue_broken(map);
 		return false;
 	}
@@ -76,9 +77,9 @@ static bool reclaim(shmq_map *map, uint32_t reserved)
 		end = at;
 	if ((int32_t)(end - head - reserved) > 0)
 		any = bodies_drop(map, head + reserved, end);
-	q->endowed = head + reserved;
+	q->bodies_prepared_to = head + reserved;
 	any |= bodies_drop(map, at, tail);
-	q->reclaimed = tail;
+	q->bodies_reclaimed_to = tail;
 	return any;
 }
 
@@ -101,7 +102,7 @@ static bool arena_grow(shmq_map *map, uint64_t bytes)
 		queue_broken(map);
 		return false;
 	}
-	st_release(&q->arena_committed, want);
+	st_release(&q->arena_committed, want); /* SYNC(arena-committed) */
 	return true;
 }
 
@@ -162,7 +163,7 @@ static bool ring_widen(uint32_t *ring, _Atomic uint32_t *head, _Atomic uint32_t 
 {
 	uint32_t at = ld(head), end = ld(tail);
 
-	if (!SANE(end - at - 1 <= mask || end == at))
+	if (!TRUST_CHECK(end - at - 1 <= mask || end == at))
 		return false;
 	for (; mask != wide && at != end; at++)
 		ring[at & wide] = ring[at & mask];
@@ -177,18 +178,20 @@ static bool slots_add(shmq_map *map, uint32_t from, uint32_t n)
 	for (uint32_t i = from; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
 
-		if (!SANE(SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE))
+		if (!TRUST_CHECK(SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE))
 			return false;
 		s->heap = SHMQ_NONE;
 		s->capacity = 0;
 		map->free[tail++ & mask] = i;
 	}
 	SHMQ_KILLPOINT("grow.free");
-	st_release(&map->q->free_tail, tail); /* SYNC(slot-free) */
+	st_release(&map->q->free_tail, tail); /* SYNC(free-tail) */
 	return true;
 }
 
-#define SLOTS_STEP 65536u /* at a time, so that no publisher waits longer than it takes to get their pages */
+/* The most slots that are added at once, so that no publisher waits longer than their pages
+ * take. */
+#define SLOTS_STEP 65536u
 
 /* Add slots: pages first, then one word, then the derived state. death: the next locker rebuilds
  * that. */
@@ -221,7 +224,7 @@ static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t unti
 		    ring_widen(map->requeue, &q->requeue_head, &q->requeue_tail, mask, wide) &&
 		    ring_widen(map->free, &q->free_head, &q->free_tail, mask, wide) &&
 		    slots_add(map, have, n))
-			st_release(&q->dirty, 0);
+			st_release(&q->dirty, 0); /* SYNC(dirty) */
 		else
 			r = queue_rebuild(b, map, false);
 	}
@@ -229,91 +232,123 @@ static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t unti
 	return r;
 }
 
-uint32_t ready_seen(shmq_queue_desc *q, uint32_t enough)
+uint32_t ready_count_cached(shmq_queue_desc *q, uint32_t enough)
 {
-	if (ld(&q->ready_tail) - q->ready_head_seen > enough)
-		q->ready_head_seen = ld_acquire(&q->ready_head);
-	return ld(&q->ready_tail) - q->ready_head_seen;
+	if (ld(&q->ready_tail) - q->ready_head_cached > enough)
+		q->ready_head_cached = ld_acquire(&q->ready_head); /* SYNC(ready-head) */
+	return ld(&q->ready_tail) - q->ready_head_cached;
 }
 
-/* Store what a waiting publisher needs, and ring the spiller to make room for it. */
-static int lacks(shmq_broker *b, shmq_map *map, uint32_t slots, uint64_t bytes,
-                 enum purpose purpose)
+/* A publish or restore of n messages that needs room in one queue. */
+typedef struct wish {
+	const uint64_t *lengths; /* of the bodies */
+	uint32_t n;
+	uint64_t bytes; /* of the blocks for them */
+	enum purpose purpose;
+	int64_t until;
+} wish;
+
+/* Store the slots and bytes that a waiting publisher needs, and ring the spiller to make room. */
+static int wait_for_room(shmq_broker *b, shmq_map *map, const wish *w)
 {
-	if (purpose == FOR_RESTORE)
+	if (w->purpose == FOR_RESTORE)
 		return SHMQ_FULL;
-	st(&map->q->need_slots, slots);
-	st(&map->q->need_bytes, bytes);
+	st(&map->q->need_slots, w->n);
+	st(&map->q->need_bytes, w->bytes);
 	if (!(map->q->flags & SHMQ_FLAG_EPHEMERAL))
 		spiller_ring(b, map->index);
 	return SHMQ_FULL;
 }
 
-/* Make free slots and bodies for n messages. `used`: how much of the budget is taken before
- * them. */
-static int room_of(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
-                   uint64_t bytes, enum purpose purpose, int64_t until)
+/* Returns 0 if the budget allows n more messages; SHMQ_FULL; SHMQ_AGAIN: the counts are garbage.
+ * used: how much of the budget is taken. */
+static int budget_check(shmq_broker *b, shmq_map *map, const wish *w, uint32_t *used)
 {
 	shmq_queue_desc *q = map->q;
-	bool to_hold = purpose != FOR_READY;
-	uint32_t budget = to_hold ? map->inflight_slots : ready_budget(map), used, have;
+	bool to_hold = w->purpose != FOR_READY;
+	uint32_t budget = to_hold ? map->in_flight_slots : ready_budget(map);
 
 	if (to_hold) {
-		used = ld(&q->held) + ring_count(&q->defer_head, &q->defer_tail);
+		*used = ld(&q->in_use) + ring_count(&q->defer_head, &q->defer_tail);
 	} else {
 		uint32_t spilling = ld(&q->spilling_count);
 
-		used = n + spilling < budget ? budget - n - spilling : 0;
-		used = ready_seen(q, used) + spilling;
+		*used = w->n + spilling < budget ? budget - w->n - spilling : 0;
+		*used = ready_count_cached(q, *used) + spilling;
 	}
-	if (used + n > budget ||
-	    (to_hold && used && ld(&q->held_bytes) + bytes > bytes_budget(map))) {
-		if (counts_are_sane(map))
-			return lacks(b, map, n, bytes, purpose);
-		queue_broken(map);
-		return SHMQ_AGAIN;
-	}
+	if (*used + w->n <= budget &&
+	    !(to_hold && *used && ld(&q->in_use_bytes) + w->bytes > bytes_budget(map)))
+		return 0;
+	if (counts_are_sane(map))
+		return wait_for_room(b, map, w);
+	queue_broken(map);
+	return SHMQ_AGAIN;
+}
+
+/* Make sure that the free ring has n slots. */
+static int slots_ensure(shmq_broker *b, shmq_map *map, const wish *w)
+{
+	shmq_queue_desc *q = map->q;
+
 	for (;;) {
+		uint32_t have = q->free_tail_cached - ld(&q->free_head);
 		int r;
 
-		have = q->free_tail_seen - ld(&q->free_head);
-		if (have >= n && SANE(have <= slots_of(map)))
-			break;
-		q->free_tail_seen = ld_acquire(&q->free_tail); /* SYNC(slot-free) */
-		have = q->free_tail_seen - ld(&q->free_head);
-		if (!SANE(have <= slots_of(map))) {
+		if (have >= w->n && TRUST_CHECK(have <= slots_of(map)))
+			return 0;
+		q->free_tail_cached = ld_acquire(&q->free_tail); /* SYNC(free-tail) */
+		have = q->free_tail_cached - ld(&q->free_head);
+		if (!TRUST_CHECK(have <= slots_of(map))) {
 			queue_broken(map);
 			return SHMQ_AGAIN;
 		}
-		if (have >= n)
-			break;
+		if (have >= w->n)
+			return 0;
 		if (slots_of(map) == map->slots_max)
-			return lacks(b, map, n, bytes, purpose);
-		r = slots_grow(b, map, slots_of(map) - have + n, until);
+			return wait_for_room(b, map, w);
+		r = slots_grow(b, map, slots_of(map) - have + w->n, w->until);
 		if (r == SHMQ_NO_SPACE)
-			return lacks(b, map, n, bytes, purpose);
+			return wait_for_room(b, map, w);
 		if (r)
 			return r;
 	}
-	if ((int32_t)(ld(&q->free_head) + n - q->endowed) > 0)
-		q->endowed = ld(&q->free_head) + n;
-	if (!bodies_ensure(map, lengths, n)) {
+}
+
+/* Returns true if the bodies that the next n free slots really have exceed the budget. */
+static bool blocks_exceed(shmq_map *map, uint32_t n)
+{
+	uint64_t bytes = ld(&map->q->in_use_bytes);
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += block_bytes(&map->slots[free_slot(map, i)]);
+	return bytes > bytes_budget(map);
+}
+
+/* Make free slots and bodies for n messages. */
+static int room_of(shmq_broker *b, shmq_map *map, const wish *w)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t used, n = w->n;
+	int r = budget_check(b, map, w, &used);
+
+	if (!r)
+		r = slots_ensure(b, map, w);
+	if (r)
+		return r;
+	if ((int32_t)(ld(&q->free_head) + n - q->bodies_prepared_to) > 0)
+		q->bodies_prepared_to = ld(&q->free_head) + n;
+	if (!bodies_ensure(map, w->lengths, n)) {
 		/* The missing bytes may belong to the very slots that are about to be used. */
 		if (!ld(&q->dirty))
 			(void)bodies_drop(map, ld(&q->free_head), ld(&q->free_head) + n);
 		if (ld(&q->dirty))
 			return SHMQ_AGAIN;
-		if (!bodies_ensure(map, lengths, n))
-			return lacks(b, map, n, bytes, purpose);
+		if (!bodies_ensure(map, w->lengths, n))
+			return wait_for_room(b, map, w);
 	}
-	if (purpose == FOR_RESTORE && (used || n > 1)) { /* now with the real sizes of their blocks */
-		bytes = ld(&q->held_bytes);
-		for (uint32_t i = 0; i < n; i++)
-			bytes += block_bytes(&map->slots[free_slot(map, i)]);
-		if (bytes > bytes_budget(map))
-			return SHMQ_FULL;
-	}
-	if (purpose != FOR_RESTORE && ld(&q->need_slots)) {
+	if (w->purpose == FOR_RESTORE)
+		return (used || n > 1) && blocks_exceed(map, n) ? SHMQ_FULL : 0;
+	if (ld(&q->need_slots)) {
 		st(&q->need_slots, 0);
 		st(&q->need_bytes, 0);
 	}
@@ -323,24 +358,23 @@ static int room_of(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint3
 int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
              enum purpose purpose, int64_t until)
 {
-	uint32_t budget = purpose == FOR_READY ? ready_budget(map) : map->inflight_slots;
-	uint64_t bytes = 0;
+	uint32_t budget = purpose == FOR_READY ? ready_budget(map) : map->in_flight_slots;
+	wish w = {.lengths = lengths, .n = n, .purpose = purpose, .until = until};
 
 	for (uint32_t i = 0; i < n; i++)
-		bytes += arena_block_size(lengths[i]);
+		w.bytes += arena_block_size(lengths[i]);
 	if (n > budget)
-		return because(SHMQ_TOO_BIG,
-		               "%u messages at once; a queue holds %u in memory: publish fewer at once, or "
-		               "raise %s",
-		               n, budget, purpose == FOR_READY ? "mem_queue_size" : "inflight_slots");
-	if (bytes > bytes_budget(map))
-		return because(SHMQ_TOO_BIG,
-		               "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
-		               "at once, or raise arena_size",
-		               n, (unsigned long long)bytes, (unsigned long long)bytes_budget(map));
+		return fail(SHMQ_TOO_BIG,
+		            "%u messages at once; a queue holds %u in memory: publish fewer at once, or "
+		            "raise %s",
+		            n, budget, purpose == FOR_READY ? "mem_queue_size" : "in_flight_slots");
+	if (w.bytes > bytes_budget(map))
+		return fail(SHMQ_TOO_BIG,
+		            "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
+		            "at once, or raise arena_size",
+		            n, (unsigned long long)w.bytes, (unsigned long long)bytes_budget(map));
 	for (bool repaired = false;; repaired = true) {
-		int r = words_are_sane(map) ? room_of(b, map, lengths, n, bytes, purpose, until)
-		                            : SHMQ_AGAIN;
+		int r = words_are_sane(map) ? room_of(b, map, &w) : SHMQ_AGAIN;
 
 		/* AGAIN and not dirty: a lock was held elsewhere. */
 		if (r != SHMQ_AGAIN || !(ld(&map->q->dirty) || !words_are_sane(map)))

@@ -4,7 +4,8 @@
 
 #include "handles.h"
 
-#define MOST_BODY (UINT32_MAX - 2 * SHMQ_ARENA_UNIT) /* a block's size has 32 bits */
+/* The longest body: a block's size has 32 bits. */
+#define MOST_BODY (UINT32_MAX - 2 * SHMQ_ARENA_UNIT)
 enum purpose { FOR_READY, FOR_DEFERRED, FOR_RESTORE };
 
 /* Set *n to how many of the messages the budget and the arena have room for, or return
@@ -13,11 +14,13 @@ int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_
                  int64_t until);
 /* A lower bound for the number of messages in the ready ring; exact if it is above `enough`. P
  * is held. */
-uint32_t ready_seen(shmq_queue_desc *q, uint32_t enough);
+uint32_t ready_count_cached(shmq_queue_desc *q, uint32_t enough);
+/* Make sure that the next n free slots exist and have bodies for `lengths`, within the budget of
+ * this purpose; a dirty queue is repaired first. Returns as queue_room. P is held. */
 int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
              enum purpose purpose, int64_t until);
-/* For a restore: make sure that the next n free slots exist and have bodies for `lengths`: 0,
- * SHMQ_FULL, SHMQ_TOO_BIG, SHMQ_AGAIN. Moves no head; may take D to grow. */
+/* Make sure, for a restore, that the next n free slots exist and have bodies for `lengths`. Returns
+ * 0, SHMQ_FULL, SHMQ_TOO_BIG or SHMQ_AGAIN. Moves no head; may take D to grow. */
 int queue_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n, int64_t until);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * A mapped segment: its size, its header's checks, and the pages behind its parts.
+ * A mapped segment: its size, the checks of its header, and the pages that back its parts.
  *
- * A segment is made by one process (create.c). A death on the way leaves SHMQ_RAW_STATE, which no
- * opener accepts. An opener checks size, magic, layout version, fingerprint, boot and every offset
- * before it uses any.
+ * One process makes a segment (create.c). If it dies on the way, the segment stays SHMQ_RAW_STATE,
+ * which no opener accepts. An opener checks size, magic, layout version, fingerprint, boot id and
+ * every offset before it uses any.
  */
 #include "segment.h"
 
@@ -38,11 +38,11 @@ int segment_map(int fd, uint64_t size, uint8_t **base)
 
 	if (p == MAP_FAILED) {
 		if (errno == ENOMEM)
-			return because(SHMQ_NO_MEMORY,
-			               "mapping %llu bytes was refused: raise RLIMIT_AS (ulimit -v) or "
-			               "vm.max_map_count",
-			               (unsigned long long)size);
-		return because(SHMQ_LAYOUT, "mapping failed: %s", strerror(errno));
+			return fail(SHMQ_NO_MEMORY,
+			            "mapping %llu bytes was refused: raise RLIMIT_AS (ulimit -v) or "
+			            "vm.max_map_count",
+			            (unsigned long long)size);
+		return fail(SHMQ_LAYOUT, "mapping failed: %s", strerror(errno));
 	}
 	*base = p;
 	return 0;
@@ -62,10 +62,10 @@ static int populate(uint8_t *at, uint64_t bytes)
 		if (errno == EINTR || errno == EAGAIN)
 			continue;
 		if (errno != EINVAL)
-			return because(SHMQ_NO_SPACE, "the shared memory file system (/dev/shm) or the memory "
-			                              "limit is full");
+			return fail(SHMQ_NO_SPACE, "the shared memory file system (/dev/shm) or the memory "
+			                           "limit is full");
 		if (how == MADV_POPULATE_READ)
-			return 0; /* before Linux 5.14: the creator has reserved the whole file */
+			return 0;             /* before Linux 5.14: the creator has reserved the whole file */
 		how = MADV_POPULATE_READ; /* mapped for reading only */
 	}
 	return 0;
@@ -76,7 +76,7 @@ int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes)
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), end = round_page(at + bytes);
 	unsigned char there[2048];
 
-	/* Pages that exist are only looked at: to populate them costs seven times as much. */
+	/* Ask first which pages exist: populating a page that exists costs seven times as much. */
 	for (at = at / page * page; at < end;) {
 		uint64_t pages = (end - at) / page;
 		int r = 0;
@@ -123,39 +123,39 @@ uint32_t table_backed(uint8_t *base, const void *table, size_t entry, uint32_t n
 
 int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size)
 {
-	shmq_segment_desc s;
+	shmq_segment_desc s = {0};
 	uint64_t boot[2];
 	struct stat st;
+	ssize_t have = pread(fd, &s, sizeof(s), 0);
 
-	because_nothing();
-	if (fstat(fd, &st) || st.st_size < (off_t)sizeof(s) ||
-	    pread(fd, &s, sizeof(s), 0) != (ssize_t)sizeof(s))
-		return because(SHMQ_LAYOUT, "the segment is shorter than its header: not made by shmq, "
-		                            "or its creator died");
+	error_clear();
+	if (have >= 0 && (!s.magic || s.magic == SHMQ_MAGIC) && s.ready == SHMQ_RAW_STATE)
+		return fail(SHMQ_NOT_READY, "its creator is at work or died");
+	if (have != (ssize_t)sizeof(s) || fstat(fd, &st))
+		return fail(SHMQ_LAYOUT, "the segment is shorter than its header: not made by shmq");
 	if (s.magic != SHMQ_MAGIC)
-		return because(SHMQ_LAYOUT, "the magic number is missing: not made by shmq, or its "
-		                            "creator died");
+		return fail(SHMQ_LAYOUT, "the magic number is missing: not made by shmq");
 	if (s.layout_version != SHMQ_LAYOUT_VERSION)
-		return because(SHMQ_LAYOUT,
-		               "it has layout version %u, this shmq has %d: stop it with the version "
-		               "that started it (shmq serve --drain), or install that version",
-		               s.layout_version, SHMQ_LAYOUT_VERSION);
+		return fail(SHMQ_LAYOUT,
+		            "it has layout version %u, this shmq has %d: stop it with the version "
+		            "that started it (shmq serve --drain), or install that version",
+		            s.layout_version, SHMQ_LAYOUT_VERSION);
 	if (s.fingerprint != shmq_layout_fingerprint())
-		return because(SHMQ_LAYOUT, "another build made it (sizes, alignment, page size or libc "
-		                            "differ): use one build on both sides");
+		return fail(SHMQ_LAYOUT, "another build made it (sizes, alignment, page size or libc "
+		                         "differ): use one build on both sides");
 	if (s.kind != (uint32_t)kind)
-		return because(SHMQ_LAYOUT, "it is the wrong kind of segment");
+		return fail(SHMQ_LAYOUT, "it is the wrong kind of segment");
 	if (s.ready == SHMQ_CLOSED_STATE)
 		return SHMQ_GONE;
-	if (s.ready != SHMQ_READY_STATE)
-		return because(SHMQ_LAYOUT, "it is not ready: its creator is at work or died");
+	if (s.ready != SHMQ_READY_STATE) /* SYNC(segment-ready) */
+		return fail(SHMQ_LAYOUT, "the word that says whether it is ready is garbage");
 	boot_identity(boot);
 	if (boot[0] != s.boot_id[0] || boot[1] != s.boot_id[1])
-		return because(SHMQ_LAYOUT, "it was made before the last boot, or in another machine's "
-		                            "container: remove it with shmq doctor");
+		return fail(SHMQ_LAYOUT, "it was made before the last boot, or in another machine's "
+		                         "container: remove it with shmq doctor");
 	if (s.size != (uint64_t)st.st_size)
-		return because(SHMQ_LAYOUT, "it is %lld bytes long, its header says %llu: truncated",
-		               (long long)st.st_size, (unsigned long long)s.size);
+		return fail(SHMQ_LAYOUT, "it is %lld bytes long, its header says %llu: truncated",
+		            (long long)st.st_size, (unsigned long long)s.size);
 	*size = s.size;
 	return 0;
 }
@@ -184,7 +184,7 @@ uint64_t shmq_directory_bytes(void)
 
 uint32_t low_water_of(const shmq_map *map)
 {
-	uint32_t most = map->inflight_slots / 2, busy = at_most(map->inflight_slots / 8, 1024);
+	uint32_t most = map->in_flight_slots / 2, busy = at_most(map->in_flight_slots / 8, 1024);
 	uint32_t quarter = ready_budget(map) / 4;
 
 	return at_most(quarter > busy ? quarter : busy, most);
@@ -195,12 +195,12 @@ uint32_t power_of_two(uint32_t n)
 	return n <= 1 ? 1 : 1u << (32 - __builtin_clz(n - 1));
 }
 
-queue_plan plan_queue(uint32_t mem_queue_size, uint32_t inflight_slots, uint64_t arena_max)
+queue_plan plan_queue(uint32_t mem_queue_size, uint32_t in_flight_slots, uint64_t arena_max)
 {
 	queue_plan p;
 	uint64_t n, cap;
 
-	p.slots_max = (mem_queue_size > SHMQ_TRANSIT ? mem_queue_size : SHMQ_TRANSIT) + inflight_slots;
+	p.slots_max = (mem_queue_size > SHMQ_TRANSIT ? mem_queue_size : SHMQ_TRANSIT) + in_flight_slots;
 	n = p.slots_max;
 	cap = power_of_two(p.slots_max);
 	p.slots = sizeof(shmq_queue_desc);
@@ -208,14 +208,14 @@ queue_plan plan_queue(uint32_t mem_queue_size, uint32_t inflight_slots, uint64_t
 	p.defer = round_page(p.ready + cap * 4);
 	p.requeue = round_page(p.defer + cap * 4);
 	p.free = round_page(p.requeue + cap * 4);
-	p.inflight_when = round_page(p.free + cap * 4);
-	p.inflight_slot = round_page(p.inflight_when + n * 8);
-	p.deferred_when = round_page(p.inflight_slot + n * 4);
+	p.in_flight_when = round_page(p.free + cap * 4);
+	p.in_flight_slot = round_page(p.in_flight_when + n * 8);
+	p.deferred_when = round_page(p.in_flight_slot + n * 4);
 	p.deferred_slot = round_page(p.deferred_when + n * 8);
 	p.sessions = round_page(p.deferred_slot + n * 4);
 	p.leases = round_page(p.sessions + SHMQ_SESSIONS * sizeof(shmq_session_desc));
-	p.lessees = round_page(p.leases + SHMQ_LEASES * sizeof(shmq_lease_desc));
-	p.latency = round_page(p.lessees + SHMQ_LESSEES * sizeof(shmq_lessee_desc));
+	p.lease_holders = round_page(p.leases + SHMQ_LEASES * sizeof(shmq_lease_desc));
+	p.latency = round_page(p.lease_holders + SHMQ_LEASE_HOLDERS * sizeof(shmq_lease_holder_desc));
 	p.arena = round_page(p.latency + sizeof(shmq_latency_desc));
 	p.size = round_page(p.arena + arena_max);
 	return p;
@@ -223,7 +223,7 @@ queue_plan plan_queue(uint32_t mem_queue_size, uint32_t inflight_slots, uint64_t
 
 uint64_t shmq_queue_bytes(const shmq_limits *l)
 {
-	return plan_queue(l->mem_queue_size, l->inflight_slots, round_page(l->arena_size)).size;
+	return plan_queue(l->mem_queue_size, l->in_flight_slots, round_page(l->arena_size)).size;
 }
 
 int queue_commit_slots(shmq_map *map, uint32_t n)
@@ -239,8 +239,8 @@ int queue_commit_slots(shmq_map *map, uint32_t n)
 		{map->defer, rings, cap, 4},
 		{map->requeue, rings, cap, 4},
 		{map->free, rings, cap, 4},
-		{map->inflight.when, from, n, 8},
-		{map->inflight.slot, from, n, 4},
+		{map->in_flight.when, from, n, 8},
+		{map->in_flight.slot, from, n, 4},
 		{map->deferred.when, from, n, 8},
 		{map->deferred.slot, from, n, 4},
 	};
@@ -318,8 +318,8 @@ int queue_commit_leases(shmq_map *map)
 	                       SHMQ_LEASES * sizeof(shmq_lease_desc));
 
 	if (!r)
-		r = segment_commit(map->base, (uint64_t)((uint8_t *)map->lessees - map->base),
-		                   SHMQ_LESSEES * sizeof(shmq_lessee_desc));
+		r = segment_commit(map->base, (uint64_t)((uint8_t *)map->lease_holders - map->base),
+		                   SHMQ_LEASE_HOLDERS * sizeof(shmq_lease_holder_desc));
 	if (!r)
 		st(&map->leases_backed, 1);
 	return r;

@@ -1,10 +1,10 @@
-/* Bounds: whatever is read from a segment and used as an index, a count or an offset. */
+/* Mapped segments, and bounds for every index, count or offset that is read from one. */
 #ifndef SHMQ_SEGMENT_H
 #define SHMQ_SEGMENT_H
 
 #include "atomics.h"
 #include "handles.h"
-#include "sane.h"
+#include "bounds.h"
 
 /* Consecutive messages usually occupy consecutive slots and bodies. In a large queue the cost is
  * one cache miss per slot, so the slot AHEAD positions further on is prefetched. */
@@ -21,8 +21,8 @@ typedef struct directory_plan {
 } directory_plan;
 
 typedef struct queue_plan {
-	uint64_t slots, ready, defer, requeue, free, inflight_when, inflight_slot, deferred_when,
-		deferred_slot, sessions, leases, lessees, latency, arena, size;
+	uint64_t slots, ready, defer, requeue, free, in_flight_when, in_flight_slot, deferred_when,
+			deferred_slot, sessions, leases, lease_holders, latency, arena, size;
 	uint32_t slots_max;
 } queue_plan;
 
@@ -33,26 +33,27 @@ void segment_unmap(uint8_t *base, uint64_t size);
 int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes);
 /* Give the whole pages of [from, to) back to the system; the range then reads as zeros. */
 void segment_punch(uint8_t *base, uint64_t from, uint64_t to);
-/* Back n entries of a table with pages. Returns n, or fewer if there are no pages for so many;
- * `backed` holds how many are known to be backed. */
+/* Back n entries of a table with pages. Returns n, or fewer if there are not enough pages; `backed`
+ * holds how many are known to be backed. */
 uint32_t table_backed(uint8_t *base, const void *table, size_t entry, uint32_t n, uint32_t most,
                       _Atomic uint32_t *backed);
 int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size);
 directory_plan plan_directory(void);
-/* How many messages keep consumers busy until the next read, also with a small budget. */
+/* The number of messages that keeps consumers busy until the next read, also with a small
+ * budget. */
 uint32_t low_water_of(const shmq_map *map);
 uint32_t power_of_two(uint32_t n);
-queue_plan plan_queue(uint32_t mem_queue_size, uint32_t inflight_slots, uint64_t arena_max);
-/* The same for the first n slots with their ring and heap entries; for the arena up to `end`;
- * for the lease tables. */
+queue_plan plan_queue(uint32_t mem_queue_size, uint32_t in_flight_slots, uint64_t arena_max);
+/* Back with pages the first n slots with their ring and heap entries; the arena up to `end`; the
+ * lease tables. */
 int queue_commit_slots(shmq_map *map, uint32_t n);
-/* Returns n, or as many slots as there are pages for. */
+/* Back the first n slots. Returns n, or the number of slots that have pages. */
 uint32_t slots_back(shmq_map *map, uint32_t n);
 /* Returns true if a slot after the first n was ever used. Looks only at pages that exist. */
 bool slots_behind(const shmq_map *map, uint32_t n);
 int queue_commit_arena(shmq_map *map, uint64_t end);
-/* Back the arena with pages from `have` to `end`, whatever was known before: pages may have been
- * given back since. */
+/* Back the arena with pages from `have` to `end`, also where it was backed before: those pages may
+ * have been given back since. */
 int queue_grow_arena(shmq_map *map, uint64_t have, uint64_t end);
 int queue_commit_leases(shmq_map *map);
 
@@ -67,23 +68,23 @@ static inline void queue_broken(shmq_map *map)
  * never goes beyond what is mapped and has pages, whatever the segment says. */
 static inline uint32_t at_most(uint32_t value, uint32_t most)
 {
-	return SANE(value <= most) ? value : most;
+	return TRUST_CHECK(value <= most) ? value : most;
 }
 
 static inline uint32_t slots_of(shmq_map *map)
 {
 	uint32_t n = ld(&map->q->slots_committed);
 
-	return SANE(n <= ld(&map->slots_backed)) ? n : slots_back(map, n);
+	return TRUST_CHECK(n <= ld(&map->slots_backed)) ? n : slots_back(map, n);
 }
 
 static inline uint32_t ring_mask_of(shmq_map *map)
 {
 	uint32_t mask = ld(&map->q->ring_mask);
 
-	if (SANE(mask <= ld(&map->rings_backed)))
+	if (TRUST_CHECK(mask <= ld(&map->rings_backed)))
 		return mask;
-	(void)slots_of(map); /* they have grown */
+	(void)slots_of(map); /* the rings have grown */
 	return at_most(mask, ld(&map->rings_backed));
 }
 
@@ -97,9 +98,9 @@ static inline uint64_t arena_of(shmq_map *map)
 {
 	uint64_t n = ld(&map->q->arena_committed);
 
-	return SANE(n >= SHMQ_ARENA_UNIT && arena_back(map, n) && n % SHMQ_ARENA_UNIT == 0)
-	               ? n
-	               : SHMQ_ARENA_UNIT;
+	return TRUST_CHECK(n >= SHMQ_ARENA_UNIT && arena_back(map, n) && n % SHMQ_ARENA_UNIT == 0)
+				   ? n
+				   : SHMQ_ARENA_UNIT;
 }
 
 /* Returns true if the words that say how much is committed can be true. They share one cache
@@ -108,48 +109,48 @@ static inline bool words_are_sane(shmq_map *map)
 {
 	uint32_t n = ld(&map->q->slots_committed), mask = ld(&map->q->ring_mask);
 
-	return SANE(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) && n - 1 <= mask &&
-	            mask <= ld(&map->rings_backed) && !(mask & (mask + 1)));
+	return TRUST_CHECK(n - 1 < slots_of(map) && n >= ld(&map->slots_backed) && n - 1 <= mask &&
+	                   mask <= ld(&map->rings_backed) && !(mask & (mask + 1)));
 }
 
 static inline uint32_t sessions_of(shmq_map *map)
 {
 	uint32_t n = ld(&map->q->sessions_committed);
 
-	return SANE(n <= ld(&map->sessions_backed))
-	               ? n
-	               : table_backed(map->base, map->sessions, sizeof(*map->sessions), n,
-	                              SHMQ_SESSIONS, &map->sessions_backed);
+	return TRUST_CHECK(n <= ld(&map->sessions_backed))
+				   ? n
+				   : table_backed(map->base, map->sessions, sizeof(*map->sessions), n,
+				                  SHMQ_SESSIONS, &map->sessions_backed);
 }
 
 static inline uint32_t clients_of(shmq_broker *b)
 {
-	uint32_t n = ld_acquire(&b->d->clients_committed);
+	uint32_t n = ld_acquire(&b->d->clients_committed); /* SYNC(clients-committed) */
 
-	return SANE(n <= ld(&b->clients_backed))
-	               ? n
-	               : table_backed(b->base, b->clients, sizeof(*b->clients), n, SHMQ_CLIENTS,
-	                              &b->clients_backed);
+	return TRUST_CHECK(n <= ld(&b->clients_backed))
+				   ? n
+				   : table_backed(b->base, b->clients, sizeof(*b->clients), n, SHMQ_CLIENTS,
+				                  &b->clients_backed);
 }
 
 static inline uint32_t topics_of(shmq_broker *b)
 {
-	uint32_t n = ld_acquire(&b->d->topics_committed);
+	uint32_t n = ld_acquire(&b->d->topics_committed); /* SYNC(topics-committed) */
 
-	return SANE(n <= ld(&b->topics_backed))
-	               ? n
-	               : table_backed(b->base, b->topics, sizeof(*b->topics), n, SHMQ_TOPICS,
-	                              &b->topics_backed);
+	return TRUST_CHECK(n <= ld(&b->topics_backed))
+				   ? n
+				   : table_backed(b->base, b->topics, sizeof(*b->topics), n, SHMQ_TOPICS,
+				                  &b->topics_backed);
 }
 
 static inline uint32_t queues_of(shmq_broker *b)
 {
-	uint32_t n = ld_acquire(&b->d->queues_committed);
+	uint32_t n = ld_acquire(&b->d->queues_committed); /* SYNC(queues-committed) */
 
-	return SANE(n <= ld(&b->queues_backed))
-	               ? n
-	               : table_backed(b->base, b->entries, sizeof(*b->entries), n, SHMQ_QUEUES,
-	                              &b->queues_backed);
+	return TRUST_CHECK(n <= ld(&b->queues_backed))
+				   ? n
+				   : table_backed(b->base, b->entries, sizeof(*b->entries), n, SHMQ_QUEUES,
+				                  &b->queues_backed);
 }
 
 static inline uint32_t waiters_of(const shmq_broker *b)
@@ -160,7 +161,7 @@ static inline uint32_t waiters_of(const shmq_broker *b)
 /* Returns true if this index is a slot in this state, as each index in a ring or heap must be. */
 static inline bool slot_is(shmq_map *map, uint32_t slot, unsigned state)
 {
-	return SANE(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
+	return TRUST_CHECK(slot < slots_of(map) && SHMQ_STATE_OF(ld(&map->slots[slot].word)) == state);
 }
 
 /* The slot that a cell of scratch space names. It was checked before it was put there. */
@@ -174,7 +175,7 @@ static inline shmq_session_desc *session_of(shmq_map *map, const shmq_slot_desc 
 {
 	uint32_t i = once(s->session);
 
-	return SANE(i < sessions_of(map)) ? &map->sessions[i] : NULL;
+	return TRUST_CHECK(i < sessions_of(map)) ? &map->sessions[i] : NULL;
 }
 
 static inline void slots_ahead(const shmq_map *map, uint32_t slot)
@@ -202,10 +203,11 @@ static inline bool body_in(shmq_map *map, const shmq_slot_desc *s, span *at)
 	at->body = once(s->body);
 	at->length = once(s->length);
 	end = at->body + capacity;
-	return SANE(at->body <= map->arena_max && at->length <= capacity &&
-	            capacity <= UINT32_MAX - 2 * SHMQ_ARENA_UNIT &&
-	            (end <= ld(&map->arena_backed) ||
-	             (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end))));
+	return TRUST_CHECK(at->body <= map->arena_max && at->length <= capacity &&
+	                   capacity <= UINT32_MAX - 2 * SHMQ_ARENA_UNIT &&
+	                   (end <= ld(&map->arena_backed) ||
+	                    /* SYNC(arena-committed) */
+	                    (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end))));
 }
 
 static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)

@@ -1,4 +1,4 @@
-/* A consumer's entry in a queue, and the return of all that a client holds there. */
+/* A consumer's session in a queue, and giving back all messages that a client holds there. */
 #include "session.h"
 
 #include "atomics.h"
@@ -22,15 +22,16 @@ int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, uint32_t
 	shmq_session_desc *s;
 
 	for (i = 0; i < n; i++)
-		if (!ld(&map->sessions[i].client))
+		if (!ld(&map->sessions[i].client)) /* SYNC(session-client) */
 			break;
 	if (i == n) {
 		int r = n == SHMQ_SESSIONS
-		                ? because(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
+		                ? fail(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
 		        : n < ld(&q->sessions_committed)
 		                ? queue_corrupt(map)
-		                : segment_commit(map->base, (uint64_t)((uint8_t *)map->sessions - map->base),
-		                                more * sizeof(*s));
+		                : segment_commit(map->base,
+		                                 (uint64_t)((uint8_t *)map->sessions - map->base),
+		                                 more * sizeof(*s));
 
 		if (r)
 			return r;
@@ -41,7 +42,7 @@ int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, uint32_t
 	s->generation = b->client_generation;
 	s->max_in_flight = max_in_flight;
 	s->since = realtime_ns();
-	st_release(&s->client, b->client + 1);
+	st_release(&s->client, b->client + 1); /* SYNC(session-client) */
 	*session = i;
 	return 0;
 }
@@ -58,8 +59,8 @@ static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
 
 		if (pin >> 24 != map->serial || slot >= slots_of(map))
 			continue;
-		if (s->pins && !--s->pins && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DONE) {
-			held_remove(map, slot);
+		if (s->pins && !--s->pins && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_PINNED) {
+			in_use_remove(map, slot);
 			slot_release(map, slot);
 		}
 		st(&c->pins[p], 0);
@@ -80,7 +81,7 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 
 		if (SHMQ_OWNER_OF(word) != client)
 			continue;
-		if (SHMQ_STATE_OF(word) == SHMQ_INFLIGHT &&
+		if (SHMQ_STATE_OF(word) == SHMQ_IN_FLIGHT &&
 		    (session == SHMQ_NONE || s->session == session))
 			map->requeue[(tail + found++) & mask] = i;
 		if (SHMQ_STATE_OF(word) == SHMQ_LOANED && session == SHMQ_NONE)
@@ -93,14 +94,13 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 
 		if (its)
 			session_leave(its);
-		slot_back(map, slot, 0);
-		heap_remove(&map->inflight, slot);
+		slot_requeue(map, slot, 0);
+		heap_remove(&map->in_flight, slot);
 		SHMQ_KILLPOINT("return.slot");
 	}
 	for (uint32_t i = 0; i < sessions; i++)
-		if (ld(&map->sessions[i].client) == client + 1 &&
-		    (session == SHMQ_NONE || i == session))
-			st_release(&map->sessions[i].client, 0);
+		if (ld(&map->sessions[i].client) == client + 1 && (session == SHMQ_NONE || i == session))
+			st_release(&map->sessions[i].client, 0); /* SYNC(session-client) */
 	if (session == SHMQ_NONE) {
 		unpin_all(b, map, client);
 		lease_orphan(b, map, client);

@@ -9,7 +9,7 @@
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 
@@ -17,29 +17,29 @@ bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic)
 {
 	shmq_entry_desc *e = &b->entries[index];
 
-	return ld_acquire(&e->state) == SHMQ_ENTRY_LIVE && e->topic == topic;
+	return ld_acquire(&e->state) == SHMQ_ENTRY_LIVE && e->topic == topic; /* SYNC(entry-state) */
 }
 
 bool queue_is_empty(shmq_queue_desc *q)
 {
-	/* ready before requeue: a message on its way from one to the other is in both */
+	/* The ready ring first: a message on its way to the requeue ring is in both. */
 	return !ring_count(&q->ready_head, &q->ready_tail) &&
 	       !ring_count(&q->requeue_head, &q->requeue_tail) &&
-	       !ring_count(&q->defer_head, &q->defer_tail) && !ld(&q->held) && !ld(&q->spilling_count) &&
-	       !on_disk(q);
+	       !ring_count(&q->defer_head, &q->defer_tail) && !ld(&q->in_use) &&
+	       !ld(&q->spilling_count) && !on_disk(q);
 }
 
-/* Whole blocks count, not bodies: a small message may use the large block of an earlier one. */
-void held_add(shmq_map *map, uint32_t slot)
+/* Count whole blocks, not bodies: a small message may use the large block of an earlier one. */
+void in_use_add(shmq_map *map, uint32_t slot)
 {
-	bump(&map->q->held, 1);
-	bump(&map->q->held_bytes, block_bytes(&map->slots[slot]));
+	bump(&map->q->in_use, 1);
+	bump(&map->q->in_use_bytes, block_bytes(&map->slots[slot]));
 }
 
-void held_remove(shmq_map *map, uint32_t slot)
+void in_use_remove(shmq_map *map, uint32_t slot)
 {
-	st(&map->q->held, ld(&map->q->held) - 1);
-	st(&map->q->held_bytes, ld(&map->q->held_bytes) - block_bytes(&map->slots[slot]));
+	st(&map->q->in_use, ld(&map->q->in_use) - 1);
+	st(&map->q->in_use_bytes, ld(&map->q->in_use_bytes) - block_bytes(&map->slots[slot]));
 }
 
 void free_push(shmq_map *map, uint32_t slot)
@@ -48,26 +48,25 @@ void free_push(shmq_map *map, uint32_t slot)
 
 	map->free[tail & ring_mask_of(map)] = slot;
 	SHMQ_KILLPOINT("release.ring");
-	st_release(&map->q->free_tail, tail + 1);
+	st_release(&map->q->free_tail, tail + 1); /* SYNC(free-tail) */
 }
 
-/* SYNC(slot-free): the state is stored before the free ring's tail; room_of reads it after. */
 void slot_release(shmq_map *map, uint32_t slot)
 {
 	shmq_slot_desc *s = &map->slots[slot];
 	uint64_t word = ld(&s->word);
 
 	if (s->pins) {
-		st_release(&s->word, word_next(word, SHMQ_DONE));
-		held_add(map, slot);
+		st_release(&s->word, word_next(word, SHMQ_PINNED)); /* SYNC(slot-state) */
+		in_use_add(map, slot);
 		return;
 	}
-	st_release(&s->word, word_next(word, SHMQ_FREE));
+	st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("release.free");
 	free_push(map, slot);
 }
 
-void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
+void slot_requeue(shmq_map *map, uint32_t slot, uint64_t after)
 {
 	shmq_queue_desc *q = map->q;
 	shmq_slot_desc *s = &map->slots[slot];
@@ -79,35 +78,35 @@ void slot_back(shmq_map *map, uint32_t slot, uint64_t after)
 	s->after = after;
 	s->pos = SHMQ_NO_POSITION;
 	SHMQ_KILLPOINT("back.fields");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_BACK));
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_REQUEUED)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("back.state");
 	map->requeue[tail & ring_mask_of(map)] = slot;
 	SHMQ_KILLPOINT("back.ring");
 	if (!after)
-		q->requeue_firsts = tail + 1;
-	st_release(&q->requeue_tail, tail + 1);
+		q->requeue_head_group_end = tail + 1;
+	st_release(&q->requeue_tail, tail + 1); /* SYNC(requeue-tail) */
 }
 
-void requeue_firsts_find(shmq_map *map)
+void requeue_head_group_find(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t head = ld(&q->requeue_head), at = ld(&q->requeue_tail);
 
-	if (!SANE(at - head <= slots_of(map))) {
+	if (!TRUST_CHECK(at - head <= slots_of(map))) {
 		queue_broken(map);
 		return;
 	}
 	for (; at != head; at--) {
 		uint32_t slot = map->requeue[(at - 1) & ring_mask_of(map)];
 
-		if (!slot_is(map, slot, SHMQ_BACK)) {
+		if (!slot_is(map, slot, SHMQ_REQUEUED)) {
 			queue_broken(map);
 			break;
 		}
 		if (!map->slots[slot].after)
 			break;
 	}
-	q->requeue_firsts = at;
+	q->requeue_head_group_end = at;
 }
 
 void due_note(shmq_broker *b, uint32_t index, int64_t due)
@@ -115,17 +114,17 @@ void due_note(shmq_broker *b, uint32_t index, int64_t due)
 	int64_t have = ld(&b->next_due[index]);
 
 	while (due < have)
-		if (atomic_compare_exchange_weak(&b->next_due[index], &have, due)) {
+		if (atomic_compare_exchange_weak(&b->next_due[index], &have, due)) { /* SYNC(due-time) */
 			scanner_ring(b, INT64_MAX, due);
 			return;
 		}
 }
 
-/* Deferred publishes come through a ring of their own, so that they never wait behind the disk. */
+/* Deferred publishes come through a ring of their own, so that they never wait for the disk. */
 void defer_drain(shmq_broker *b, shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->defer_head), tail = ld_acquire(&q->defer_tail);
+	uint32_t head = ld(&q->defer_head), tail = ld_acquire(&q->defer_tail); /* SYNC(defer-tail) */
 
 	if (head == tail)
 		return;
@@ -136,10 +135,10 @@ void defer_drain(shmq_broker *b, shmq_map *map)
 			queue_broken(map);
 			return;
 		}
-		heap_push(&map->deferred, map->slots[slot].deadline, slot);
-		held_add(map, slot);
+		heap_push(&map->deferred, slot_due(&map->slots[slot]), slot);
+		in_use_add(map, slot);
 		SHMQ_KILLPOINT("defer.heap");
-		st_release(&q->defer_head, head + 1);
+		st_release(&q->defer_head, head + 1); /* SYNC(defer-head) */
 	}
 	due_note(b, map->index, heap_first(&map->deferred));
 }
@@ -166,7 +165,7 @@ void wake_space(shmq_broker *b, shmq_map *map)
 	shmq_queue_desc *q = map->q;
 	uint32_t budget, ready;
 
-	fence_unlocked();
+	fence_unlocked(); /* SYNC(wake) */
 	spiller_tell(b, map);
 	if (!ld(&q->space.summary))
 		return;
@@ -192,9 +191,9 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at
 	uint32_t first;
 	bool have_ready;
 
-	if ((int32_t)(q->ready_tail_seen - ready) <= 0) /* a spill may have overtaken it */
-		q->ready_tail_seen = ld_acquire(&q->ready_tail);
-	have_ready = ready != q->ready_tail_seen && !on_disk(q);
+	if ((int32_t)(q->ready_tail_cached - ready) <= 0)      /* a spill may have overtaken it */
+		q->ready_tail_cached = ld_acquire(&q->ready_tail); /* SYNC(ready-tail) */
+	have_ready = ready != q->ready_tail_cached && !on_disk(q);
 	first = have_ready ? once(map->ready[ready & mask]) : SHMQ_NONE;
 
 	if (back != ld(&q->requeue_tail)) {
@@ -202,13 +201,15 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at
 
 		*slot = once(map->requeue[back & mask]);
 		*head = &q->requeue_head;
-		if (!may_be_taken(map, *slot, SHMQ_BACK, at))
+		if (!may_be_taken(map, *slot, SHMQ_REQUEUED, at))
 			return false;
 		/* A requeued message waits for the messages that were published before it came back. It
 		 * does not wait if those may not be taken (the budget counts it already, so it would wait
-		 * for itself), nor if entries after it go first (READY messages were published after them). */
+		 * for itself), nor if entries after it go first (READY messages were published after
+		 * them). */
 		after = map->slots[*slot].after;
-		if (!have_ready || !after || (int32_t)(q->requeue_firsts - back) > 0 || !may_hold_more(map))
+		if (!have_ready || !after || (int32_t)(q->requeue_head_group_end - back) > 0 ||
+		    !may_hold_more(map))
 			return true;
 		if (!slot_is(map, first, SHMQ_READY)) {
 			queue_broken(map);
@@ -228,7 +229,9 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at
 
 int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y)
 {
-	return x->move < y->move ? -1 : x->move > y->move;
+	return slot_delivery_order(x) < slot_delivery_order(y)
+				   ? -1
+				   : slot_delivery_order(x) > slot_delivery_order(y);
 }
 
 int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y)
@@ -238,8 +241,8 @@ int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y)
 
 /* Heap sort of ring entries [base, base + n): in place, because nothing may be allocated here. */
 void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
-                const shmq_slot_desc *slots, int (*order)(const shmq_slot_desc *,
-                const shmq_slot_desc *))
+                const shmq_slot_desc *slots,
+                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *))
 {
 #define AT(i) ring[(base + (i)) & mask]
 	uint32_t i;
@@ -269,8 +272,6 @@ void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
 #undef AT
 }
 
-/* Note that nothing is on disk any more, so READY messages may be taken again. Returns true if
- * waiters are to be woken, after D is released. */
 bool disk_is_empty(shmq_queue_desc *q)
 {
 	if (on_disk(q))

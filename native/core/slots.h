@@ -5,41 +5,41 @@
 #include "arena.h"
 #include "atomics.h"
 #include "handles.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 
 bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic);
 bool queue_is_empty(shmq_queue_desc *q);
-void held_add(shmq_map *map, uint32_t slot);
-void held_remove(shmq_map *map, uint32_t slot);
+void in_use_add(shmq_map *map, uint32_t slot);
+void in_use_remove(shmq_map *map, uint32_t slot);
 void free_push(shmq_map *map, uint32_t slot);
-/* Make a slot, which is in no ring and no heap, FREE and add it to the free ring; DONE while it
- * is pinned. */
+/* Make a slot, which is in no ring and no heap, FREE and add it to the free ring; or PINNED while a
+ * view pins it. */
 void slot_release(shmq_map *map, uint32_t slot);
-/* Make a slot BACK at the end of the requeue ring. after: the seq that it waits for; 0: it may
+/* Make a slot REQUEUED at the end of the requeue ring. after: the seq that it waits for; 0: it may
  * go first. */
-void slot_back(shmq_map *map, uint32_t slot, uint64_t after);
-/* Find `requeue_firsts` again after entries were moved. */
-void requeue_firsts_find(shmq_map *map);
+void slot_requeue(shmq_map *map, uint32_t slot, uint64_t after);
+/* Find `requeue_head_group_end` again after entries were moved. */
+void requeue_head_group_find(shmq_map *map);
 void due_note(shmq_broker *b, uint32_t index, int64_t due);
 void defer_drain(shmq_broker *b, shmq_map *map);
 void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n);
-/* Ring the spiller if few messages are left in front of those on disk (or there is room for them
- * only now), or if deferred messages have become too many. Needs no lock. wake_space does it
- * too. */
+/* Ring the spiller if messages are on disk and few are left in memory before them, or if too many
+ * are deferred. Needs no lock. wake_space does it too. */
 void spiller_tell(shmq_broker *b, shmq_map *map);
 void wake_space(shmq_broker *b, shmq_map *map);
 /* Find the slot that a take would hand out next, and the ring head that then moves by one.
  * Returns false if there is none. */
 bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at);
-/* Compare INFLIGHT slots by their delivery. */
+/* Compare IN_FLIGHT slots by their delivery. */
 int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y);
-/* Compare READY slots by seq, BACK slots by the order of their return. */
+/* Compare READY slots by seq, REQUEUED slots by the order of their return. */
 int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y);
 void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
-                const shmq_slot_desc *slots, int (*order)(const shmq_slot_desc *,
-                const shmq_slot_desc *));
-/* If nothing is on disk any more, READY messages may be taken again. */
+                const shmq_slot_desc *slots,
+                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *));
+/* Note that nothing is on disk any more, if that is so: READY messages may be taken again. Returns
+ * true if waiters are to be woken, after D is released. */
 bool disk_is_empty(shmq_queue_desc *q);
 
 static inline shmq_topic_desc *topic_of(const shmq_broker *b, const shmq_map *map)
@@ -49,6 +49,8 @@ static inline shmq_topic_desc *topic_of(const shmq_broker *b, const shmq_map *ma
 
 static inline uint32_t ring_count(_Atomic uint32_t *head, _Atomic uint32_t *tail)
 {
+	/* SYNC(ready-head) SYNC(ready-tail) SYNC(defer-head) SYNC(defer-tail)
+	 * SYNC(requeue-head) SYNC(requeue-tail) SYNC(free-head) SYNC(free-tail) */
 	return ld_acquire(tail) - ld_acquire(head);
 }
 
@@ -62,8 +64,8 @@ static inline bool may_hold_more(const shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 
-	return ld(&q->held) < map->inflight_slots &&
-	       (!ld(&q->held) || ld(&q->held_bytes) <= bytes_budget(map));
+	return ld(&q->in_use) < map->in_flight_slots &&
+	       (!ld(&q->in_use) || ld(&q->in_use_bytes) <= bytes_budget(map));
 }
 
 /* Returns true if the counts that decide about room can be true. */
@@ -72,10 +74,10 @@ static inline bool counts_are_sane(shmq_map *map)
 	shmq_queue_desc *q = map->q;
 	uint32_t n = slots_of(map);
 
-	return SANE(ring_count(&q->ready_head, &q->ready_tail) <= n && ld(&q->held) <= n &&
-	            ld(&q->leased) <= n &&
-	            ld(&q->spilling_count) <= n && ld(&q->spilling) <= 1 &&
-	            ld(&q->held_bytes) <= map->arena_max + (uint64_t)n * SHMQ_ARENA_HEAD);
+	return TRUST_CHECK(ring_count(&q->ready_head, &q->ready_tail) <= n && ld(&q->in_use) <= n &&
+	                   ld(&q->leased) <= n && ld(&q->spilling_count) <= n &&
+	                   ld(&q->spilling) <= 1 &&
+	                   ld(&q->in_use_bytes) <= map->arena_max + (uint64_t)n * SHMQ_ARENA_HEAD);
 }
 
 /* Count one message of a session less in flight. */
@@ -92,7 +94,7 @@ static inline uint64_t block_bytes(const shmq_slot_desc *s)
 
 static inline bool on_disk(shmq_queue_desc *q)
 {
-	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling);
+	return ld(&q->disk_read) != ld(&q->disk_write) || ld(&q->spilling); /* SYNC(spilling) */
 }
 
 /* Returns true if deferred messages have to make room: they take half of the budget, or too many
@@ -102,8 +104,32 @@ static inline bool defers_many(const shmq_map *map)
 	shmq_queue_desc *q = map->q;
 	uint32_t deferred = ld(&q->deferred_len) + ring_count(&q->defer_head, &q->defer_tail);
 
-	return deferred && (deferred > map->inflight_slots / 2 ||
-	                    ld(&q->held_bytes) > map->arena_max / 8 * 5);
+	return deferred &&
+	       (deferred > map->in_flight_slots / 2 || ld(&q->in_use_bytes) > map->arena_max / 8 * 5);
+}
+
+/* A field of a slot that has another meaning in each state (layout.h). LEASED: the lease. */
+static inline uint64_t slot_lease_id(const shmq_slot_desc *s)
+{
+	return s->move;
+}
+
+/* IN_FLIGHT, and SPILLING from it: the order of delivery. */
+static inline uint64_t slot_delivery_order(const shmq_slot_desc *s)
+{
+	return s->move;
+}
+
+/* MOVING: the sequence number that the message gets in the channels. */
+static inline uint64_t slot_moved_seq(const shmq_slot_desc *s)
+{
+	return s->move;
+}
+
+/* DEFERRED, and PREPARED to become it: CLOCK_REALTIME ns; PREPARED to become READY: 0. */
+static inline int64_t slot_due(const shmq_slot_desc *s)
+{
+	return s->deadline;
 }
 
 static inline uint64_t word_next(uint64_t word, unsigned state)
@@ -114,7 +140,7 @@ static inline uint64_t word_next(uint64_t word, unsigned state)
 /* The state that a SPILLING or MOVING slot gets back if it stays in memory. */
 static inline unsigned previous_of(const shmq_slot_desc *s)
 {
-	return s->previous == SHMQ_READY || s->previous == SHMQ_DEFERRED ? s->previous : SHMQ_BACK;
+	return s->previous == SHMQ_READY || s->previous == SHMQ_DEFERRED ? s->previous : SHMQ_REQUEUED;
 }
 
 static inline uint32_t free_slot(shmq_map *map, uint32_t ahead)

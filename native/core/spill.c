@@ -1,12 +1,13 @@
 /*
- * Overflow: memory to disk. The files themselves are the supervisor's; here are the slots and the
+ * Overflow: memory to disk. The supervisor owns the files; this file moves the slots and stores the
  * commit word disk_write (file << 40 | offset).
  *
- *   spill    READY (RETURNED: BACK) -> SPILLING(pos not known: none), written outside the locks, then
- *            under D the positions, then disk_write, then FREE. Below disk_write: on disk. Above it:
- *            in memory.
+ * Under the deliver lock (D) the slots become SPILLING without a position. The records are written
+ * outside the locks. Then, under D, the slots get their positions, disk_write is stored, and the
+ * slots become FREE. A message below disk_write is on disk, one at or above it is in memory.
  */
 #include "atomics.h"
+#include "batch.h"
 #include "chunk.h"
 #include "doorbell.h"
 #include "handles.h"
@@ -15,52 +16,47 @@
 #include "lease.h"
 #include "locking.h"
 #include "mapping.h"
-#include "plant.h"
 #include "prepend.h"
 #include "rebuild.h"
 #include "record.h"
-#include "sane.h"
+#include "bounds.h"
 #include "segment.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
 
-int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved)
+int shmq_stage_oldest(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved)
 {
 	shmq_map *map;
 	shmq_queue_desc *q;
-	int r = map_get(b, queue, &map);
+	int r;
 
 	*moved = 0;
+	r = queue_enter(b, queue, until, &map);
 	if (r)
 		return r;
-	touch(b, queue);
-	r = queue_lock(b, map, until);
-	if (r)
-		goto out;
 	q = map->q;
-	defer_drain(b, map); /* into `held` */
-	while (*moved < n && ld(&q->ready_head) != ld_acquire(&q->ready_tail) &&
-	       ld(&q->held) < map->inflight_slots) {
+	defer_drain(b, map); /* so that `in_use` counts them */
+	while (*moved < n && ld(&q->ready_head) != ld_acquire(&q->ready_tail) && /* SYNC(ready-tail) */
+	       ld(&q->in_use) < map->in_flight_slots) {
 		uint32_t head = ld(&q->ready_head), slot = map->ready[head & ring_mask_of(map)];
 
 		if (!slot_is(map, slot, SHMQ_READY)) {
 			queue_broken(map);
 			break;
 		}
-		slot_back(map, slot, 0);
+		slot_requeue(map, slot, 0);
 		SHMQ_KILLPOINT("advance.back");
-		st_release(&q->ready_head, head + 1);
-		held_add(map, slot);
+		st_release(&q->ready_head, head + 1); /* SYNC(ready-head) */
+		in_use_add(map, slot);
 		++*moved;
 	}
 	st(&q->overflowed, 1);
 	queue_unlock(map);
 	wake_takers(b, map, 1);
 	wake_space(b, map);
-out:
 	map_release(map);
-	return r;
+	return 0;
 }
 
 static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes, uint32_t slot,
@@ -74,14 +70,13 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
 		queue_broken(map);
 		return false;
 	}
-	length = at.length + RECORD_HEAD;
+	length = at.length + SHMQ_RECORD_HEAD;
 	if (out->count == n || (out->count && out->bytes + length > max_bytes))
 		return false;
-	if (!SHMQ_PLANTED(4))
-		s->pos = SHMQ_NO_POSITION;
+	s->pos = SHMQ_NO_POSITION;
 	s->previous = (uint16_t)previous;
 	SHMQ_KILLPOINT("spill.fields");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING));
+	st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("spill.state");
 	bump(&map->q->spilling_count, 1);
 	out->slots[out->count] = slot;
@@ -94,59 +89,61 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
 static void spill_ready(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t head = ld(&q->ready_head), tail = ld_acquire(&q->ready_tail);
+	uint32_t head = ld(&q->ready_head), tail = ld_acquire(&q->ready_tail); /* SYNC(ready-tail) */
 
 	for (; head != tail; head++) {
 		uint32_t slot = map->ready[head & ring_mask_of(map)];
 
 		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_READY))
 			break;
-		st_release(&q->ready_head, head + 1);
+		st_release(&q->ready_head, head + 1); /* SYNC(ready-head) */
 		SHMQ_KILLPOINT("spill.head");
 	}
 }
 
-/* A flush: the messages in flight (they are the oldest), the requeue ring, the ready ring. */
+/* Mark for a flush: the messages in flight (they are the oldest), the requeue ring, the ready
+ * ring. */
 static void spill_all(shmq_broker *b, shmq_map *map, shmq_spill *out, uint32_t n,
                       uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t inflight = at_most(ld(&q->inflight_len), slots_of(map)), mask = ring_mask_of(map), tail;
+	uint32_t in_flight = at_most(ld(&q->in_flight_len), slots_of(map)), mask = ring_mask_of(map),
+			 tail;
 
 	defer_drain(b, map);
 	tail = ld(&q->requeue_tail);
-	if (!gather_inflight(map, tail, inflight))
+	if (!gather_in_flight(map, tail, in_flight))
 		return;
-	for (uint32_t i = 0; i < inflight; i++) {
+	for (uint32_t i = 0; i < in_flight; i++) {
 		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
 		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
-		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_INFLIGHT))
+		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_IN_FLIGHT))
 			return;
-		heap_remove(&map->inflight, slot);
-		held_remove(map, slot);
+		heap_remove(&map->in_flight, slot);
+		in_use_remove(map, slot);
 		if (its)
 			session_leave(its);
 	}
 	while (ld(&q->requeue_head) != ld(&q->requeue_tail)) {
 		uint32_t slot = map->requeue[ld(&q->requeue_head) & mask];
 
-		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_BACK))
+		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_REQUEUED))
 			return;
-		st_release(&q->requeue_head, ld(&q->requeue_head) + 1);
-		held_remove(map, slot);
+		st_release(&q->requeue_head, ld(&q->requeue_head) + 1); /* SYNC(requeue-head) */
+		in_use_remove(map, slot);
 	}
 	spill_ready(map, out, n, max_bytes);
 }
 
 /* Returns true if the message may go behind newer ones without breaking FIFO: it already waits
- * for others (`after`), or, with OUT, it has been delivered before. */
+ * for others (`after`), or, with DELIVERED, it has been delivered before. */
 static bool may_wait(const shmq_slot_desc *s, const shmq_spill *out)
 {
-	return s->after || (out->from == SHMQ_SPILL_OUT && s->attempts);
+	return s->after || (out->source == SHMQ_SPILL_DELIVERED && s->attempts);
 }
 
-/* Mark the youngest of those in the requeue ring; the rest of the ring closes up. */
+/* Mark the youngest messages of the requeue ring that may wait, and close the gaps in the ring. */
 static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
@@ -158,11 +155,11 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
 		uint32_t length;
 
-		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_BACK)) {
+		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_REQUEUED)) {
 			queue_broken(map);
 			return;
 		}
-		length = s->length + RECORD_HEAD;
+		length = s->length + SHMQ_RECORD_HEAD;
 		if (!may_wait(s, out))
 			continue;
 		if (chosen && bytes + length > max_bytes)
@@ -175,34 +172,36 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 		uint32_t slot = map->requeue[at & mask];
 
 		if (may_wait(&map->slots[slot], out) &&
-		    spill_add(map, out, chosen, UINT64_MAX, slot, SHMQ_BACK))
-			held_remove(map, slot);
+		    spill_add(map, out, chosen, UINT64_MAX, slot, SHMQ_REQUEUED))
+			in_use_remove(map, slot);
 		else
 			map->requeue[to++ & mask] = slot;
 	}
-	st_release(&q->requeue_tail, to);
-	requeue_firsts_find(map);
+	st_release(&q->requeue_tail, to); /* SYNC(requeue-tail) */
+	requeue_head_group_find(map);
 }
 
-/* The deliver lock (D) is held. */
-static int spill_some(shmq_broker *b, shmq_map *map, enum shmq_spill_from from, uint32_t n,
-                      uint64_t max_bytes, shmq_spill *out)
+static int spill_some(shmq_broker *b, shmq_map *map, const batch_wish *wish, shmq_spill *out)
 {
+	enum shmq_spill_source source = out->source;
+	uint32_t n = wish->n;
+	uint64_t max_bytes = wish->max_bytes;
+
 	if (ld(&map->q->base_pending))
 		return SHMQ_EMPTY; /* its files still have another name */
-	if (from == SHMQ_SPILL_AHEAD || from == SHMQ_SPILL_ALL)
+	if (source == SHMQ_SPILL_PREPEND_FLUSH || source == SHMQ_SPILL_ALL)
 		lease_return_all(map);
-	if (from == SHMQ_SPILL_AHEAD)
-		return ahead_begin(map, n, out);
-	if (from == SHMQ_SPILL_FRONT && lease_has_run(map))
-		return SHMQ_EMPTY; /* it begins where the read position is */
-	st(&map->q->spilling, 1); /* counts as "on disk": READY messages after it wait */
+	if (source == SHMQ_SPILL_PREPEND_FLUSH)
+		return prepend_begin(map, n, out);
+	if (source == SHMQ_SPILL_PREPEND && lease_has_run(map))
+		return SHMQ_EMPTY;    /* the run begins at the read position */
+	st(&map->q->spilling, 1); /* counts as "on disk": later READY messages wait */
 	SHMQ_KILLPOINT("spill.flag");
-	if (from == SHMQ_SPILL_FRONT)
-		(void)ahead_begin(map, n, out);
-	else if (from == SHMQ_SPILL_ALL)
+	if (source == SHMQ_SPILL_PREPEND)
+		(void)prepend_begin(map, n, out);
+	else if (source == SHMQ_SPILL_ALL)
 		spill_all(b, map, out, n, max_bytes);
-	else if (from == SHMQ_SPILL_RETURNED || from == SHMQ_SPILL_OUT)
+	else if (source == SHMQ_SPILL_REQUEUED || source == SHMQ_SPILL_DELIVERED)
 		spill_returned(map, out, n, max_bytes);
 	else
 		spill_ready(map, out, n, max_bytes);
@@ -212,37 +211,13 @@ static int spill_some(shmq_broker *b, shmq_map *map, enum shmq_spill_from from, 
 	return SHMQ_EMPTY;
 }
 
-int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
+int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_source source, uint32_t n,
                      uint64_t max_bytes, int64_t until, shmq_spill *out)
 {
-	shmq_map *map;
-	int r = map_get(b, queue, &map);
+	batch_wish wish = {.n = n, .max_bytes = max_bytes};
 
-	if (r)
-		return r;
-	touch(b, queue);
-	out->queue = queue;
-	out->from = from;
-	out->count = 0;
-	out->bytes = 0;
-	for (bool repaired = false;; repaired = true) {
-		bool broken;
-
-		r = queue_lock(b, map, until);
-		if (r)
-			break;
-		r = spill_some(b, map, from, n, max_bytes, out);
-		broken = !out->count && ld(&map->q->dirty);
-		queue_unlock(map);
-		if (!broken)
-			break;
-		if (repaired) {
-			r = queue_corrupt(map);
-			break;
-		}
-	}
-	map_release(map);
-	return r;
+	out->source = source;
+	return batch_begin(b, queue, &wish, until, spill_some, out);
 }
 
 int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
@@ -260,11 +235,12 @@ int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
 		shmq_slot_desc slot = {.id = from->id,
 		                       .timestamp = from->timestamp,
 		                       .body = once(from->body),
-		                       .length = s->lengths[i] - RECORD_HEAD,
+		                       .length = s->lengths[i] - SHMQ_RECORD_HEAD,
 		                       .attempts = from->attempts};
 
 		/* The slot was emptied and reused: the batch will be abandoned; stay inside its record. */
-		if (!SANE(slot.length <= map->arena_max && slot.body <= map->arena_max - slot.length))
+		if (!TRUST_CHECK(slot.length <= map->arena_max &&
+		                 slot.body <= map->arena_max - slot.length))
 			slot.body = 0;
 		record_write(at, &slot, map->arena + slot.body);
 		at += s->lengths[i];
@@ -283,62 +259,35 @@ static void spill_undo(shmq_broker *b, shmq_map *map, const shmq_spill *s)
 		if (SHMQ_STATE_OF(word) != SHMQ_SPILLING)
 			continue;
 		slot->pos = SHMQ_NO_POSITION;
-		if (slot->previous == SHMQ_INFLIGHT) {
+		if (slot->previous == SHMQ_IN_FLIGHT) {
 			slot->order = slot->move;
 			slot->after = 0;
-			slot->previous = SHMQ_BACK;
+			slot->previous = SHMQ_REQUEUED;
 		}
-		st_release(&slot->word, word_next(word, previous_of(slot)));
+		st_release(&slot->word, word_next(word, previous_of(slot))); /* SYNC(slot-state) */
 	}
 	st(&map->q->spilling, 0);
 	queue_rebuild(b, map, false);
 }
 
-int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
-                   int64_t until)
+static bool still_spilling(shmq_map *map, const shmq_spill *s)
 {
-	shmq_map *map;
-	shmq_queue_desc *q;
 	bool whole = true;
-	int r;
 
-	if (s->from == SHMQ_SPILL_CHUNK)
-		return chunk_end(b, s, ok, until);
-	r = map_get(b, s->queue, &map);
-	if (r)
-		return r;
-	if (s->from == SHMQ_SPILL_AHEAD || s->from == SHMQ_SPILL_FRONT) {
-		r = ahead_end(b, map, s, ok, until);
-		goto out;
-	}
-	q = map->q;
-	/* Giving back needs a rebuild, which needs P as well. */
-	r = ok ? queue_lock(b, map, until) : both_lock(b, map, until);
-	if (r)
-		goto out;
 	for (uint32_t i = 0; i < s->count; i++)
 		whole &= SHMQ_STATE_OF(ld(&map->slots[s->slots[i]].word)) == SHMQ_SPILLING;
-	if (ok && !whole) {
-		/* The queue was emptied. Slots that are still SPILLING (its emptier died half-way) go back. */
-		queue_unlock(map);
-		r = both_lock(b, map, until);
-		if (r)
-			goto out;
-		spill_undo(b, map, s);
-		disk_is_empty(q);
-		both_unlock(b, map);
-		r = SHMQ_GONE;
-		goto out;
-	}
-	if (!ok) {
-		spill_undo(b, map, s);
-		both_unlock(b, map);
-		goto out;
-	}
+	return whole;
+}
+
+/* The records are written: let the commit word say so, and free the slots. D is held. */
+static void spill_commit(shmq_map *map, const shmq_spill *s, uint64_t write_position)
+{
+	shmq_queue_desc *q = map->q;
+
 	for (uint32_t i = 0; i < s->count; i++)
 		map->slots[s->slots[i]].pos = s->positions[i];
 	SHMQ_KILLPOINT("spill.positions");
-	st_release(&q->disk_write, write_position);
+	st_release(&q->disk_write, write_position); /* SYNC(disk-write) */
 	SHMQ_KILLPOINT("spill.committed");
 	bump(&q->disk_depth, s->count);
 	bump(&q->spilled, s->count);
@@ -347,10 +296,46 @@ int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position,
 		SHMQ_KILLPOINT("spill.freed");
 	}
 	st(&q->spilling_count, ld(&q->spilling_count) - s->count);
-	st_release(&q->spilling, 0);
+	st_release(&q->spilling, 0); /* SYNC(spilling) */
+}
+
+static int append_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, uint64_t write_position,
+                      bool ok, int64_t until)
+{
+	bool commit = ok;
+	int r = batch_lock(b, map, s, until, still_spilling, &commit);
+
+	if (r)
+		return r;
+	if (!commit) {
+		/* Slots that are still SPILLING go back; also if the queue was emptied by a process that
+		 * died half-way. */
+		spill_undo(b, map, s);
+		if (ok)
+			disk_is_empty(map->q);
+		both_unlock(b, map);
+		return ok ? SHMQ_GONE : 0;
+	}
+	spill_commit(map, s, write_position);
 	queue_unlock(map);
-	wait_wake(b, &q->space, WAKE_ALL);
-out:
+	wait_wake(b, &map->q->space, WAKE_ALL);
+	return 0;
+}
+
+int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
+                   int64_t until)
+{
+	shmq_map *map;
+	int r = map_get(b, s->queue, &map);
+
+	if (r)
+		return r;
+	if (s->source == SHMQ_SPILL_CHUNK)
+		r = chunk_end(b, map, s, ok, until);
+	else if (s->source == SHMQ_SPILL_PREPEND_FLUSH || s->source == SHMQ_SPILL_PREPEND)
+		r = prepend_end(b, map, s, ok, until);
+	else
+		r = append_end(b, map, s, write_position, ok, until);
 	map_release(map);
 	return r;
 }

@@ -31,12 +31,12 @@ const char *shmq_status_sentence(int status)
 	return "unknown status";
 }
 
-const char *shmq_why(void)
+const char *shmq_error_detail(void)
 {
 	return why;
 }
 
-int because(int status, const char *format, ...)
+int fail(int status, const char *format, ...)
 {
 	va_list args;
 
@@ -46,7 +46,7 @@ int because(int status, const char *format, ...)
 	return status;
 }
 
-void because_nothing(void)
+void error_clear(void)
 {
 	why[0] = 0;
 }

@@ -1,6 +1,7 @@
-/* What the supervisor says of itself in the directory, and how clients learn whether it lives. */
+/* The supervisor's words in the directory, and how clients learn whether it lives. */
 #include "atomics.h"
 #include "clock.h"
+#include "create.h"
 #include "doorbell.h"
 #include "handles.h"
 #include "lock.h"
@@ -16,7 +17,7 @@
 
 bool shmq_supervisor_alive(shmq_broker *b)
 {
-	uint32_t client = ld_acquire(&b->d->supervisor_client);
+	uint32_t client = ld_acquire(&b->d->supervisor_client); /* SYNC(supervisor-client) */
 	shmq_lock_desc *life;
 	int r;
 
@@ -32,7 +33,7 @@ bool shmq_supervisor_alive(shmq_broker *b)
 		lock_consistent(life);
 	if (r == 0 || r == SHMQ_LOCK_DIED)
 		lock_drop(life);
-	/* Only its thread may have ended. */
+	/* The process may live although the thread that held `life` has ended. */
 	return ld(&b->clients[client - 1].orphan) &&
 	       process_identify(ld(&b->d->supervisor_pid)).start_time ==
 	               ld(&b->d->supervisor_start_time);
@@ -49,11 +50,11 @@ int shmq_data_path_set(shmq_broker *b, const char *path)
 		return r;
 	/* The first byte last: a death on the way leaves an empty path, never a part of another one. */
 	st(first, 0);
-	fence_full();
+	fence_full(); /* SYNC(data-path) */
 	memset(to + 1, 0, SHMQ_DATA_PATH - 1);
 	if (n && n < SHMQ_DATA_PATH) {
 		memcpy(to + 1, path + 1, n - 1);
-		st_release(first, path[0]);
+		st_release(first, path[0]); /* SYNC(data-path) */
 	}
 	return 0;
 }
@@ -62,7 +63,7 @@ void shmq_disk_trouble_set(shmq_broker *b, int error)
 {
 	uint64_t before = ld(&b->d->disk_trouble);
 
-	/* One word, so that nobody reads one trouble's errno with another's beginning. */
+	/* One word, so that no reader combines one trouble's errno with another's time. */
 	if (!error)
 		st(&b->d->disk_trouble, 0);
 	else if ((int)(before & 0xffff) != error)
@@ -71,12 +72,12 @@ void shmq_disk_trouble_set(shmq_broker *b, int error)
 
 int shmq_disk_trouble(shmq_broker *b, char path[SHMQ_PATH_MOST])
 {
-	int error = (int)(ld_acquire(&b->d->disk_trouble) & 0xffff);
+	int error = (int)(ld(&b->d->disk_trouble) & 0xffff);
 
 	path[0] = 0;
 	if (!error || !shmq_supervisor_alive(b))
 		return 0;
-	memcpy(path, b->d->data_path, SHMQ_PATH_MOST - 1);
+	memcpy(path, b->d->data_path, SHMQ_PATH_MOST - 1); /* SYNC(data-path) */
 	path[SHMQ_PATH_MOST - 1] = 0;
 	return error;
 }
@@ -92,31 +93,24 @@ int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until)
 		r = registry_lock(b, until);
 	if (r)
 		return r;
-	d->limits.msg_timeout = limits->msg_timeout_ns;
-	d->limits.max_msg_timeout = limits->max_msg_timeout_ns;
-	d->limits.max_req_timeout = limits->max_req_timeout_ns;
-	d->limits.max_msg_size = limits->max_msg_size;
-	d->limits.node_id = limits->node_id;
-	d->limits.mem_queue_size = limits->mem_queue_size;
-	d->limits.inflight_slots = limits->inflight_slots;
-	d->limits.arena_size = limits->arena_size;
+	limits_store(&d->limits, limits);
 	st(&d->supervisor_pid, getpid());
 	st(&d->supervisor_start_time, b->clients[b->client].start_time);
 	st(&d->supervisor_since, realtime_ns());
 	st(&d->heartbeat, now_ns());
 	st(&d->supervisor_waiter, b->bell + 1);
-	st(&d->requested, RING_REQUEST | RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
+	st(&d->requested, SHMQ_RING_ALL);
 	st(&d->stopping, 0);
 	atomic_fetch_add(&d->epoch, 1);
-	st_release(&d->supervisor_client, b->client + 1);
+	st_release(&d->supervisor_client, b->client + 1); /* SYNC(supervisor-client) */
 	registry_unlock(b);
 	return 0;
 }
 
 void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written)
 {
-	st_release(&b->d->names_replaced, replaced);
-	st_release(&b->d->names_written, written);
+	st_release(&b->d->names_replaced, replaced); /* SYNC(names-written) */
+	st_release(&b->d->names_written, written);   /* SYNC(names-written) */
 }
 
 bool shmq_broker_stopped(const shmq_broker *b)
@@ -126,7 +120,7 @@ bool shmq_broker_stopped(const shmq_broker *b)
 
 void shmq_supervisor_stopping(shmq_broker *b)
 {
-	st_release(&b->d->stopping, 1);
+	st_release(&b->d->stopping, 1); /* SYNC(stopping) */
 }
 
 int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why)

@@ -14,7 +14,7 @@
 #include "shmq.h"
 #include "shmq_supervisor.h"
 
-/* Where the last body of a slot in use ends, as a size of the arena. */
+/* The smallest size of the arena that contains all bodies of slots in use. */
 static uint64_t arena_needed(shmq_map *map)
 {
 	uint32_t n = slots_of(map);
@@ -29,40 +29,37 @@ static uint64_t arena_needed(shmq_map *map)
 	}
 	if (!end)
 		return SHMQ_ARENA_FIRST;
-	end = (end + SHMQ_ARENA_UNIT + page - 1) / page * page; /* the sentinel is behind it */
+	end = (end + SHMQ_ARENA_UNIT + page - 1) / page * page; /* the sentinel follows it */
 	return end > SHMQ_ARENA_FIRST ? end : SHMQ_ARENA_FIRST;
 }
 
-int shmq_give_back(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes)
+int shmq_trim(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes)
 {
 	uint64_t had, keep, arena;
 	shmq_map *map;
-	int r = map_get(b, queue, &map);
+	int r;
 
 	*bytes = 0;
+	r = both_enter(b, queue, until, &map);
 	if (r)
 		return r;
-	r = both_lock(b, map, until);
-	if (r)
-		goto out;
 	had = arena_of(map);
 	keep = arena_needed(map);
 	arena = (uint64_t)(map->arena - map->base);
 	if (keep < had) {
 		st(&map->q->dirty, 1);
-		SHMQ_KILLPOINT("give_back.dirty");
-		st_release(&map->q->arena_committed, keep);
-		SHMQ_KILLPOINT("give_back.lowered");
+		SHMQ_KILLPOINT("trim.dirty");
+		st_release(&map->q->arena_committed, keep); /* SYNC(arena-committed) */
+		SHMQ_KILLPOINT("trim.lowered");
 		r = queue_rebuild(b, map, false);
 		*bytes = had - keep;
 	}
 	if (!r) {
 		st(&map->arena_backed, keep);
 		segment_punch(map->base, arena + (keep < had ? keep : had), arena + map->arena_max);
-		SHMQ_KILLPOINT("give_back.punched");
+		SHMQ_KILLPOINT("trim.punched");
 	}
 	both_unlock(b, map);
-out:
 	map_release(map);
 	return r;
 }

@@ -1,11 +1,11 @@
 /*
  * One thread that waits for many consumers: its bell is announced in all their queues at once. As
- * in doorbell.c, a ring only means "look again", and rings do not say who rang.
+ * in doorbell.c, a ring only means "look again", and does not say for which queue.
  *
  *   announce, forget old rings, look, sleep, withdraw, look
  *
- * The last look finds what belongs to a ring that came before the withdrawal, whatever consumer it
- * was for; so no ring ends here unseen.
+ * The last look finds the messages that belong to a ring before the withdrawal, for whichever
+ * consumer it was; so no ring is lost here.
  */
 #include "atomics.h"
 #include "clock.h"
@@ -24,8 +24,6 @@ struct shmq_waiter {
 	_Atomic bool woken;    /* set by shmq_waiter_wake, cleared by the wait that it ends */
 	_Atomic bool closed;
 };
-
-#define POLL_NS (2 * NS_PER_MS)
 
 int shmq_waiter_open(shmq_broker *b, shmq_waiter **out)
 {
@@ -55,15 +53,6 @@ static uint32_t look(const shmq_waiter *w, shmq_consumer *const *consumers, uint
 		if (consumers[i]->b != w->b || may_take(consumers[i]))
 			ready[count++] = i;
 	return count;
-}
-
-static int poll(int64_t deadline)
-{
-	struct timespec t = timespec_of(POLL_NS);
-
-	if (clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL))
-		return SHMQ_INTERRUPTED;
-	return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
 }
 
 static int announce_and_sleep(shmq_waiter *w, uint32_t bell, shmq_consumer *const *consumers,
@@ -104,11 +93,11 @@ int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n
 		bell = ld(&w->bell);
 		if (bell == SHMQ_NONE && !bell_get(w->b, &bell))
 			st(&w->bell, bell);
-		r = bell == SHMQ_NONE ? poll(deadline)
+		r = bell == SHMQ_NONE ? bell_none(deadline, 2 * NS_PER_MS)
 		                      : announce_and_sleep(w, bell, consumers, n, deadline, ready);
 		*count = look(w, consumers, n, ready);
 	}
-	/* The waker changes first what the caller looks at next. */
+	/* A waker makes its change before it sets `woken`, and the caller looks at the change next. */
 	atomic_store(&w->woken, false);
 	return *count ? 0 : r;
 }

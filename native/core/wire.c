@@ -8,29 +8,22 @@
  *   message frames   int32 BE size | int32 BE 2 | int64 BE timestamp | uint16 BE attempts
  *                    | 16 hex digits | body
  *
- * and the deliveries of one connection by id, which is how its client names them. Nothing here
- * touches shared memory but bodies, which it reads.
+ * Also the deliveries of one connection by id, because its client names them by id. Nothing here
+ * touches shared memory, except that it reads bodies.
  */
 #include "atomics.h"
 #include "handles.h"
-#include "sane.h"
+#include "bounds.h"
+#include "record.h"
 #include "shmq.h"
 #include "shmq_wire.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static uint32_t get_u32(const uint8_t *from)
-{
-	uint32_t value;
-
-	memcpy(&value, from, sizeof(value));
-	return __builtin_bswap32(value);
-}
-
 static uint8_t *put_u32(uint8_t *to, uint32_t value)
 {
-	value = __builtin_bswap32(value);
+	value = htobe32(value);
 	memcpy(to, &value, sizeof(value));
 	return to + sizeof(value);
 }
@@ -44,9 +37,9 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 
 	*bad = 0;
 	for (i = 0; i < n && length - at >= 4; i++) {
-		int64_t size = (int32_t)get_u32(from + at);
+		int64_t size = (int32_t)get_be32(from + at);
 
-		if (!SANE(size > 0 && (uint64_t)size <= max_msg_size)) {
+		if (!TRUST_CHECK(size > 0 && (uint64_t)size <= max_msg_size)) {
 			*bad = size;
 			break;
 		}
@@ -58,7 +51,7 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 	}
 	*whole = i;
 	*used = at;
-	return i < n && length - at >= 4 && (*bad || !get_u32(from + at)) ? SHMQ_INVALID : 0;
+	return i < n && length - at >= 4 && (*bad || !get_be32(from + at)) ? SHMQ_INVALID : 0;
 }
 
 uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line,
@@ -93,22 +86,24 @@ uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, ui
 	*used = 0;
 	if (length < at || memcmp(from, line, line_length))
 		return 0;
-	size = get_u32(from + line_length);
-	count = get_u32(from + line_length + 4);
+	size = get_be32(from + line_length);
+	count = get_be32(from + line_length + 4);
 	/* nsqd frames by the count alone and only checks the size. The limits are below 2^31. */
-	if (!SANE(size && size <= max_body_size && count && 4 + 5 * (uint64_t)count <= max_body_size) ||
+	if (!TRUST_CHECK(size && size <= max_body_size && count &&
+	                 4 + 5 * (uint64_t)count <= max_body_size) ||
 	    count > n ||
-	    shmq_wire_bodies(from + at, length - at, max_msg_size, count, bodies, &whole, &size, &bad) < 0 ||
+	    shmq_wire_bodies(from + at, length - at, max_msg_size, count, bodies, &whole, &size, &bad) <
+	            0 ||
 	    whole < count)
 		return 0;
 	*used = at + size;
 	return count;
 }
 
-/* Their values + 1: nsqd prints ids in lower case, and they are compared as text. */
+/* The value of each digit + 1. nsqd prints ids in lower case and compares them as text. */
 static const uint8_t nibbles[256] = {
-	['0'] = 1,  ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
-	['8'] = 9,  ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
+	['0'] = 1, ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
+	['8'] = 9, ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
 };
 
 bool shmq_wire_id(const void *text, uint64_t *id)
@@ -142,15 +137,6 @@ uint32_t shmq_wire_finishes(const void *data, uint64_t length, uint64_t *ids, ui
 	}
 	*used = (uint64_t)(from - (const uint8_t *)data);
 	return i;
-}
-
-static uint8_t *put_id(uint8_t *to, uint64_t id)
-{
-	static const char digits[] = "0123456789abcdef";
-
-	for (unsigned i = 0; i < SHMQ_WIRE_ID; i++)
-		*to++ = (uint8_t)digits[id >> (60 - 4 * i) & 15];
-	return to;
 }
 
 uint64_t shmq_wire_frame(const shmq_message *m, void *to)
@@ -221,8 +207,8 @@ static void window_put(shmq_window *w, delivery d)
 	w->at[i] = d;
 }
 
-/* Make a table of `size`, with those entries of the old one that are still in flight to the
- * consumer. */
+/* Make a table of `size` entries with the old table's deliveries that are still in flight to the
+ * consumer. Returns false if there is no memory for it. */
 static bool window_remake(shmq_window *w, const shmq_consumer *c, uint32_t size)
 {
 	delivery *old = w->at, *fresh = calloc(size, sizeof(*fresh));

@@ -1,13 +1,15 @@
 /*
- * Writers: who publishes in epochs and may have to repeat one (shmq.h, shmq_publish_marked).
+ * Writers: producers that publish in epochs and may have to repeat one (shmq.h, shmq_publish_once).
  *
- *   begin    the writer's entry, made if there is none: `topic` with BEING_MADE, the key, `topic`.
- *   prepare  next_epoch, next_rows, next_seq = the last seq of this publish
+ *   begin    find the writer's entry, or make one: `topic` with BEING_MADE, the key, `topic`
+ *   prepare  next_epoch, next_rows, then next_seq = the last seq of this publish
  *   (the topic's commit word is stored: publish and mark are both there)
  *   commit   epoch, rows, then next_seq = 0
- * A death before the commit word leaves next_seq above it, after it at or below it; whoever repairs
- * the topic (before any seq is given again) drops the one and carries out the other. All of it is
- * under the topic's P, but that two topics may want one free entry at a time.
+ *
+ * A death before the commit word leaves next_seq above it; a death after it leaves next_seq at or
+ * below it. The repair of the topic, which comes before any seq is given again, discards the former
+ * and completes the latter. The publish lock (P) of the topic protects all of this except claiming
+ * a free entry, for which publishers of two topics may race (hence the compare-and-swap).
  */
 #include "writer.h"
 
@@ -26,25 +28,25 @@ static uint64_t name_of(const shmq_broker *b, uint32_t topic)
 
 static void settle(const shmq_broker *b, uint32_t topic, shmq_writer_desc *w)
 {
-	uint64_t seq = ld(&w->next_seq);
+	uint64_t seq = ld(&w->next_seq); /* SYNC(sequence-pending) */
 
 	if (seq && seq <= ld(&b->topics[topic].committed)) {
 		w->epoch = w->next_epoch;
 		w->rows = w->next_rows;
 		SHMQ_KILLPOINT("writer.settled");
 	}
-	st_release(&w->next_seq, 0);
+	st_release(&w->next_seq, 0); /* SYNC(sequence-pending) */
 }
 
 void writer_recover(shmq_broker *b, uint32_t topic)
 {
 	for (uint32_t i = 0; i < SHMQ_WRITERS; i++)
-		if (ld(&b->writers[i].topic) == name_of(b, topic))
+		if (ld(&b->writers[i].topic) == name_of(b, topic)) /* SYNC(writer-name) */
 			settle(b, topic, &b->writers[i]);
 }
 
-/* Returns true if the entry is free, or of a topic that is gone, or was being made by a process
- * that died under this P or another. */
+/* Returns true if the entry is free, or its topic is gone, or a process that died under this
+ * topic's P was making it. */
 static bool unused(const shmq_broker *b, uint64_t name, uint64_t mine)
 {
 	uint32_t topic = (uint32_t)(name & 0xffff) - 1;
@@ -54,7 +56,7 @@ static bool unused(const shmq_broker *b, uint64_t name, uint64_t mine)
 	return topic >= SHMQ_TOPICS || ld(&b->topics[topic].generation) != name >> 32;
 }
 
-static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_mark *mark,
+static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
                                     shmq_writer_desc *oldest)
 {
 	shmq_writer_desc *w = NULL;
@@ -70,7 +72,7 @@ static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_ma
 		if (!oldest)
 			return NULL;
 		w = oldest;
-		st_release(&w->topic, mine | BEING_MADE);
+		st_release(&w->topic, mine | BEING_MADE); /* SYNC(writer-name) */
 	}
 	SHMQ_KILLPOINT("writer.being_made");
 	w->key[0] = mark->key[0];
@@ -78,11 +80,11 @@ static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_ma
 	w->epoch = w->rows = 0;
 	st(&w->next_seq, 0);
 	SHMQ_KILLPOINT("writer.filled");
-	st_release(&w->topic, mine);
+	st_release(&w->topic, mine); /* SYNC(writer-name) */
 	return w;
 }
 
-int writer_begin(shmq_broker *b, uint32_t topic, const shmq_mark *mark, shmq_writer_desc **out)
+int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out)
 {
 	uint64_t mine = name_of(b, topic), used = 0;
 	shmq_writer_desc *w = NULL, *oldest = NULL;
@@ -102,7 +104,7 @@ int writer_begin(shmq_broker *b, uint32_t topic, const shmq_mark *mark, shmq_wri
 	if (!w)
 		w = entry_make(b, mine, mark, oldest);
 	if (!w)
-		return because(SHMQ_TABLE_FULL, "%d writers publish in epochs already", SHMQ_WRITERS);
+		return fail(SHMQ_TABLE_FULL, "%d writers publish in epochs already", SHMQ_WRITERS);
 	w->used = used + 1;
 	*out = w;
 	if (mark->epoch + 1 < w->epoch)
@@ -110,18 +112,18 @@ int writer_begin(shmq_broker *b, uint32_t topic, const shmq_mark *mark, shmq_wri
 	if (mark->epoch + 1 == w->epoch && mark->upto <= w->rows)
 		return SHMQ_REPEATED;
 	if (mark->after != (mark->epoch + 1 == w->epoch ? w->rows : 0))
-		return because(SHMQ_INVALID, "messages from number %llu on of the epoch, but %llu are there",
-		               (unsigned long long)mark->after,
-		               (unsigned long long)(mark->epoch + 1 == w->epoch ? w->rows : 0));
+		return fail(SHMQ_INVALID, "messages from number %llu on of the epoch, but %llu are there",
+		            (unsigned long long)mark->after,
+		            (unsigned long long)(mark->epoch + 1 == w->epoch ? w->rows : 0));
 	return 0;
 }
 
-void writer_prepare(shmq_writer_desc *w, const shmq_mark *mark, uint64_t seq)
+void writer_prepare(shmq_writer_desc *w, const shmq_sequence *mark, uint64_t seq)
 {
 	w->next_epoch = mark->epoch + 1;
 	w->next_rows = mark->upto;
 	SHMQ_KILLPOINT("writer.next");
-	st_release(&w->next_seq, seq);
+	st_release(&w->next_seq, seq); /* SYNC(sequence-pending) */
 	SHMQ_KILLPOINT("writer.prepared");
 }
 
@@ -130,5 +132,5 @@ void writer_commit(shmq_writer_desc *w)
 	w->epoch = w->next_epoch;
 	w->rows = w->next_rows;
 	SHMQ_KILLPOINT("writer.committed");
-	st_release(&w->next_seq, 0);
+	st_release(&w->next_seq, 0); /* SYNC(sequence-pending) */
 }

@@ -4,12 +4,11 @@
 
 #include "handles.h"
 
-/* Repair the topic's writers after a death: forget what was not committed, complete what was. */
+/* Repair the topic's writers after a death: discard uncommitted marks, complete committed ones. */
 void writer_recover(shmq_broker *b, uint32_t topic);
-/* The entry of the key, made if there is none. SHMQ_REPEATED: those messages were published
- * before. */
-int writer_begin(shmq_broker *b, uint32_t topic, const shmq_mark *mark, shmq_writer_desc **out);
-void writer_prepare(shmq_writer_desc *w, const shmq_mark *mark, uint64_t seq);
+/* Find the key's entry, or make one. SHMQ_REPEATED: those messages were published before. */
+int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out);
+void writer_prepare(shmq_writer_desc *w, const shmq_sequence *mark, uint64_t seq);
 void writer_commit(shmq_writer_desc *w);
 
 #endif

@@ -5,26 +5,35 @@
  * Python, names of shared memory, or files.
  *
  * A process maps the directory (shmq_broker_open), takes a client entry (shmq_broker_attach), and
- * then publishes through producers and takes through consumers. Every call returns 0 or a negative
- * status from the table below. Outputs go through pointers and are untouched on failure unless a
- * comment says otherwise. While a call holds a lock it makes no Python object, does not touch a
- * disk and does not log. No call aborts.
+ * then publishes through producers and takes through consumers.
+ *
+ * Results. A function of type int returns 0 or a negative status from the table below; the comment
+ * at the function lists the statuses that need the caller's attention. Besides those any call may
+ * return SHMQ_AGAIN, SHMQ_NEED_MAP, SHMQ_FORKED, SHMQ_CLOSED, SHMQ_GONE (the topic, queue or broker
+ * was deleted), SHMQ_NO_MEMORY and SHMQ_CORRUPT. Outputs go through pointers and are untouched on
+ * failure unless a comment says otherwise. While a call holds a lock it makes no Python object,
+ * does not touch a disk and does not log. No call aborts.
+ *
+ * Arguments. b: the attachment. topic, queue: an index in the directory; `generation` (of a topic)
+ * and `serial` (of a queue) tell it from others that had the index before. n: the number of entries
+ * that an array of the caller has, or that it passes. Names and bases are NUL-terminated. Durations
+ * and times are nanoseconds, sizes and lengths bytes.
  *
  * Time. `until` is an absolute CLOCK_MONOTONIC time in nanoseconds. A call waits for LOCKS up to
- * that time. With 0 it only tries, and returns SHMQ_AGAIN if a lock is held elsewhere; nothing was
- * done then, so call it again. Only the ..._wait functions and shmq_request_wait wait for anything
- * else.
+ * that time. With 0 it only tries, and returns SHMQ_AGAIN if another thread holds a lock; nothing
+ * was done then, so call it again. Only the ..._wait functions and shmq_request_wait wait for
+ * anything else.
  *
- * Mapping. The core knows no names. An operation that meets a queue which this process has not
- * mapped returns SHMQ_NEED_MAP, and nothing was done. shmq_broker_missing tells which queue it was;
- * the caller opens the segment, calls shmq_broker_map, and tries again.
+ * Mapping. The core knows no names of segments. An operation that meets a queue which this process
+ * has not mapped returns SHMQ_NEED_MAP, and nothing was done. shmq_broker_missing tells which queue
+ * it was; the caller opens the segment, calls shmq_broker_map, and tries again.
  *
- * Death. Any call may end at any instruction. The next process that takes the lock repairs what a
- * death left (EOWNERDEAD -> dirty -> rebuild under the publish lock P and the deliver lock D). The
- * reaper gives back what a dead client held. "death:" at a call tells what it may leave, and which
- * commit word decides.
+ * Death. A process may die at any instruction of any call. The next process that takes the lock
+ * repairs the shared state (EOWNERDEAD -> dirty -> rebuild under the publish lock P and the deliver
+ * lock D). The reaper gives back everything that a dead client held. "death:" at a call tells what
+ * the call may leave, and which commit word decides.
  *
- * Fork. After fork() every handle answers SHMQ_FORKED in the child; the child attaches anew.
+ * Fork. After fork() every handle answers SHMQ_FORKED in the child; the child attaches again.
  *
  * Threads. Any thread may use any handle. Do not close a handle while another thread uses it.
  */
@@ -42,7 +51,7 @@ extern "C" {
 /* X(name, value, Python exception or "", sentence) */
 #define SHMQ_STATUS_TABLE(X)                                                                       \
 	X(OK, 0, "", "done")                                                                           \
-	X(AGAIN, -1, "Busy", "a lock is held by another thread")                                           \
+	X(AGAIN, -1, "Busy", "a lock is held by another thread")                                       \
 	X(NEED_MAP, -2, "", "a queue must be mapped first")                                            \
 	X(NEED_BACKLOG, -3, "", "the topic needs a backlog queue")                                     \
 	X(EMPTY, -4, "", "nothing to take")                                                            \
@@ -57,15 +66,16 @@ extern "C" {
 	X(NOT_RUNNING, -13, "NotRunning", "no supervisor is running")                                  \
 	X(NO_MEMORY, -14, "ShmqError", "the mapping was refused (address space or memory limit)")      \
 	X(NO_SPACE, -15, "Full", "the shared memory file system is full")                              \
-	X(INVALID, -16, "BadArgument", "an argument is out of range")                                    \
+	X(INVALID, -16, "BadArgument", "an argument is out of range")                                  \
 	X(CLOSED, -17, "Gone", "the handle was closed")                                                \
 	X(TIMEOUT, -18, "", "the time is over")                                                        \
 	X(INTERRUPTED, -19, "", "a signal came")                                                       \
 	X(TABLE_FULL, -20, "ShmqError", "a table of the directory is full")                            \
-	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")                     \
+	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")                    \
 	X(LEASE_LOST, -22, "LeaseLost", "the lease is not held any more")                              \
 	X(LEASE_FENCED, -23, "LeaseFenced", "somebody else leases under this name now")                \
-	X(REPEATED, -24, "", "these messages were published before")
+	X(REPEATED, -24, "", "these messages were published before")                                   \
+	X(NOT_READY, -25, "NotReady", "the segment is not ready")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,
@@ -75,8 +85,8 @@ enum shmq_status {
 /* The name of a status ("FULL"), and its sentence. Never NULL. */
 const char *shmq_status_name(int status);
 const char *shmq_status_sentence(int status);
-/* The details of this thread's last failed call, as a sentence; "" if there are none. */
-const char *shmq_why(void);
+/* The details of this thread's last failed call as a sentence; "" if there are none. */
+const char *shmq_error_detail(void);
 
 typedef struct shmq_broker shmq_broker;
 typedef struct shmq_producer shmq_producer;
@@ -87,12 +97,12 @@ typedef struct shmq_limits {
 	int64_t msg_timeout_ns, max_msg_timeout_ns, max_req_timeout_ns;
 	uint64_t max_msg_size;
 	uint64_t arena_size;
-	uint32_t node_id, mem_queue_size, inflight_slots;
+	uint32_t node_id, mem_queue_size, in_flight_slots;
 } shmq_limits;
 
 int64_t shmq_now(void);      /* CLOCK_MONOTONIC, ns */
 int64_t shmq_realtime(void); /* CLOCK_REALTIME, ns */
-/* A number that is one higher in every forked child. */
+/* The number of forks between the first process and this one. */
 uint32_t shmq_fork_generation(void);
 
 /* Returns true if the name is 1 to 64 bytes of [.a-zA-Z0-9_-], optionally with "#ephemeral" at
@@ -108,47 +118,53 @@ typedef struct shmq_field {
 	const char *dtype; /* numpy: "<u8", "<i4", "S80", "V40" or the name of another structure */
 	uint32_t offset, size, count;
 } shmq_field;
-/* Every field of every structure in shared memory; static. */
+/* Every field of every structure in shared memory, in a static table of `count` entries. */
 const shmq_field *shmq_layout(size_t *count);
-/* Size of a structure in bytes; 0 if it is unknown. */
+/* The size of a structure in bytes; 0 if there is none of this name. */
 uint32_t shmq_layout_size(const char *structure);
+/* A hash of everything that two builds must agree on to share a segment. */
 uint64_t shmq_layout_fingerprint(void);
 uint32_t shmq_layout_version(void);
-/* States, table sizes and kinds by name (without SHMQ_); static. */
 typedef struct shmq_constant {
-	const char *name;
+	const char *name; /* without SHMQ_ */
 	int64_t value;
 } shmq_constant;
+/* States, table sizes and kinds by name, in a static table of `count` entries. */
 const shmq_constant *shmq_constants(size_t *count);
 
 /* ---- attachment ----------------------------------------------------------------------------- */
 
 enum shmq_kind { SHMQ_AS_CLIENT = 0, SHMQ_AS_SUPERVISOR = 1, SHMQ_AS_GATEWAY = 2 };
 
-/* Map and check the directory behind `fd`. SHMQ_LAYOUT (shmq_why has the details),
- * SHMQ_NO_MEMORY. */
+/* Map and check the directory that `fd` refers to; `fd` may be closed afterwards. SHMQ_LAYOUT
+ * (shmq_error_detail has the details), SHMQ_NO_MEMORY; SHMQ_NOT_READY: its creator is at work, or
+ * died and the next supervisor replaces it. */
 int shmq_broker_open(int fd, shmq_broker **out);
-/* Take a client entry and its `life` lock. SHMQ_TOO_MANY_CLIENTS, SHMQ_NOT_RUNNING (the broker
- * is stopping). death: the entry is FREE still, or LIVE with a `life` lock that nobody holds;
- * the reaper frees it. */
+/* Take a client entry and its `life` lock, which the calling thread holds from then on. Does
+ * nothing if the broker is attached. SHMQ_TOO_MANY_CLIENTS, SHMQ_NOT_RUNNING (the broker is
+ * stopping).
+ * death: the entry is still FREE, or it is LIVE with a `life` lock that nobody holds, and the
+ * reaper frees it. */
 int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until);
-/* Give back everything that the client holds, then its entry. May be repeated. */
+/* Give back everything that the client holds, then its entry. After a failure call it again. */
 int shmq_broker_detach(shmq_broker *b, int64_t until);
-/* Unmap. In a forked child this only forgets the mapping: the entry stays the parent's. */
+/* Free the handle; the mapping goes with the last handle that uses it. In a forked child the entry
+ * stays the parent's. */
 void shmq_broker_close(shmq_broker *b);
 /* Returns true in a child that was forked after shmq_broker_attach. */
 bool shmq_broker_forked(const shmq_broker *b);
 /* Index of the client's entry. */
 uint32_t shmq_broker_client(const shmq_broker *b);
-/* The queue that this thread's last SHMQ_NEED_MAP was about. */
+/* The queue that caused this thread's last SHMQ_NEED_MAP. */
 void shmq_broker_missing(const shmq_broker *b, uint32_t *queue, uint64_t *serial);
-/* Map the segment behind `fd` as this queue. SHMQ_LAYOUT, SHMQ_CORRUPT, SHMQ_NO_MEMORY,
- * SHMQ_GONE. */
+/* Map the segment that `fd` refers to as this queue; `fd` may be closed afterwards. SHMQ_LAYOUT,
+ * SHMQ_CORRUPT, SHMQ_NO_MEMORY, SHMQ_GONE. */
 int shmq_broker_map(shmq_broker *b, uint32_t queue, uint64_t serial, int fd);
-/* Forget the mapping of a queue that is gone. Its pages are freed when no handle uses them. */
+/* Drop the mapping of a queue that is gone. It is unmapped when no handle uses it. */
 void shmq_broker_unmap(shmq_broker *b, uint32_t queue, uint64_t serial);
-/* Base and mapped length of a queue's segment (SHMQ_AS_DIRECTORY: of the directory), for read-only
- * views. Takes a reference on the mapping; give it back with shmq_segment_release. */
+/* Address and length in bytes of a queue's mapped segment (queue SHMQ_AS_DIRECTORY: of the
+ * directory), for read-only views. Takes a reference on the mapping; give it back with
+ * shmq_segment_release. */
 #define SHMQ_AS_DIRECTORY UINT32_MAX
 int shmq_segment_view(shmq_broker *b, uint32_t queue, const void **base, uint64_t *length,
                       void **reference);
@@ -157,25 +173,26 @@ void shmq_segment_release(void *reference);
  * Returns false if it is not backed: reading the range would then raise SIGBUS. Returns true for
  * memory that is not a mapping. */
 bool shmq_segment_has_pages(const void *base, uint64_t at, uint64_t bytes);
-/* Returns true if the instance was stopped in order, or is being stopped. Its queues are gone
- * then. */
+/* Returns true if the instance was stopped in an orderly way, or is being stopped. */
 bool shmq_broker_stopped(const shmq_broker *b);
-/* The errno with which the data path refuses to be written; 0 if it does not, or if there is no
- * supervisor that would know. path: the directory, "" if it is not known. */
+/* Returns the errno with which the data path refuses writes; 0 if it accepts them, or if no
+ * supervisor lives that would know. path: the directory, or "" if it is not known. */
 #define SHMQ_PATH_MOST 1024
 int shmq_disk_trouble(shmq_broker *b, char path[SHMQ_PATH_MOST]);
-/* Returns true if a supervisor holds its `life` lock. Exact at once, also after a kill -9. */
+/* Returns true if a live supervisor holds its `life` lock. This is exact at once, also after a
+ * kill -9. */
 bool shmq_supervisor_alive(shmq_broker *b);
 
 /* ---- registry ------------------------------------------------------------------------------- */
 
-/* The topic of this name. SHMQ_GONE if there is none. */
+/* Find the topic of this name. SHMQ_GONE: there is none. */
 int shmq_topic_find(shmq_broker *b, const char *name, uint32_t *topic, uint32_t *generation);
-/* The queue of a topic's channel; channel NULL: of its backlog. SHMQ_GONE if there is none. */
+/* Find the queue of a topic's channel; channel NULL: of its backlog. SHMQ_GONE: there is none. */
 int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_t *queue,
                     uint64_t *serial);
 
-/* Requests to the supervisor, which alone creates and deletes: post, wait (in slices), end. */
+/* Requests to the supervisor, which alone creates and deletes: post one, wait for its answer (in as
+ * many calls as you like), end it. */
 enum shmq_request_kind {
 	SHMQ_CREATE_TOPIC = 1,
 	SHMQ_CREATE_CHANNEL = 2,
@@ -183,23 +200,25 @@ enum shmq_request_kind {
 	SHMQ_DELETE_TOPIC = 4,
 	SHMQ_DELETE_CHANNEL = 5
 };
+/* Post a request. channel: NULL or "" if the request has none. ticket: for the calls below.
+ * SHMQ_BAD_NAME, SHMQ_NOT_RUNNING (the broker is stopping); SHMQ_AGAIN, too, if all entries are
+ * taken. */
 int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *topic,
                       const char *channel, int64_t until, uint32_t *ticket);
-/* Wait for the answer up to `deadline` (CLOCK_MONOTONIC ns). Returns 0 or the supervisor's status;
- * SHMQ_TIMEOUT, SHMQ_INTERRUPTED; SHMQ_NOT_RUNNING if the supervisor is dead. */
+/* Wait for the answer up to `deadline` (CLOCK_MONOTONIC ns). Returns the supervisor's status;
+ * SHMQ_TIMEOUT, SHMQ_INTERRUPTED; SHMQ_NOT_RUNNING: the supervisor is dead. */
 int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline);
-/* Give up the ticket, answered or not. */
+/* Give the ticket back, whether the request was answered or not. */
 void shmq_request_end(shmq_broker *b, uint32_t ticket);
 
-/* Pause or unpause. death: it is paused or it is not. SHMQ_GONE. */
+/* Pause or unpause a topic or a channel. death: it is paused or it is not. */
 int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool paused,
                      int64_t until);
-int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused,
-                       int64_t until);
-/* Drop the READY, BACK, INFLIGHT, DEFERRED and SPILLING messages of the queue and its messages
- * on disk (nsqd's empty), but not those that are leased. `dropped` counts them. Chunk files up
- * to `deferred_gone` may be deleted afterwards. death: some are dropped and some are not; no
- * message is half dropped. */
+int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused, int64_t until);
+/* Drop the READY, REQUEUED, IN_FLIGHT, DEFERRED and SPILLING messages of the queue and its messages
+ * on disk (nsqd's "empty"), but not those that are leased. dropped: their number. Chunk files up to
+ * the queue's `deferred_gone` may be deleted afterwards.
+ * death: some are dropped and some are not; no message is half dropped. */
 int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
                      uint64_t *dropped);
 
@@ -210,17 +229,18 @@ typedef struct shmq_body {
 	uint64_t length;
 } shmq_body;
 
-/* A producer for a topic. Closing it frees the handle. */
+/* Make a producer for a topic, and free it. The topic itself is looked at by each publish. */
 int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out);
 void shmq_producer_close(shmq_producer *p);
 /*
  * Publish n bodies to every channel of the topic, all or nothing.
  *
  * due: 0, or the CLOCK_REALTIME time (ns) before which they are not delivered, at most
- * max_req_timeout from now. first_id: the id of the first message; the k-th has first_id + k *
- * 1024. SHMQ_FULL: some queue lacks room; shmq_producer_wait waits for it. SHMQ_TOO_BIG: the batch
- * can never fit. SHMQ_NEED_BACKLOG: request a backlog queue from the supervisor. SHMQ_GONE: the
- * topic was deleted. Bodies over SHMQ_LARGE bytes are copied outside the lock, as loans.
+ * max_req_timeout from now. first_id: the id of the first message; message k, counted from 0, has
+ * first_id + k * 1024. Bodies of SHMQ_LARGE bytes or more are copied outside the lock, as loans.
+ * SHMQ_FULL: a queue lacks room; shmq_producer_wait waits for it. SHMQ_TOO_BIG: the batch can never
+ * fit. SHMQ_NEED_BACKLOG: request a backlog queue from the supervisor. SHMQ_INVALID: no message, an
+ * empty body, or `due` too late.
  * death: before topic.committed is stored, no channel has any of them; after it, all have all.
  */
 int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
@@ -230,41 +250,42 @@ int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t 
 #endif
 
 /*
- * Publish messages that may have to be published again, at most once.
+ * Publish messages at most once, although the caller may have to repeat the call.
  *
  * The publisher names a key, an epoch, and the range of its messages in that epoch: numbers `after`
- * (exclusive) to `upto`. The topic remembers for each key the last epoch and how far it got; the
- * same store decides this and the publish. SHMQ_REPEATED: the key is that far already, or in a
- * later epoch; nothing was published. SHMQ_INVALID: messages before `after` are missing.
- * SHMQ_TABLE_FULL: every entry belongs to another topic. An instance remembers 256 keys; of a
- * topic's keys it forgets the one that was used longest ago. death: messages and mark are both
- * there, or neither is.
+ * (exclusive) to `upto`. The topic remembers for each key the last epoch and the last number in it;
+ * one store decides both this and the publish. An instance remembers 256 keys; of a topic's keys it
+ * forgets the one that was used longest ago.
+ * SHMQ_REPEATED: the key has reached `upto` already, or is in a later epoch; nothing was published.
+ * SHMQ_INVALID: messages before `after` are missing. SHMQ_TABLE_FULL: every entry belongs to
+ * another topic. Otherwise as shmq_publish.
+ * death: messages and mark are both there, or neither is.
  */
-typedef struct shmq_mark {
+typedef struct shmq_sequence {
 	uint64_t key[2];
 	uint64_t epoch; /* below 2^64 - 2 */
 	uint64_t after, upto;
-} shmq_mark;
-int shmq_publish_marked(shmq_producer *p, const shmq_body *bodies, uint32_t n,
-                        const shmq_mark *mark, int64_t until, uint64_t *first_id);
-/* How far a key got. epoch: the last one + 1, or 0 if there is none; upto: the last message of
- * it. */
-int shmq_mark_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_mark *out);
-/* Sleep until the queue that was full may have room, or until `deadline` (CLOCK_MONOTONIC ns); a
- * sleep that nobody ends takes at most 10 ms. Returns 0: try again; SHMQ_TIMEOUT;
- * SHMQ_INTERRUPTED. */
+} shmq_sequence;
+int shmq_publish_once(shmq_producer *p, const shmq_body *bodies, uint32_t n,
+                      const shmq_sequence *mark, int64_t until, uint64_t *first_id);
+/* Read a key's progress. out->epoch: its last epoch + 1, or 0 if there is none; out->upto: the last
+ * message of that epoch. */
+int shmq_sequence_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_sequence *out);
+/* Sleep until the queue that was full may have room, until `deadline` (CLOCK_MONOTONIC ns), or for
+ * 10 ms. Returns 0 if a publish is worth another try; SHMQ_TIMEOUT, SHMQ_INTERRUPTED. */
 int shmq_producer_wait(shmq_producer *p, int64_t deadline);
 
 /* A loan: a slot and a body of `length` bytes in every channel, filled in place, then published. */
 typedef struct shmq_loan shmq_loan;
+/* Statuses as shmq_publish. death: the reaper gives the slots back. */
 int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out);
 /* The buffer to fill. */
 void *shmq_loan_data(shmq_loan *loan);
 /* Publish only the first `length` bytes, from 1 to the loan's length; the caller checks that.
  * The rest of the body stays the message's memory until the message is finished. */
 void shmq_loan_truncate(shmq_loan *loan, uint64_t length);
-/* Publish. SHMQ_FULL: a channel that was made since shmq_loan_begin lacks room; the loan stays.
- * death: as shmq_publish. */
+/* Publish. due, id: as shmq_publish. SHMQ_FULL: a channel that was made since shmq_loan_begin lacks
+ * room; the loan stays. death: as shmq_publish. */
 int shmq_loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *id);
 /* Give slots and bodies back. */
 int shmq_loan_cancel(shmq_loan *loan, int64_t until);
@@ -274,7 +295,7 @@ void shmq_loan_free(shmq_loan *loan);
 /* ---- take ----------------------------------------------------------------------------------- */
 
 typedef struct shmq_message {
-	uint64_t word; /* the slot's state word while the message is ours */
+	uint64_t word; /* the slot's state word while the message is in flight to this consumer */
 	uint64_t id;
 	int64_t timestamp;
 	const void *body;
@@ -284,7 +305,9 @@ typedef struct shmq_message {
 	uint32_t reserved;
 } shmq_message;
 
-/* Enter a session into the queue. msg_timeout_ns: 0 for the queue's default, -1 for never. */
+/* Enter a session into the queue. max_in_flight: as shmq_consumer_limit. msg_timeout_ns: 0 for the
+ * instance's default, negative for never. SHMQ_TABLE_FULL: the queue has 1024 consumers.
+ * death: the reaper frees the session. */
 int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t max_in_flight,
                        int64_t msg_timeout_ns, int64_t until, shmq_consumer **out);
 /* Return the messages that the consumer has not finished to the queue, and free its session. The
@@ -292,12 +315,12 @@ int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t
 int shmq_consumer_close(shmq_consumer *c, int64_t until);
 void shmq_consumer_free(shmq_consumer *c);
 /*
- * Take up to n messages. Returns 0 and `got` >= 1, or SHMQ_EMPTY. The bodies lie in shared memory:
- * copy a body and then check with shmq_message_held, or pin it.
- * death: each message is INFLIGHT of this client, and the reaper returns it; or it was not taken.
+ * Take up to n messages. Returns 0 with `got` from 1 to n, or SHMQ_EMPTY. The bodies are in shared
+ * memory: copy a body and then check with shmq_message_is_ours, or pin it.
+ * death: each message is IN_FLIGHT of this client, and the reaper returns it; or it was not taken.
  */
 int shmq_take(shmq_consumer *c, shmq_message *out, uint32_t n, int64_t until, uint32_t *got);
-/* The same, and stop when the bodies together have max_bytes; at least one message. */
+/* The same, but stop once the bodies together have max_bytes; at least one message is taken. */
 int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
                     int64_t until, uint32_t *got);
 /* Set the in-flight limit; 0 pauses the consumer. A thread that is already waiting does not see the
@@ -305,9 +328,9 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 void shmq_consumer_limit(shmq_consumer *c, uint32_t max_in_flight);
 /* Returns true if the message is still in flight to this consumer: a copy of its body that was made
  * before the call is whole. */
-bool shmq_message_held(shmq_consumer *c, const shmq_message *m);
-/* Sleep until there may be something to take, or until `deadline` (CLOCK_MONOTONIC ns), and for at
- * most 1 s. Returns 0: look again; SHMQ_TIMEOUT; SHMQ_INTERRUPTED. */
+bool shmq_message_is_ours(shmq_consumer *c, const shmq_message *m);
+/* Sleep until a message may be available, until `deadline` (CLOCK_MONOTONIC ns), or for 1 s.
+ * Returns 0 if a take is worth another try; SHMQ_TIMEOUT, SHMQ_INTERRUPTED. */
 int shmq_consumer_wait(shmq_consumer *c, int64_t deadline);
 /* Wake every thread of this process that waits on this consumer, also through a shmq_waiter. */
 void shmq_consumer_wake(shmq_consumer *c);
@@ -319,9 +342,10 @@ void shmq_consumer_pass(shmq_consumer *c);
 typedef struct shmq_waiter shmq_waiter;
 int shmq_waiter_open(shmq_broker *b, shmq_waiter **out);
 /*
- * Sleep, without spinning, until one of the n consumers may have something to take, is closed or
- * gone, or until shmq_waiter_wake; at most up to `deadline`, and 1 s. The consumers belong to one
- * broker, and the caller keeps them. ready: room for n indices; `count` of them are filled in.
+ * Sleep, without spinning, until one of the n consumers may have a message, is closed or gone,
+ * until shmq_waiter_wake, until `deadline` (CLOCK_MONOTONIC ns), or for 1 s. The consumers belong
+ * to the waiter's broker, and the caller keeps them. ready: room for n indices; `count` are filled
+ * in.
  *
  * Returns 0 if something may have changed: check the consumers and your own set of consumers again
  * (`count` may be 0). SHMQ_TIMEOUT, SHMQ_INTERRUPTED: `count` is 0. A deadline in the past only
@@ -332,7 +356,7 @@ int shmq_waiter_open(shmq_broker *b, shmq_waiter **out);
  */
 int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n, int64_t deadline,
                      uint32_t *ready, uint32_t *count);
-/* End the wait, or the next one if there is none. Many calls count as one. */
+/* End the wait, or the next one if no thread waits. Several calls count as one. */
 void shmq_waiter_wake(shmq_waiter *w);
 /* Give its doorbell back, unless a detach has done so already. No thread may be in
  * shmq_waiter_wait. The handle stays valid (a call answers SHMQ_CLOSED or does nothing) until
@@ -346,14 +370,14 @@ void shmq_waiter_free(shmq_waiter *w);
 int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
 /* Requeue, as shmq_finish. delay_ns is clamped to [0, max_req_timeout]; 0: into the queue at once,
  * after what is published. */
-int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns,
-                 uint8_t *ok, int64_t until);
+int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
+                 int64_t until);
 /* Touch, as shmq_finish: the new deadline is now + msg_timeout, at most delivery +
  * max_msg_timeout. */
 int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
 
-/* Keep the body in place until shmq_unpin, whatever happens to the message. SHMQ_NOT_IN_FLIGHT;
- * SHMQ_TABLE_FULL: the client's log of pins is full (copy instead).
+/* Keep the body in place until shmq_unpin, also after the message is finished or times out.
+ * SHMQ_NOT_IN_FLIGHT; SHMQ_TABLE_FULL: the client's log of pins is full (copy instead).
  * death: the reaper removes the client's pins. */
 int shmq_pin(shmq_consumer *c, const shmq_message *m, int64_t until);
 int shmq_unpin(shmq_consumer *c, const shmq_message *m, int64_t until);
@@ -362,82 +386,88 @@ typedef struct shmq_consumer_info {
 	uint32_t queue, session, in_flight, max_in_flight;
 	uint64_t serial, delivered, finished, requeued, timed_out;
 } shmq_consumer_info;
-/* The consumer's session, from a look without a lock. */
+/* The consumer's session, read without a lock. */
 void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out);
 
 /* ---- leases --------------------------------------------------------------------------------- */
 
 /*
  * A lease is a set of messages that is held under a name. Any process may read it, in parts, as
- * often as it likes, and gets the same rows each time; then it is finished as a whole.
+ * often as it likes, and gets the same rows each time; then it is finished or returned as a whole.
  *
- * A lessee is the name together with its present owner. A process that opens the name becomes its
- * next incarnation, and every earlier one is fenced (SHMQ_LEASE_FENCED). The leases go back to the
- * head of the queue, with attempts + 1, when the lessee gave no sign of life for `ttl`, or had no
- * owner for `grace`; a death of the owner begins `grace` at once.
+ * A lease holder is the name together with its present owner. A process that opens the name becomes
+ * its next incarnation, and every earlier one is fenced (SHMQ_LEASE_FENCED). The leases are
+ * returned to the head of the queue, with attempts + 1, when the holder gave no sign of life for
+ * `ttl`, or had no owner for `grace`; a death of the owner begins `grace` at once.
  *
- * The state word of a lease decides over all of its messages. A lessee's leases have rising ids.
+ * The state word of a lease decides over all of its messages. A holder's leases have rising ids.
  */
-typedef struct shmq_lessee {
+typedef struct shmq_lease_holder {
 	uint32_t queue, index;
 	uint64_t serial, incarnation;
-} shmq_lessee;
+} shmq_lease_holder;
 typedef struct shmq_lease {
 	uint64_t id, parent, bytes;
 	uint32_t count, parts, replays;
-	uint32_t on_disk; /* of `count` */
+	uint32_t on_disk; /* of `count`: leased in place on disk */
 } shmq_lease;
-/* Whole records from the queue's read position on, as its files were found to contain them. */
+/* Whole records on disk from the queue's read position on, as the caller found them in its
+ * files. */
 typedef struct shmq_run {
 	uint64_t from, to, bytes; /* positions; bytes of bodies */
 	uint32_t count, parts;
-	const uint64_t *at;       /* position of each part's first record */
+	const uint64_t *at; /* position of each part's first record */
 } shmq_run;
 
 /* Become the owner of a name. ttl, grace: ns, 0 for never. SHMQ_TABLE_FULL: 64 other names hold
  * leases or have an owner. */
-int shmq_lessee_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
-                     int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lessee *out);
-/* Give a sign of life. */
-int shmq_lessee_touch(shmq_broker *b, const shmq_lessee *l, int64_t until);
-/* Leave the name without an owner; its leases wait for `grace`. */
-int shmq_lessee_close(shmq_broker *b, const shmq_lessee *l, int64_t until);
+int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
+                           int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lease_holder *out);
+/* Give a sign of life, as every call with the holder does. SHMQ_LEASE_FENCED. */
+int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
+/* Leave the name without an owner; its leases wait for `grace`. SHMQ_LEASE_FENCED. */
+int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
 /*
  * Lease up to n messages with max_bytes of bodies together (at least one message), in the order in
- * which a take would hand them out, split into `parts` (1 to 32). SHMQ_EMPTY: no message is there,
- * or as many are held as may be. SHMQ_TABLE_FULL: 64 leases of this queue are open.
+ * which a take would hand them out, split into at most `parts` (1 to 32) parts. parent: the lease
+ * that the caller took before, 0 if none; it is only stored. SHMQ_EMPTY: no message is available,
+ * or the limit of held messages is reached. SHMQ_TABLE_FULL: 64 leases of this queue are open.
+ * SHMQ_LEASE_FENCED.
  *
  * run: NULL, or the records on disk that follow the messages in memory, with their parts. The lease
- * takes the whole run or, if that would be too much or out of turn, none of it. The run stays on
- * disk and is read there; nothing else is read back into memory until the lease ends. One lease of
- * a queue at a time has a run. SHMQ_EMPTY, too, if the read position is not where the run begins;
- * nothing was taken then.
+ * takes the whole run; or none of it, if that would exceed n or max_bytes or other messages come
+ * first. The run stays on disk and is read there; nothing is read back into memory until the lease
+ * ends. One lease of a queue at a time has a run. SHMQ_EMPTY, too, if the run does not begin at the
+ * read position; nothing was taken then.
  * death: all of the messages are in the lease, or all are where they were.
  */
-int shmq_lease_take(shmq_broker *b, const shmq_lessee *l, uint64_t parent, uint32_t n,
+int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
                     uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
                     shmq_lease *out);
-/* Look at a lease again. replay: count one more reading. SHMQ_LEASE_LOST. */
-int shmq_lease_look(shmq_broker *b, const shmq_lessee *l, uint64_t id, bool replay, int64_t until,
-                    shmq_lease *out);
-/* The lessee's open leases in the order of their ids; n: capacity of `out`. */
-int shmq_lease_list(shmq_broker *b, const shmq_lessee *l, shmq_lease *out, uint32_t n,
+/* Describe a lease. replay: count one more reading of it. SHMQ_LEASE_LOST: the holder has no such
+ * lease. */
+int shmq_lease_look(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, bool replay,
+                    int64_t until, shmq_lease *out);
+/* List the holder's open leases in the order of their ids, up to n of them. */
+int shmq_lease_list(shmq_broker *b, const shmq_lease_holder *l, shmq_lease *out, uint32_t n,
                     int64_t until, uint32_t *count);
-/* Finish every lease up to the id `through`. SHMQ_LEASE_LOST: that one is not held and was not
- * finished; those before it are finished. death: each lease is finished or is not. */
-int shmq_lease_finish(shmq_broker *b, const shmq_lessee *l, uint64_t through, int64_t until,
+/* Finish every lease of the holder up to the id `through`. messages: their number. SHMQ_LEASE_LOST:
+ * that lease is not held and was not finished; those before it are finished. death: each lease is
+ * finished or is not. */
+int shmq_lease_finish(shmq_broker *b, const shmq_lease_holder *l, uint64_t through, int64_t until,
                       uint64_t *messages);
-/* Return one lease to the head of the queue. death: all of its messages are back, or none. */
-int shmq_lease_return(shmq_broker *b, const shmq_lessee *l, uint64_t id, int64_t until,
+/* Return one lease to the head of the queue. messages: their number. SHMQ_LEASE_LOST. death: all of
+ * its messages are returned, or none. */
+int shmq_lease_return(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, int64_t until,
                       uint64_t *messages);
-/* End anybody's lease, for administrators: return it (back) or finish it. */
+/* End the lease of any holder, for administrators: return it (back) or finish it. */
 int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, bool back,
                    int64_t until, uint64_t *messages);
 /*
- * Reading takes no lock. A cursor stands before a part's first message. shmq_lease_measure tells
- * how many of the next messages fit: at most `rows`, with at most `bytes` of bodies, but at least
- * one. shmq_lease_copy writes them out and moves the cursor. SHMQ_LEASE_LOST: the lease was ended
- * meanwhile; discard what was written.
+ * Reading takes no lock. shmq_lease_open sets a cursor to the first message of a part. Then
+ * shmq_lease_measure tells how many of the next messages fit: at most `rows`, with at most `bytes`
+ * of bodies, but at least one if any is left. shmq_lease_copy copies them and moves the cursor.
+ * SHMQ_LEASE_LOST: the lease was ended meanwhile; discard the copies.
  */
 typedef struct shmq_lease_cursor {
 	uint32_t queue, part, slot, left;
@@ -448,12 +478,13 @@ int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id
                     shmq_lease_cursor *out);
 int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
                        uint32_t *count, uint64_t *size);
-/* ids, timestamps (ns), attempts: `count` entries each; offsets: count + 1; data: `size` bytes. */
+/* ids, timestamps (CLOCK_REALTIME ns), attempts: `count` entries each; offsets: count + 1 entries,
+ * where each body begins in `data` and the last one ends; data: `size` bytes. */
 int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64_t size,
                     uint64_t *ids, int64_t *timestamps, int32_t *attempts, int32_t *offsets,
                     uint8_t *data);
-/* Sleep until there may be something to lease; as shmq_consumer_wait. */
-int shmq_lease_wait(shmq_broker *b, const shmq_lessee *l, int64_t deadline);
+/* Sleep until a message may be available for a lease; as shmq_consumer_wait. */
+int shmq_lease_wait(shmq_broker *b, const shmq_lease_holder *l, int64_t deadline);
 
 #ifdef SHMQ_KILLPOINTS
 /* Send this process SIGKILL at the `count`-th passing of the named point (1: the first). NULL

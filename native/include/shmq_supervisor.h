@@ -13,35 +13,46 @@ extern "C" {
 
 /* ---- the instance --------------------------------------------------------------------------- */
 
-/* Size of a directory segment in bytes. */
+/* The size of a directory segment in bytes. */
 uint64_t shmq_directory_bytes(void);
-/* Size, reserve and fill a new directory behind `fd` (an empty object); READY is stored last.
- * SHMQ_NO_SPACE on a full tmpfs, SHMQ_NO_MEMORY if it cannot be mapped. death: a raw segment, which
- * no opener accepts and the next supervisor replaces. */
+/* Make a new directory of the empty shared memory object `fd`: size it, reserve its pages, fill it,
+ * and store READY last. SHMQ_NO_SPACE: the tmpfs is full; SHMQ_NO_MEMORY: it cannot be mapped;
+ * SHMQ_INVALID: a limit is out of range. death: a raw segment, which no opener accepts and the next
+ * supervisor replaces. */
 int shmq_directory_create(int fd, const shmq_limits *limits);
-/* Become the supervisor: pid, start time, epoch and doorbell into the directory's header. */
+/* Become the supervisor: store pid, start time, limits and doorbell in the directory's header, and
+ * raise its epoch. */
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
-/* Publish where the files are (an absolute path), for readers of leases on disk. */
+/* Store the absolute path of the files in the directory, for readers of leases on disk. */
 int shmq_data_path_set(shmq_broker *b, const char *path);
-/* Say with which errno the data path refuses to be written; 0: it does not (any more). */
+/* Store the errno with which the data path refuses writes; 0: it accepts them. */
 void shmq_disk_trouble_set(shmq_broker *b, int error);
-/* Sleep on the supervisor's doorbell, and store the heartbeat. `why` has bits: 1 a request, 2
- * work for the spiller, 4 a client left, 8 topics, channels or pauses changed, 16 a message
- * times out or is due before the scanner would look. */
+/* Reasons to ring the supervisor; bits. */
+enum shmq_ring {
+	SHMQ_RING_REQUEST = 1,
+	SHMQ_RING_SPILLER = 2,   /* the spiller has work */
+	SHMQ_RING_LEFT = 4,      /* a client left */
+	SHMQ_RING_CHANGED = 8,   /* topics, channels or pauses changed */
+	SHMQ_RING_DEADLINE = 16, /* a message times out or is due before the scanner would look */
+	SHMQ_RING_ALL = 31
+};
+/* Sleep on the supervisor's doorbell up to `deadline` (CLOCK_MONOTONIC ns), at most 1 s, and store
+ * the heartbeat. why: the reasons for which it was rung, 0 if it was not. SHMQ_INTERRUPTED. */
 int shmq_supervisor_wait(shmq_broker *b, int64_t deadline, uint32_t *why);
-/* Mark a queue as needing the spiller and wake it, so that it need not scan every queue.
- * Producers and consumers do this internally; this entry point is the supervisor's own. */
-void shmq_attend(shmq_broker *b, uint32_t queue);
-/* The queues marked since the last call. Returns their number; room for n >= 64 indices, the
- * rest is left for the next call. */
-uint32_t shmq_attention(shmq_broker *b, uint32_t *queues, uint32_t n);
-/* Announce until when the scanner sleeps. A process that makes a queue's next deadline or due time
- * earlier than that rings 16. Look at the columns after this call. */
+/* Mark a queue as needing the spiller and wake it, so that it need not scan every queue. Producers
+ * and consumers do this internally; this function is the supervisor's own. */
+void shmq_spiller_request(shmq_broker *b, uint32_t queue);
+/* Fetch the queues that were marked since the last call. n: at least 64. Returns their number;
+ * those that do not fit are left for the next call. */
+uint32_t shmq_spiller_pending(shmq_broker *b, uint32_t *queues, uint32_t n);
+/* Announce that the scanner sleeps until `deadline` (CLOCK_MONOTONIC ns) or `due` (CLOCK_REALTIME
+ * ns). A process that makes a queue's next deadline or due time earlier rings SHMQ_RING_DEADLINE.
+ * Look at the columns after this call. */
 void shmq_scan_at(shmq_broker *b, int64_t deadline, int64_t due);
 /* Announce that nsqd.dat is about to be replaced: its times of modification (ns), before and
  * after. */
 void shmq_names_written(shmq_broker *b, uint64_t replaced, uint64_t written);
-/* From now on no client attaches and no request is taken. */
+/* Begin to stop: from now on no client attaches and no request is taken. */
 void shmq_supervisor_stopping(shmq_broker *b);
 /* Mark the directory closed, as the last act before its name is unlinked: every handle answers
  * SHMQ_GONE from then on. */
@@ -53,23 +64,33 @@ typedef struct shmq_request {
 	uint32_t ticket, kind, client;
 	char topic[80], channel[80];
 } shmq_request;
-/* The next posted request, or SHMQ_EMPTY. Frees abandoned requests on the way. */
+/* Fetch a posted request. SHMQ_EMPTY: there is none. Frees abandoned requests on the way. */
 int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out);
+/* Answer a request with a status, and ring its client. */
 void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status);
 
-/* Enter a topic whose ids begin above `clock_floor` (64 ns units). Returns the index of one that
- * exists. */
+/* Enter a topic whose message ids begin above `clock_floor` (clock of an id, in units of 64 ns), or
+ * find the one that exists. SHMQ_BAD_NAME, SHMQ_TABLE_FULL, SHMQ_NO_SPACE. death: it exists or it
+ * does not. */
 int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
                       uint32_t *topic, uint32_t *generation);
-/* Size of a queue segment in bytes. */
+/* The size of a queue segment in bytes. */
 uint64_t shmq_queue_bytes(const shmq_limits *limits);
-/* Reserve a free queue index, and a new serial for the segment's name. */
+/* Find a free queue index, and draw a new serial for the segment's name. SHMQ_TABLE_FULL,
+ * SHMQ_NO_SPACE. death: a serial is lost. */
 int shmq_queue_reserve(shmq_broker *b, int64_t until, uint32_t *queue, uint64_t *serial);
-/* Size, reserve and fill a new queue segment behind `fd`; as shmq_directory_create. */
-int shmq_queue_create(shmq_broker *b, int fd, uint32_t queue, uint64_t serial, uint32_t topic,
-                      const char *base, uint64_t disk_read, uint64_t disk_write,
-                      uint64_t disk_depth, bool ephemeral, bool paused);
-/* Enter the queue in the directory; channel NULL: as a backlog. One store makes it visible. */
+typedef struct shmq_queue_spec {
+	uint32_t queue, topic;
+	uint64_t serial;
+	const char *base;                           /* base name of its files */
+	uint64_t disk_read, disk_write, disk_depth; /* positions, and the messages between them */
+	bool ephemeral, paused;
+} shmq_queue_spec;
+/* Make a new queue segment of the empty shared memory object `fd`, as shmq_directory_create. */
+int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec);
+/* Enter the queue in the directory; channel NULL: as a backlog. One store makes it visible.
+ * SHMQ_BAD_NAME; SHMQ_INVALID: the topic has this channel or a backlog, or the entry is taken.
+ * death: it is entered or it is not. */
 int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t topic,
                      const char *channel, int64_t until);
 /* Turn the topic's backlog into its first channel, with everything in it. SHMQ_GONE: there is no
@@ -77,30 +98,35 @@ int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t t
  * files, then call shmq_queue_renamed. death: the queue is the backlog or the channel. */
 int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, int64_t until,
                          uint32_t *queue, uint64_t *serial);
+/* Store the new base name of the files, and allow spills again. */
 int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t until);
 /* Take the queue out of the directory, mark its segment CLOSED, and wake everybody (SHMQ_GONE).
  * Unlink its name afterwards. was_closed: a removal that died has closed the segment already, so
  * it cannot be mapped any more. death: the entry is DELETING; call this again. */
 int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
                       int64_t until);
-/* Remove the queue unless it has a consumer. That is decided under its deliver lock (D), so a
- * consumer that opens meanwhile either finds the queue gone or keeps it. removed: false if it
- * has a consumer, or if D is held just now. */
+/* Remove the queue unless it has a consumer. This is decided under its deliver lock (D), so a
+ * consumer that opens meanwhile either finds the queue gone or keeps it. removed: false if it has a
+ * consumer, or if another thread holds D just now. death: as shmq_queue_remove. */
 int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
                            bool *removed);
+/* Remove a topic. SHMQ_INVALID: it still has a queue. */
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until);
 
 /* ---- deadlines ------------------------------------------------------------------------------ */
 
-/* One bite of nsqd's scan: move at most `limit` expired and due messages to the requeue ring, and
- * correct the queue's next_deadline and next_due columns. */
+/* Do one bounded step of nsqd's scan: move at most `limit` messages whose time-out (before `now`,
+ * CLOCK_MONOTONIC ns) or due time (before `realtime`, CLOCK_REALTIME ns) has come to the requeue
+ * ring; return the leases whose time is over; and correct the queue's next_deadline and next_due
+ * columns. expired, due: how many messages of each kind were moved. */
 int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,
                 int64_t until, uint32_t *expired, uint32_t *due);
 
 /* ---- overflow ------------------------------------------------------------------------------- */
 
-/* Keep the oldest n READY messages in memory: move them to the requeue ring, unread. */
-int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved);
+/* Keep the oldest n READY messages in memory when a queue overflows: move them to the requeue ring,
+ * which comes before the disk. moved: how many there were room for. */
+int shmq_stage_oldest(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint32_t *moved);
 /*
  * Spill, in three calls.
  *
@@ -112,63 +138,72 @@ int shmq_advance(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until, uint
  * death: records below the stored write position are on disk, the other messages are still in
  * memory (an adoption gives them their previous state).
  *
- *   READY      the oldest of the ready ring, to the write position: overflow
- *   ALL        in flight, requeue ring and ready ring, to the write position: a flush
- *   AHEAD      in flight and requeue ring, before the read position: a flush with messages on disk
- *   RETURNED   the youngest of the requeue ring that wait for others anyway (timed out, due,
- *              requeued), to the write position: room for deferred messages
- *   FRONT      the others at the end of the requeue ring, before the read position: the same
- *   OUT        as RETURNED, and those that wait for nobody but were handed out before: the same, if
- *              FRONT does not fit
- *   CHUNK      deferred messages, to a chunk (shmq_chunk_begin)
+ *   source         which messages                                  where they are written
+ *   READY          the oldest of the ready ring: overflow          at the write position
+ *   ALL            in flight, requeue ring, ready ring: a flush    at the write position
+ *   PREPEND_FLUSH  in flight, requeue ring: a flush while          before the read position
+ *                  messages are on disk
+ *   PREPEND        at the end of the requeue ring, those that      before the read position
+ *                  wait for no others: room for deferred messages
+ *   REQUEUED       the youngest of the requeue ring that wait for  at the write position
+ *                  others anyway (timed out, due, requeued): the
+ *                  same
+ *   DELIVERED      as REQUEUED, and those that wait for no others  at the write position
+ *                  but were delivered before: the same, if
+ *                  PREPEND does not fit
+ *   CHUNK          deferred messages (shmq_chunk_begin)            in a chunk
  *
- * Before RETURNED, spill whatever must not come after those messages.
+ * Before REQUEUED and DELIVERED, spill the messages that must not come after those.
  *
- * AHEAD and FRONT write in front of the read position, where everything has been read. `position`
- * is where the first record goes: in the file of the read position, or, if nothing of that file has
- * been read yet, at the start of the file before it, which the records then fill alone. end stores
- * `position` as the read position and ignores write_position. Both ignore max_bytes.
+ * PREPEND_FLUSH and PREPEND write right before the read position, over records that have been read.
+ * `position` is where the first record goes: in the file of the read position, or, if nothing of
+ * that file has been read yet, at the start of the file before it, which the records then fill
+ * alone. end stores `position` as the read position and ignores write_position. Both ignore
+ * max_bytes.
  * death: records at or after the stored read position are on disk, the others are still in memory.
- * AHEAD takes all messages or, if they would reach beyond the start of the file and there is a file
- * before it, the youngest part of them. SHMQ_FULL: neither fits. SHMQ_EMPTY: nothing is on disk.
- * FRONT takes as many as fit, also if nothing is on disk. It takes nothing from clients, and does
- * nothing while a lease reaches to the disk. SHMQ_EMPTY: nothing can be moved.
+ * PREPEND_FLUSH takes all messages or, if they would reach beyond the start of the file and there
+ * is a file before it, the youngest part of them. SHMQ_FULL: neither fits. SHMQ_EMPTY: nothing is
+ * on disk. PREPEND takes as many as fit, also if nothing is on disk. It takes nothing from clients,
+ * and does nothing while a lease reaches to the disk. SHMQ_EMPTY: nothing can be moved.
  *
- * Example of FRONT. The requeue ring holds 7 and 9, which were handed out before, then 3 and 4,
- * which were read from disk and never handed out; the disk begins at 5. 3 and 4 lie right in front
- * of 5 in the file, so they can be written back there: the disk begins at 3 then, and the order
- * stays.
+ * Example of PREPEND. The requeue ring holds 7 and 9, which were delivered before, then 3 and 4,
+ * which were read from disk and never delivered; the disk begins at 5. 3 and 4 lie right before 5
+ * in the file, so they can be written back there: the disk begins at 3 then, and the order stays.
  */
-enum shmq_spill_from {
+enum shmq_spill_source {
 	SHMQ_SPILL_READY = 0,
 	SHMQ_SPILL_ALL = 1,
-	SHMQ_SPILL_AHEAD = 2,
-	SHMQ_SPILL_CHUNK = 3, /* shmq_chunk_begin */
-	SHMQ_SPILL_RETURNED = 4,
-	SHMQ_SPILL_FRONT = 5,
-	SHMQ_SPILL_OUT = 6
+	SHMQ_SPILL_PREPEND_FLUSH = 2,
+	SHMQ_SPILL_CHUNK = 3,
+	SHMQ_SPILL_REQUEUED = 4,
+	SHMQ_SPILL_PREPEND = 5,
+	SHMQ_SPILL_DELIVERED = 6
 };
 typedef struct shmq_spill {
 	uint32_t queue, count;
-	uint64_t bytes;      /* of all records */
-	uint32_t *slots;     /* the caller's arrays, n entries each */
-	uint32_t *lengths;   /* record lengths */
-	uint64_t *positions; /* READY, ALL, RETURNED, OUT: from the caller, before end;
-	                        CHUNK: due times, from begin */
-	enum shmq_spill_from from;
-	uint64_t position;   /* AHEAD, FRONT: of the first record; CHUNK: its number */
+	uint64_t bytes;    /* of all records */
+	uint32_t *slots;   /* the caller's arrays, n entries each */
+	uint32_t *lengths; /* record lengths */
+	/* Filled by the caller before end: the position of each record. CHUNK: filled by begin with the
+	 * due times. PREPEND_FLUSH, PREPEND: not used. */
+	uint64_t *positions;
+	enum shmq_spill_source source;
+	uint64_t position; /* PREPEND_FLUSH, PREPEND: of the first record; CHUNK: the chunk's number */
 } shmq_spill;
-int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_from from, uint32_t n,
+int shmq_spill_begin(shmq_broker *b, uint32_t queue, enum shmq_spill_source source, uint32_t n,
                      uint64_t max_bytes, int64_t until, shmq_spill *out);
 int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer);
 int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position, bool ok,
                    int64_t until);
-/* Decode `count` whole records, and nothing else, into columns as shmq_lease_copy has them.
- * `attempts` counts the delivery that this is; data: length - 30 * count bytes. SHMQ_CORRUPT. */
+/* Bytes of a record before its body: 4 length, 8 timestamp, 2 attempts, 16 id. */
+#define SHMQ_RECORD_HEAD 30u
+/* Decode `length` bytes that are exactly `count` records into columns as in shmq_lease_copy.
+ * attempts include the present delivery; data: length - SHMQ_RECORD_HEAD * count bytes.
+ * SHMQ_CORRUPT: they are not exactly that. */
 int shmq_records_decode(const void *records, uint64_t length, uint32_t count, uint64_t *ids,
                         int64_t *timestamps, int32_t *attempts, int32_t *offsets, uint8_t *data);
-/* Count the whole records in `data`, up to `most`, and their bytes. damaged: the length of the
- * next one is impossible. */
+/* Count the whole records at the start of `data`, up to `most`, and the bytes that they use.
+ * damaged: the length of the next record is impossible. */
 int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most,
                       uint32_t *records, uint64_t *used, bool *damaged);
 /*
@@ -176,47 +211,50 @@ int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, 
  * `taken` of them, `used` bytes. The read position becomes next_position if all were taken (that
  * may be in the next file), else position + used. SHMQ_GONE: the read position is no longer
  * `position` (emptied).
- * death: RESTORED slots below the read position become BACK, the others FREE.
+ * death: RESTORED slots below the read position become REQUEUED, the others FREE.
  */
 int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
                  uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
                  uint64_t *used);
-/* Move the read position over damage or to the next file, if it still is `from`; `depth` as
- * recounted. */
+/* Move the read position past damage or to the next file. from: where it must be now, else
+ * SHMQ_GONE; depth: the number of messages on disk as recounted. */
 int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_position,
                   uint64_t depth, int64_t until);
-/* Adopt files that another broker has used since: what lies between these positions is on disk, and
- * every chunk up to `chunk` counts. Messages in memory stay, but have no place on disk any more. */
+/* Adopt files that another broker has used meanwhile: the `depth` messages between these positions
+ * are on disk, and every chunk up to `chunk` counts. Messages in memory stay, but lose the
+ * positions from which they were read. */
 int shmq_disk_adopt(shmq_broker *b, uint32_t queue, uint64_t read_position, uint64_t write_position,
                     uint64_t depth, uint64_t chunk, int64_t until);
 /* Drop messages that were read ahead from the present read file and never delivered, by lowering
- * the read position: for a flush, and where a publisher needs their room. `count` of them. */
-int shmq_unrestore(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count);
+ * the read position: for a flush, or because a publisher needs their room. count: how many. death:
+ * each message is in memory or on disk. */
+int shmq_evict_read_ahead(shmq_broker *b, uint32_t queue, int64_t until, uint32_t *count);
 
-/* Give the pages after the last body in use back to the system. bytes: how much smaller the
- * arena is. For a queue that has been nearly empty for a while; it grows again as it did at
- * first. death: the arena is as large as before, or smaller and its pages are given back next
- * time. */
-int shmq_give_back(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes);
+/* Give the pages after the last body in use back to the system, for a queue that has been nearly
+ * empty for a while; it grows again when needed. bytes: by how much the arena shrank. death: the
+ * arena is as large as before, or it is smaller and the next trim gives its pages back. */
+int shmq_trim(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes);
 
 /* ---- deferred messages on disk -------------------------------------------------------------- */
 
 /*
- * A chunk holds deferred messages with their due times (CLOCK_REALTIME ns). Its number was never
- * used in this queue before; it has at most 2^24 messages.
+ * A chunk holds at most 2^24 deferred messages with their due times (CLOCK_REALTIME ns). Its number
+ * was never used in this queue before.
  *
  * Out: begin marks up to n DEFERRED slots that are due at `from_due` or later SPILLING, by due
- * time. encode as for a spill; the caller writes the whole chunk; shmq_spill_end stores its number
- * as deferred_write and frees the slots, or gives them back.
+ * time. encode works as for a spill; the caller writes the whole chunk; shmq_spill_end stores its
+ * number as deferred_write and frees the slots, or gives them back. SHMQ_EMPTY: no message is due
+ * then.
  * death: they are on disk if the number is not above deferred_write, else still in memory.
  */
 int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
                      uint64_t max_bytes, int64_t until, shmq_spill *out);
 /*
- * In: load the next n messages of a chunk, records as on disk and their due times. position: chunk
- * << 24 | number of the first one in it. As many as fit: `taken`; deferred_read is then position +
- * taken. SHMQ_GONE: the chunk was emptied. Before this call the caller makes certain that what
- * deferred_read says of another chunk is known from that chunk's file name.
+ * In: load the next n messages of a chunk; data: their records as on disk; dues: their due times.
+ * position: chunk << 24 | number of the first one in the chunk. taken: as many as fit;
+ * deferred_read is then position + taken. SHMQ_GONE: the chunk was emptied. deferred_read remembers
+ * one chunk only: before this call the caller records in the name of the other chunk's file how far
+ * that was read.
  * death: messages before deferred_read of its chunk are DEFERRED in memory, the others still on
  * disk.
  */
@@ -225,8 +263,8 @@ int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t l
                     uint32_t *taken);
 /* Set how many messages are in chunks, as recounted. */
 int shmq_chunk_depth(shmq_broker *b, uint32_t queue, uint64_t depth, int64_t until);
-/* Begin a new segment with chunks: the highest number, how many messages. Call it before its
- * queue is entered. */
+/* Let a new segment begin with chunks: store the highest number and the number of messages. Call it
+ * before the queue is entered. */
 int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth);
 
 /* ---- backlogs, adoption, repair ------------------------------------------------------------- */
@@ -236,13 +274,14 @@ int shmq_chunk_start(int fd, uint64_t highest, uint64_t depth);
  * channels. */
 int shmq_pump(shmq_broker *b, uint32_t topic, uint32_t generation, uint32_t n, int64_t until,
               uint32_t *moved);
-/* Adopt a queue, as a new supervisor's first act: resolve what the dead supervisor left,
- * rebuild. */
+/* Adopt a queue, as a new supervisor's first act: give the slots that the dead supervisor was
+ * spilling their previous state, and rebuild. */
 int shmq_adopt(shmq_broker *b, uint32_t queue, int64_t until);
-/* Throw away what is derived and rebuild it, under both locks. */
+/* Throw away a queue's derived state and rebuild it, under both locks. */
 int shmq_rebuild(shmq_broker *b, uint32_t queue, int64_t until);
-/* Check that every slot is in a ring, a heap or a hand, from a few words; rebuild if one is not
- * (then something has overwritten derived state unnoticed). SHMQ_CORRUPT as all others. */
+/* Check, mostly from a few words, that every slot is in a ring, in a heap or held; rebuild if one
+ * is not, because then something has overwritten derived state unnoticed. repaired: it was
+ * rebuilt. */
 int shmq_audit(shmq_broker *b, uint32_t queue, int64_t until, bool *repaired);
 
 /* ---- reaper --------------------------------------------------------------------------------- */
@@ -253,15 +292,17 @@ typedef struct shmq_dead {
 	uint32_t reserved;
 	uint64_t start_time, program;
 } shmq_dead;
-/* Try every `life` lock: the clients whose thread or process ended (n: capacity of `out`). */
+/* Try every `life` lock, and list up to n clients whose thread or process has ended. */
 int shmq_reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *found);
 /* Repeat that every `every` ns until it finds some, `fd` (-1: none) becomes readable, a signal
- * comes or `until`; less often while no client is attached. */
+ * arrives, or `until`; less often while no client is attached. */
 int shmq_reap_wait(shmq_broker *b, int fd, int64_t every, int64_t until, shmq_dead *out, uint32_t n,
                    uint32_t *found);
-/* Keep an entry whose thread ended while its process lives; from now on its pid is watched. */
+/* Keep an entry whose thread has ended while its process lives; from now on the supervisor watches
+ * the process. */
 void shmq_reap_spare(shmq_broker *b, uint32_t client, uint32_t generation);
-/* Give back everything that a dead client held; free its entry last. death: call it again. */
+/* Give back everything that a dead client held, and free its entry last. returned: the number of
+ * messages. SHMQ_GONE: the entry is not this client's any more. death: call it again. */
 int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t until,
               uint32_t *returned);
 

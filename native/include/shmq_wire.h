@@ -1,6 +1,6 @@
 /*
- * nsqd's TCP protocol where it comes many at a time, for the gateway. Bytes in, bytes out: nothing
- * here touches shared memory but the bodies of messages, which it reads.
+ * Runs of commands and frames of nsqd's TCP protocol, for the gateway. Bytes in, bytes out: nothing
+ * here touches shared memory, except that it reads the bodies of messages.
  */
 #ifndef SHMQ_WIRE_H
 #define SHMQ_WIRE_H
@@ -31,7 +31,7 @@ uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line
 uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, uint64_t line_length,
                          uint64_t max_msg_size, uint64_t max_body_size, uint32_t n,
                          shmq_body *bodies, uint64_t *used);
-/* Read an id of 16 lower-case hexadecimal digits. Returns false if the text is none. */
+/* Read an id of 16 lower-case hexadecimal digits. Returns false if the text is not an id. */
 bool shmq_wire_id(const void *text, uint64_t *id);
 /* The ids of up to n FIN lines at the start of `data`, and how many bytes those take. */
 uint32_t shmq_wire_finishes(const void *data, uint64_t length, uint64_t *ids, uint32_t n,
@@ -43,8 +43,8 @@ uint64_t shmq_wire_frame(const shmq_message *m, void *to);
 typedef struct shmq_window shmq_window;
 int shmq_window_open(shmq_window **out);
 void shmq_window_free(shmq_window *w);
-/* Make room for n more. Forgets what is no longer in flight to `c`, so the window grows with
- * what is. */
+/* Make room for n more deliveries. Forgets those that are no longer in flight to `c`, so the window
+ * grows only with those that are. */
 int shmq_window_reserve(shmq_window *w, const shmq_consumer *c, uint32_t n);
 void shmq_window_add(shmq_window *w, const shmq_message *m);
 /* Find, or take out, the delivery with this id: its id, word and slot. It may have timed out

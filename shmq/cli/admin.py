@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 import shmq
-from shmq import segments
-from shmq.cli import COMPLETIONS, OK, instance_option, json_option
+from shmq import shm
 from shmq.cli.output import patience, print_json
+from shmq.cli.parameters import COMPLETIONS, instance_option, json_option
+from shmq.cli.status import OK
 
 
 @click.group()
@@ -30,7 +31,7 @@ _HELP = {
 
 
 def _add_verbs(group: click.Group, what: str, *names: str) -> None:
-    """One command for each verb that Broker has for topics and for channels."""
+    """Add a command to `group` for each verb of `_HELP`. names: the command's arguments."""
     for verb, help_text in _HELP.items():
         command = _command(verb, what)
         for name in reversed(names):
@@ -42,7 +43,7 @@ def _add_verbs(group: click.Group, what: str, *names: str) -> None:
 def _command(verb: str, what: str):  # type: ignore[no-untyped-def]
     def command(instance: str, as_json: bool, **names: str) -> int:
         asked = f"{verb} {what} {'/'.join(names.values())}"
-        with segments.administration(), shmq.attach(instance) as broker, patience(asked):
+        with shm.administration(), shmq.attach(instance) as broker, patience(asked):
             result = getattr(broker, f"{verb}_{what}")(*names.values())
         if as_json:
             print_json({"done": verb, **names} | ({"dropped": result} if verb == "empty" else {}))

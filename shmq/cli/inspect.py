@@ -1,92 +1,47 @@
-"""`shmq inspect`: what is in a file, and what is wrong with it."""
+"""`shmq inspect`: the contents of a file and its damages."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import errno
-import os
-import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shmq import segments
-from shmq.cli import DEGRADED, OK, files, json_option, segment
 from shmq.cli.output import one_line, patience, print_json, print_rows
-from shmq.cli.report import Report, Table
-from shmq.errors import ShmqError
-
-_HEAD = 4096
+from shmq.cli.parameters import json_option
+from shmq.cli.status import DEGRADED, OK
+from shmq.diagnostics.findings import Report, Table
+from shmq.diagnostics.inspect import find, opened, report_on
 
 
 @click.command()
 @json_option
 @click.argument("file")
-@click.option("-n", "count", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-              help="Messages to show.")  # fmt: skip
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Show at most N messages.",
+)
 def inspect(file: str, as_json: bool, count: int) -> int:
-    """Show what is in FILE, and what in it cannot be right, with its offset.
+    """Show the contents of FILE, and its damages with their offsets.
 
     FILE: a shared segment (path, name as /shmq.default.3, or the instance), a disk queue's file
-    (.dat, .bad, .meta.dat), a chunk of deferred messages, nsqd.dat or shmq.dat. It is only read; a
-    broker may be using it. The exit status is 4 if something is damaged.
+    (.dat, .bad, .meta.dat), a chunk of deferred messages, nsqd.dat or shmq.dat. The file is only
+    read; a broker may be using it. The exit status is 4 if something is damaged.
     """
-    path = _find(file)
-    with patience(f"reading {path.name}") as say, _opened(path) as fd:
-        report = look(path, fd, count, say)
+    path = find(file)
+    with patience(f"reading {path.name}") as say, opened(path) as fd:
+        report = report_on(path, fd, count, say)
     if as_json:
         print_json(_document(path, report))
     else:
         _print(path, report)
     return DEGRADED if report.damage else OK
-
-
-def look(path: Path, fd: int, count: int, say: files.Progress = lambda text: None) -> Report:
-    """Report on an open file. ShmqError if it is nothing shmq knows."""
-    head = os.pread(fd, _HEAD, 0)
-    in_shared_memory = path.parent == Path(segments.SHM_DIRECTORY)
-    if segment.looks_like(head) or (in_shared_memory and path.name.startswith("shmq.")):
-        return segment.read(fd, count)
-    reader = files.reader_of(path.name, head)
-    if reader is None:
-        what = "is empty" if not head else "is nothing that shmq or nsqd writes"
-        raise ShmqError(f"inspect {path}: it {what} (by its name and its first bytes)")
-    return reader(path, fd, count, say)
-
-
-def _find(text: str) -> Path:
-    """A path, the name of a shared memory object, or an instance. FileNotFoundError."""
-    path = Path(text)
-    if path.exists() and not path.is_dir():
-        return path
-    shared = Path(segments.SHM_DIRECTORY)
-    for name in (text.removeprefix("/"), f"shmq.{text}"):
-        if "/" not in name and (shared / name).is_file():
-            return shared / name
-    if path.is_dir():
-        raise IsADirectoryError(21, "a directory; name one of the files in it", text)
-    raise FileNotFoundError(2, "no such file, shared memory object or instance", text)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    # a FIFO must not keep us; in /dev/shm a link may be anybody's
-    flags = os.O_NOFOLLOW if path.parent == Path(segments.SHM_DIRECTORY) else 0
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
-    except OSError as exc:
-        if exc.errno != errno.ELOOP:
-            raise
-        raise ShmqError(f"inspect {path}: it is a symbolic link and no regular file") from exc
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ShmqError(f"inspect {path}: it is no regular file")
-        yield fd
-    finally:
-        os.close(fd)
 
 
 # ---- output ----
@@ -138,7 +93,7 @@ def _print_table(table: Table) -> None:
 
 
 def _text(cell: Any) -> str:
-    """A cell or a fact for people."""
+    """A cell or a fact as text."""
     if isinstance(cell, dict):
         if "body" in cell:
             return one_line(cell["body"].encode(), 70)

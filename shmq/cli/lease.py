@@ -1,4 +1,4 @@
-"""`shmq lease`: what is leased from channels, and the end of a lease that nobody will finish."""
+"""`shmq lease`: list the open leases, and end a lease that its holder will not end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import time
 import click
 
 import shmq
-from shmq import layout, segments
-from shmq.cli import OK, complete_channel, complete_topic, instance_option, json_option
-from shmq.cli.output import age, patience, print_json, print_rows
+from shmq import peek, shm, sources
+from shmq.cli.output import patience, print_json, print_rows
+from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.status import OK
+from shmq.diagnostics.readable import age
 
 
 @click.group()
@@ -24,18 +26,18 @@ def lease() -> None:
 @click.argument("topic", shell_complete=complete_topic, required=False)
 @click.argument("channel", shell_complete=complete_channel, required=False)
 def ls(instance: str, as_json: bool, topic: str | None, channel: str | None) -> int:
-    """Show the open leases, of all channels or of TOPIC's or of TOPIC's CHANNEL.
+    """Show the open leases of all channels, of TOPIC's channels, or of TOPIC's CHANNEL.
 
-    EXPIRES: when it goes back to the channel unless its lessee gives a sign of life.
+    EXPIRES: time until the messages return to the channel, unless the holder extends the lease.
     """
     now, rows = time.clock_gettime_ns(time.CLOCK_MONOTONIC), []
-    with patience("reading the shared memory"), layout.open_readonly(instance) as source:
+    with patience("reading the shared memory"), sources.open_readonly(instance) as source:
         names = {entry.index: entry.name for entry in source.directory.live_topics()}
-        for entry, view in layout.live_queues(source):
+        for entry, view in sources.live_queues(source):
             name = names.get(entry.topic, "")
             if topic not in (None, name) or channel not in (None, entry.channel):
                 continue
-            for found in layout.open_leases(view):
+            for found in peek.open_leases(view):
                 if as_json:
                     where = {"topic": name, "channel": entry.channel}
                     print_json(where | dataclasses.asdict(found))
@@ -46,7 +48,7 @@ def ls(instance: str, as_json: bool, topic: str | None, channel: str | None) -> 
                         f"{name}/{entry.channel}",
                         str(found.id),
                         str(found.parent),
-                        found.lessee,
+                        found.holder,
                         str(found.pid or "-"),
                         str(found.count),
                         str(found.bytes),
@@ -61,37 +63,38 @@ def ls(instance: str, as_json: bool, topic: str | None, channel: str | None) -> 
     return OK
 
 
-@lease.command("requeue")
+@lease.command("return")
 @instance_option
 @json_option
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("channel", shell_complete=complete_channel)
 @click.argument("lease_id", metavar="LEASE", type=click.IntRange(1))
-def requeue(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
-    """Give LEASE of TOPIC's CHANNEL back: its messages go first there, with one more attempt."""
-    return _end(instance, as_json, topic, channel, lease_id, requeue=True)
+def return_(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
+    """Return LEASE to TOPIC's CHANNEL: its messages go to the head, with one more attempt."""
+    return _end(instance, as_json, topic, channel, lease_id, finish=False)
 
 
-@lease.command("drop")
+@lease.command("finish")
 @instance_option
 @json_option
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("channel", shell_complete=complete_channel)
 @click.argument("lease_id", metavar="LEASE", type=click.IntRange(1))
-def drop(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
-    """Finish LEASE of TOPIC's CHANNEL: its messages are gone."""
-    return _end(instance, as_json, topic, channel, lease_id, requeue=False)
+def finish(instance: str, as_json: bool, topic: str, channel: str, lease_id: int) -> int:
+    """Finish LEASE of TOPIC's CHANNEL: its messages are done and are not delivered again."""
+    return _end(instance, as_json, topic, channel, lease_id, finish=True)
 
 
 def _end(
-    instance: str, as_json: bool, topic: str, channel: str, lease_id: int, requeue: bool
+    instance: str, as_json: bool, topic: str, channel: str, lease_id: int, finish: bool
 ) -> int:
-    verb = "requeue" if requeue else "drop"
+    verb = "finish" if finish else "return"
     doing = patience(f"{verb} lease {lease_id}")
-    with segments.administration(), shmq.attach(instance) as broker, doing:
-        messages = broker.end_lease(topic, channel, lease_id, requeue)
+    with shm.administration(), shmq.attach(instance) as broker, doing:
+        end = broker.finish_lease if finish else broker.return_lease
+        messages = end(topic, channel, lease_id)
     if as_json:
         print_json({"done": verb, "topic": topic, "channel": channel, "messages": messages})
     else:
-        click.echo(f"{messages} messages {'requeued' if requeue else 'dropped'}")
+        click.echo(f"{messages} messages {'finished' if finish else 'returned'}")
     return OK

@@ -1,4 +1,4 @@
-"""`shmq pub`: publish lines."""
+"""`shmq pub`: publish messages from arguments or from lines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import BinaryIO
 import click
 
 import shmq
-from shmq.cli import OK, complete_topic, instance_option
 from shmq.cli.output import patience
-from shmq.options import parse_duration
+from shmq.cli.parameters import complete_topic, instance_option
+from shmq.cli.status import OK
+from shmq.option_types import parse_duration
 
 _BATCH_MESSAGES = 100
 _CHUNK = 256 << 10  # bytes read at once
-_LONG = 16 << 20  # bytes of input that are worth a progress bar
+_LONG = 16 << 20  # bytes of input from which a progress bar is shown
 
 
 def _duration(
@@ -33,13 +34,15 @@ def _duration(
 @instance_option
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("message", nargs=-1)
-@click.option("--file", type=click.File("rb"), metavar="FILE", help="Read lines there; -: stdin.")
+@click.option(
+    "--file", type=click.File("rb"), metavar="FILE", help="Read lines from FILE; -: from stdin."
+)
 @click.option("--defer", callback=_duration, metavar="DURATION", help="Deliver this much later.")
 @click.option(
     "--timeout",
     callback=_duration,
     metavar="DURATION",
-    help="Wait so long for room [for ever]; 0: not at all.",
+    help="Wait at most this long for room [for ever]; 0: do not wait.",
 )
 def pub(
     instance: str,
@@ -59,7 +62,7 @@ def pub(
                 producer.publish_many([os.fsencode(text) for text in message], defer, timeout)
             return OK
         source = sys.stdin.buffer if file is None else file
-        with _progress(source) as advance:
+        with _progress(source, topic) as advance:
             for batch, size in _batches(source):
                 if batch:
                     producer.publish_many(batch, defer, timeout)
@@ -68,7 +71,9 @@ def pub(
 
 
 def _batches(source: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """What can be read without waiting, as lines without their ends; and how many bytes it was."""
+    """Lists of lines without their line ends, and for each list the bytes of input it completes. A
+    list holds only what can be read without waiting, so that a pipe's lines are published at
+    once."""
     rest = b""
     while chunk := source.read1(_CHUNK):  # type: ignore[attr-defined]
         *lines, rest = (rest + chunk).split(b"\n")
@@ -81,13 +86,18 @@ def _batches(source: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
 
 
 @contextlib.contextmanager
-def _progress(source: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, if the input is long and its length is known."""
+def _progress(source: BinaryIO, topic: str) -> Iterator[Callable[[int], None]]:
+    """Show progress on a terminal: a bar if the input is long and its length is known; a line if it
+    is not; nothing while a person types the input. The function takes the bytes that are done."""
     size = 0
     with contextlib.suppress(OSError):
         size = os.fstat(source.fileno()).st_size
-    if size < _LONG or not sys.stderr.isatty():
+    if source.isatty() or not sys.stderr.isatty():
         yield lambda done: None
+        return
+    if size < _LONG:
+        with patience(f"publishing to {topic}"):
+            yield lambda done: None
         return
     with click.progressbar(length=size, label="publishing", file=sys.stderr) as bar:
         yield bar.update

@@ -1,7 +1,7 @@
 """`shmq serve`: the supervisor process, in the foreground.
 
-A start is felt, so what takes long to load is loaded late: the gateway's processes are launched as
-soon as the options are known, and load what they need while this one loads what it needs.
+Slow imports come late, to keep a start short: the gateway's processes are launched as soon as the
+options are known, and load their modules while this process loads its own.
 """
 
 from __future__ import annotations
@@ -24,37 +24,39 @@ from typing import Any
 
 import click
 
-from shmq import __version__, interpreter, segments
-from shmq.cli import ERROR, Grouped
+from shmq import __version__, interpreter, shm
+from shmq.cli.status import ERROR
 from shmq.errors import ShmqError
-from shmq.gateway import access, listen
+from shmq.gateway import access
+from shmq.gateway.listeners import Listeners, open_listeners, open_to_others
 from shmq.logs import set_log_level, set_up_logging
-from shmq.options import OPTIONS, Kind, Option, OptionError, Options, unknown_keys
-from shmq.supervisor import descriptors, systemd
-from shmq.supervisor.children import Children, Launched, launch
+from shmq.option_types import Kind, Option, OptionError
+from shmq.options import OPTIONS, Options, unknown_keys
+from shmq.supervisor import rlimits, systemd
+from shmq.supervisor.workers import Launched, Workers, launch
 
-#: How long the gateway of a supervisor that was killed may hold its ports: on a busy machine one
-#: that has just been started needs seconds until it can notice.
+#: How long to wait for ports that the gateway of a killed supervisor still holds. On a busy machine
+#: a gateway that has just been started needs seconds until it notices the death.
 _PREDECESSOR_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
 _STACKS_SHOWN = 2  # exit status of a Go program
 
-#: The Go that nsqd 1.3.0 was released with; programs that parse its version want one there.
+#: The Go version of the nsqd 1.3.0 release. Programs that parse nsqd's version line expect one.
 _NSQD_BUILT_WITH = "go1.21.5"
 
-_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "starter-pid", "version")
+_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "parent-pid", "version")
 
 _WORKER = "shmq.gateway.worker"
 
 
 def two_dashes(words: list[str]) -> list[str]:
-    """nsqd's one-dash flags (`-mem-queue-size=5`) and switches without a value, as click wants
-    them."""
+    """The words with nsqd's spellings as click expects them: two dashes (`-mem-queue-size=5`), and
+    a value on each switch."""
     known = {option.flag.lstrip("-") for option in OPTIONS.values()} | set(_OWN_FLAGS)
     switches = {option.flag for option in OPTIONS.values() if option.kind is Kind.SWITCH}
-    switches.add("--tls-required")  # a word, but also a switch
+    switches.add("--tls-required")  # takes a word, and is also allowed without a value
     done = []
     for word in words:
         if word[:1] == "-" and word[:2] != "--" and word[1:].partition("=")[0] in known:
@@ -64,7 +66,7 @@ def two_dashes(words: list[str]) -> list[str]:
 
 
 def _add_options(command: Any) -> Any:
-    """One click option for each of `options.py`, last first as decorators go."""
+    """Add a click option for each of `options.py`, the last first because decorators nest."""
     for option in reversed(OPTIONS.values()):
         command = click.option(
             option.flag,
@@ -100,22 +102,37 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
         context.exit()
 
 
-@click.command(cls=Grouped)
+class _Grouped(click.Command):
+    """A command whose help lists its options under the titles that `options.py` gives them."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options that `options.py` does not have come first, without a title."""
+        sections: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(context):
+            record, known = parameter.get_help_record(context), OPTIONS.get(parameter.name or "")
+            if record is not None:
+                sections.setdefault(known.group if known else "", []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(f"Options ({title})" if title else "Options"):
+                formatter.write_dl(rows)
+
+
+@click.command(cls=_Grouped)
 @_add_options
 @click.option(
     "--nsqd",
     is_flag=True,
-    help="Stand for nsqd: listen on all addresses and take TLS 1.0, as it does; without --instance "
-    "use one named after the data path; --config-unknown=warn.",
+    help="Replace nsqd: listen on all addresses and accept TLS 1.0, as it does; without "
+    "--instance, name the instance after the data path; --config-unknown=warn.",
 )
 @click.option("--config", type=click.Path(), help="TOML file with any of these options.")
 @click.option(
     "--config-unknown",
     type=click.Choice(["refuse", "warn"]),
-    help="What to do about a key of that file that is no option [refuse; with --nsqd warn].",
+    help="What to do if that file has a key that is not an option [refuse; with --nsqd warn].",
 )
 @click.option(
-    "--starter-pid",
+    "--parent-pid",
     type=click.IntRange(1),
     metavar="PID",
     help="Stop when this process has ended and no client is attached.",
@@ -123,7 +140,8 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
 @click.option(
     "--drain",
     is_flag=True,
-    help="Write what a supervisor of this release left in shared memory to disk, and end.",
+    help="Write the messages that a supervisor of this release left in shared memory to disk, and "
+    "end.",
 )
 @click.option(
     "--version",
@@ -131,26 +149,26 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
     is_eager=True,
     expose_value=False,
     callback=_show_version,
-    help="Print which nsqd this is, and end.",
+    help="Print the versions of nsqd and shmq, and end.",
 )
 def serve(
     nsqd: bool,
     config: str | None,
     config_unknown: str | None,
-    starter_pid: int | None,
+    parent_pid: int | None,
     drain: bool,
     **flags: str | None,
 ) -> int:
     """Run the supervisor of an instance until SIGTERM or Ctrl-C.
 
-    Then everything in memory is flushed to --data-path, from where the next start takes it up.
-    All flags are nsqd's, with one dash or two, and its defaults, but it listens on loopback only
-    and takes TLS 1.2 or newer; --nsqd brings nsqd's own. SIGHUP reads certificates, log level and
-    the gateway's limits again.
+    At the end it flushes all messages in memory to --data-path, from where the next start reads
+    them. It takes nsqd's flags, with one dash or two, and has nsqd's defaults, except that it
+    listens on loopback only and needs TLS 1.2 or newer; --nsqd sets nsqd's own. SIGHUP reads
+    certificates, log level and the gateway's limits again.
     """
     notifier = systemd.Notifier.from_environment()
-    if starter_pid is not None:
-        notifier = systemd.Notifier()  # the manager's messages are about our starter
+    if parent_pid is not None:
+        notifier = systemd.Notifier()  # systemd's notifications are about the parent process
     source = _Source(flags, config, config_unknown or ("warn" if nsqd else "refuse"), nsqd)
     try:
         options = source.load()
@@ -163,17 +181,18 @@ def serve(
     except OSError as exc:
         raise click.UsageError(f"--audit-log={options.audit_log}: {_sentence(exc)}") from exc
     source.say_unknown()
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr need not be a file
-        faulthandler.enable()  # systemd's watchdog sends SIGABRT: where was every loop?
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr may have no descriptor
+        # systemd's watchdog sends SIGABRT; the stacks show where each loop was
+        faulthandler.enable()
     _take_signals()
-    descriptors.raise_limit()
+    rlimits.raise_limit()
     gateway = Gateway(options, sockets, source)
     try:
         if not drain:
             gateway.launch()
-        from shmq.supervisor.supervisor import Supervisor  # takes long
+        from shmq.supervisor.supervisor import Supervisor  # slow to import
 
-        supervisor = Supervisor(options, starter_pid, notifier, gateway)
+        supervisor = Supervisor(options, parent_pid, notifier, gateway)
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError, OptionError) as exc:
         _log.critical("%s", _sentence(exc))
@@ -185,7 +204,7 @@ def serve(
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Where the options come from, to be read more than once."""
+    """Flags and configuration file. Each reload reads them again."""
 
     flags: dict[str, str | None]
     config: str | None
@@ -193,36 +212,36 @@ class _Source:
     nsqd: bool
 
     def load(self) -> Options:
-        """The options as they are now. ValueError."""
+        """Read the options. Raises ValueError."""
         config = _read_config(self.config)
         if config is not None and self.unknown == "refuse" and (wrong := unknown_keys(config)):
             raise OptionError(f"{self.config}: {'; '.join(wrong)} (or --config-unknown=warn)")
         return Options.load(self.flags, config, nsqd=self.nsqd)
 
     def say_unknown(self) -> None:
-        """A warning for each key of the file that is no option."""
+        """Log a warning for each key of the file that is not an option."""
         with contextlib.suppress(ValueError):
             for wrong in unknown_keys(_read_config(self.config) or {}):
                 _log.warning("%s: %s; ignored", self.config, wrong)
 
 
 def _take_signals() -> None:
-    """As Go's runtime does for nsqd, beside those that stop the supervisor; children inherit what
-    is ignored."""
+    """Treat signals as Go's runtime does for nsqd, except those that stop the supervisor. Children
+    inherit the ignored ones."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGQUIT, _show_stacks)
 
 
 def _show_stacks(number: int, frame: FrameType | None) -> None:
-    """End at once with all stacks on stderr; another supervisor takes up what is in memory."""
+    """Print all stacks on stderr and exit at once. Another supervisor adopts the memory."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         faulthandler.dump_traceback()
     os._exit(_STACKS_SHOWN)
 
 
 class Gateway:
-    """The gateway's processes, as the supervisor keeps them."""
+    """The gateway's processes and sockets, as the supervisor sees them."""
 
     def __init__(
         self, options: Options, sockets: tuple[systemd.PassedSocket, ...], source: _Source
@@ -230,15 +249,15 @@ class Gateway:
         self._options = options
         self._passed = sockets
         self._source = source
-        self._listeners: listen.Listeners | None = None
+        self._listeners: Listeners | None = None
         self._control = ""
         self._launched: list[Launched] = []
         self._reloads = 0
         self._changed: dict[str, Any] = {}
 
     def launch(self) -> None:
-        """Start the processes, so that they have loaded what they need when the sockets are open.
-        OSError."""
+        """Start the processes early, so that they have loaded their modules when the sockets are
+        open. Raises OSError."""
         options = self._options
         asked = options.tcp_address or options.http_address
         if asked or (options.https_address and options.tls_cert) or self._passed:
@@ -247,15 +266,15 @@ class Gateway:
                 self._launched.append(launch(interpreter.run_module(_WORKER)))
 
     def dismiss(self) -> None:
-        """End those that nobody has taken."""
+        """End the processes that `children` has not taken over."""
         while self._launched:
             self._launched.pop().dismiss()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Open the sockets, close them at the end. OSError, OptionError."""
+        """Open the sockets, and close them after the block. Raises OSError, OptionError."""
         passed = [(item.fd, item.name) for item in self._passed]
-        _check_tls(self._options)  # so that a mistake is told now
+        _check_tls(self._options)  # reports a mistake before the instance starts
         access.check(self._options)
         self._listeners = listeners = self._open(passed)
         try:
@@ -265,13 +284,16 @@ class Gateway:
         finally:
             listeners.close()
 
-    def _say(self, listeners: listen.Listeners) -> None:
-        """What was started, with what, and who can reach it."""
+    def _say(self, listeners: Listeners) -> None:
+        """Log the addresses, the options that differ from the defaults, and who can connect."""
         options = self._options
         data_path = os.path.realpath(options.data_path or ".")
         said = [f"shmq {__version__}", f"instance {options.instance}", f"data path {data_path}"]
-        said += [f"{kind.upper()} {address}" for kind, addresses in listeners.addresses.items()
-                 for address in addresses]  # fmt: skip
+        said += [
+            f"{kind.upper()} {address}"
+            for kind, addresses in listeners.addresses.items()
+            for address in addresses
+        ]
         named = ("instance=", "data_path=", "tcp_address=", "http_address=", "https_address=")
         differing = options.differing(self._source.nsqd)
         said += [item for item in differing if not item.startswith(named)]
@@ -279,7 +301,7 @@ class Gateway:
         for kind, addresses in listeners.addresses.items():
             for address in addresses:
                 _log.info("%s: listening on %s", kind.upper(), address)
-        if reachable := listen.open_to_others(listeners, options):
+        if reachable := open_to_others(listeners, options):
             _log.warning(
                 "%s: other hosts can connect, without TLS or AUTH, and so read, publish and delete "
                 "everything. Listen on loopback (--tcp-address=127.0.0.1:4150 --http-address="
@@ -288,22 +310,22 @@ class Gateway:
                 ", ".join(reachable),
             )
 
-    def _open(self, passed: list[tuple[int, str]]) -> listen.Listeners:
-        """Wait for the ports if an instance was left: a gateway ends a moment after its killed
-        supervisor."""
+    def _open(self, passed: list[tuple[int, str]]) -> Listeners:
+        """Open the sockets. If shared memory of this instance exists, wait for the ports: a gateway
+        ends a moment after its supervisor was killed."""
         deadline = time.monotonic() + _PREDECESSOR_SECONDS
         while True:
             try:
-                return listen.open_listeners(self._options, passed)
+                return open_listeners(self._options, passed)
             except OSError as exc:
-                follows = segments.list_objects(self._options.instance)
+                follows = shm.list_objects(self._options.instance)
                 late = time.monotonic() > deadline
                 if exc.errno != errno.EADDRINUSE or not follows or late:
                     raise
             time.sleep(0.01)
 
-    def children(self, news: Callable[[], dict[str, Any]]) -> Children | None:
-        """The processes; None without a socket."""
+    def workers(self, news: Callable[[], dict[str, Any]]) -> Workers | None:
+        """The processes for the supervisor to keep running; None if there is no socket."""
         listeners = self._listeners
         if not listeners:
             return None
@@ -323,17 +345,17 @@ class Gateway:
         ]
         launched, self._launched = self._launched, []
         argv = interpreter.run_module(_WORKER)
-        return Children(argv, documents, lambda: {**news(), **self._wish()}, launched)
+        return Workers(argv, documents, lambda: {**news(), **self._wish()}, launched)
 
     def _wish(self) -> dict[str, Any]:
-        """What the processes are to reload."""
+        """The request to reload that goes to the processes; empty before the first reload."""
         if not self._reloads:
             return {}
         return {"reload": {"number": self._reloads, "options": self._changed}}
 
     def reload(self) -> None:
-        """Read the configuration file and the certificates again. What cannot be taken is said, and
-        everything stays as it was."""
+        """Read the configuration file and the certificates again. An error is logged, and then
+        nothing changes."""
         try:
             wanted = self._source.load()
             changes, others = self._options.changes(wanted)
@@ -353,11 +375,14 @@ class Gateway:
 
 
 def _check_tls(options: Options) -> None:
-    """OptionError, OSError."""
-    if options.tls_cert or options.tls_key or options.tls_required != "false" or (
-        options.tls_client_auth_policy
-    ):  # fmt: skip
-        from shmq.gateway import tls  # OpenSSL takes long to load
+    """Load the certificates. Raises OptionError, OSError."""
+    if (
+        options.tls_cert
+        or options.tls_key
+        or options.tls_required != "false"
+        or (options.tls_client_auth_policy)
+    ):
+        from shmq.gateway import tls  # OpenSSL is slow to load
 
         tls.server_context(options)
 

@@ -1,4 +1,4 @@
-"""`shmq stat`: a read-only look at the segments, with or without a supervisor."""
+"""`shmq stat`: show the state of an instance. Reads the segments only, and needs no supervisor."""
 
 from __future__ import annotations
 
@@ -15,19 +15,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from shmq import layout, prometheus, segments, stats
-from shmq.cli import (
-    DEGRADED,
-    NOT_RUNNING,
-    OK,
-    complete_channel,
-    complete_topic,
-    instance_option,
-    json_option,
-    stale,
-)
-from shmq.cli.instances import Instance, print_table, survey
-from shmq.cli.output import age, command_name, format_rows, patience, print_json, printable, shorten
+from shmq import prometheus, shm, sources, stats
+from shmq.cli.output import command_name, format_rows, patience, print_json, shorten
+from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.status import DEGRADED, NOT_RUNNING, OK
+from shmq.diagnostics.readable import age, printable
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
 _COUNTERS = ("message_count", "delivered", "requeue_count", "timeout_count")
@@ -35,12 +27,12 @@ _COUNTERS = ("message_count", "delivered", "requeue_count", "timeout_count")
 
 @dataclass(frozen=True)
 class _Line:
-    """A queue at one moment."""
+    """A row of the table: a queue at one moment."""
 
     topic: TopicStats
     queue: ChannelStats
     rates: list[float] | None = None
-    """Of the counters, a second; None without an earlier look."""
+    """Rates of the counters, in messages per second; None at the first look."""
 
     @property
     def name(self) -> str:
@@ -53,11 +45,11 @@ class _Line:
         return tuple(getattr(self.queue, name) for name in _COUNTERS)
 
     def count(self, which: int) -> float:
-        """A counter: its rate if there is one."""
+        """The rate of a counter, or its total at the first look."""
         return self.rates[which] if self.rates is not None else self.counters[which]
 
 
-#: What the table can be sorted by; numbers with the largest first.
+#: Sort keys of the table. Numbers sort with the largest first.
 _SORT: dict[str, Callable[[_Line], Any]] = {
     "name": lambda line: (line.topic.name, line.queue.name or ""),
     "depth": lambda line: -line.queue.depth,
@@ -80,11 +72,22 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
 @click.command()
 @instance_option
 @json_option
-@click.option("--prometheus", "as_prometheus", is_flag=True,
-              help="Print Prometheus' text format, for a textfile collector.")  # fmt: skip
-@click.option("-i", "interval", type=click.FloatRange(0.05), metavar="SECONDS",
-              help="Look again so often, and show rates.")  # fmt: skip
-@click.option("-n", "count", type=click.IntRange(1), metavar="COUNT", help="Looks until the end.")
+@click.option(
+    "--prometheus",
+    "as_prometheus",
+    is_flag=True,
+    help="Print Prometheus' text format, for a textfile collector.",
+)
+@click.option(
+    "-i",
+    "interval",
+    type=click.FloatRange(0.05),
+    metavar="SECONDS",
+    help="Refresh every SECONDS, and show rates.",
+)
+@click.option(
+    "-n", "count", type=click.IntRange(1), metavar="COUNT", help="End after COUNT refreshes."
+)
 @click.option("--topic", metavar="TOPIC", shell_complete=complete_topic, help="Only this topic.")
 @click.option(
     "--channel",
@@ -92,8 +95,14 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
     shell_complete=complete_channel,
     help="Only channels of this name.",
 )
-@click.option("--sort", type=click.Choice(list(_SORT)), default="name", show_default=True,
-              metavar="COLUMN", help=f"Order of the table: {', '.join(_SORT)}.")  # fmt: skip
+@click.option(
+    "--sort",
+    type=click.Choice(list(_SORT)),
+    default="name",
+    show_default=True,
+    metavar="COLUMN",
+    help=f"Order of the table: {', '.join(_SORT)}.",
+)
 @click.option("--clients", is_flag=True, help="A line for each consumer and not for each channel.")
 def stat(
     instance: str,
@@ -108,16 +117,21 @@ def stat(
 ) -> int:
     """Show what an instance is doing.
 
-    Reads its shared memory, so it costs the broker nothing and works while its supervisor is dead.
-    The exit status is 4 then, and while its data path cannot be written or /dev/shm is full.
-    Counters are totals, with -i rates since the look before. A narrow terminal shows less: a pipe
-    and --json get everything.
+    Only reads shared memory: this costs the broker nothing and works while the supervisor is dead.
+    The exit status is 4 if the supervisor is dead, the data path cannot be written or /dev/shm is
+    full. Counters are totals; with -i they are rates since the previous refresh. A narrow terminal
+    shows fewer columns; a pipe and --json get all.
     """
     if not (as_json or as_prometheus) and _nothing_is_named(instance):
-        found = _others()
-        if found:
-            click.echo(f"there is no instance {instance!r}: name one of these (--instance, or "
-                       "SHMQ_INSTANCE)", err=True)  # fmt: skip
+        from shmq.cli.instances import print_table
+        from shmq.diagnostics.instances import survey_all
+
+        if found := survey_all():
+            click.echo(
+                f"there is no instance {instance!r}: name one of these (--instance, or "
+                "SHMQ_INSTANCE)",
+                err=True,
+            )
             print_table(found)
             return NOT_RUNNING
     if as_prometheus and (as_json or interval or count):
@@ -129,7 +143,7 @@ def stat(
     for look in looks:
         if look:
             time.sleep(pause)
-        with patience("reading the shared memory"), layout.open_readonly(instance) as source:
+        with patience("reading the shared memory"), sources.open_readonly(instance) as source:
             now, elapsed = time.monotonic(), time.monotonic() - taken_at
             taken, taken_at = stats.collect(source), now
         status = DEGRADED if taken.trouble else OK
@@ -146,14 +160,10 @@ def stat(
 
 
 def _nothing_is_named(instance: str) -> bool:
-    """Whether the default instance is meant and there is none."""
+    """Returns true if no instance was named and the default one does not exist."""
     source = click.get_current_context().get_parameter_source("instance")
     is_default = source in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    return is_default and not os.path.exists(segments.directory_path(instance))
-
-
-def _others() -> list[Instance]:
-    return [item for item in map(survey, stale.instances()) if item is not None]
+    return is_default and not os.path.exists(shm.directory_path(instance))
 
 
 def _lines(
@@ -193,7 +203,7 @@ def _print_json(
 
 # ---- tables ----
 
-#: What a narrow terminal does without, the first first.
+#: Columns that a narrow terminal does not show, in the order in which they are dropped.
 _DROPPED = ("LEASED", "P50", "MEM", "TMO", "REQ", "DEFER", "OLDEST", "P99", "OUT", "IN")
 _SPACE = "  "
 
@@ -201,7 +211,7 @@ _SPACE = "  "
 def _queue_table(
     taken: BrokerStats, lines: list[_Line], with_rates: bool, columns: int | None
 ) -> list[str]:
-    """One line a queue. columns: of the terminal; None: as wide as it needs."""
+    """A table with a line for each queue. columns: width of the terminal; None: no limit."""
     unit = "/s" if with_rates else ""
     titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
     titles += [f"{name}{unit}" for name in ("IN", "OUT", "REQ", "TMO")]
@@ -243,7 +253,7 @@ def _row(line: _Line, with_rates: bool, number: Callable[[int], str]) -> list[st
 
 
 def _short(number: int) -> str:
-    """A count in five signs."""
+    """A count in at most six characters."""
     for unit in ("", "k", "M", "G"):
         if number < 99_999.5 or unit == "G":
             break
@@ -252,7 +262,8 @@ def _short(number: int) -> str:
 
 
 def _narrow(titles: list[str], rows: list[list[str]], columns: int) -> list[str]:
-    """The table in so many columns: less is shown, then names are cut in the middle."""
+    """The table in at most `columns` columns: first columns are dropped, then names are cut in the
+    middle."""
     cells = list(zip(titles, *rows, strict=True))
     name, others = cells[0], cells[1:]
     wanted = min(max(map(len, name)), columns * 2 // 5)
@@ -270,7 +281,8 @@ def _narrow(titles: list[str], rows: list[list[str]], columns: int) -> list[str]
 
 
 def _client_table(lines: list[_Line], columns: int | None, foreign: bool) -> list[str]:
-    """One line a consumer. foreign: its processes are not of this PID namespace."""
+    """A table with a line for each consumer. foreign: the processes are in another PID
+    namespace."""
     now, rows = time.time_ns(), []
     for line in lines:
         for item in line.queue.sessions:
@@ -307,10 +319,10 @@ def _client_table(lines: list[_Line], columns: int | None, foreign: bool) -> lis
 
 
 class _Screen:
-    """Where tables go: a terminal, which has a width and can be written anew, or a pipe."""
+    """The output for tables: a terminal, which has a width and can be overwritten, or a pipe."""
 
     def __init__(self, is_live: bool) -> None:
-        """is_live: each table in the place of the one before, if that can be done."""
+        """is_live: print each table over the one before, if the terminal can do that."""
         self._is_terminal = sys.stdout.isatty()
         can_move = os.environ.get("TERM", "dumb") not in ("", "dumb")
         self._in_place = is_live and self._is_terminal and can_move
@@ -318,14 +330,14 @@ class _Screen:
 
     @property
     def columns(self) -> int | None:
-        """None: any number."""
+        """Width of the terminal; None if there is no limit."""
         if not self._is_terminal:
             return None
-        # behind the last column, what wipes the rest of a line wipes that column
+        # if the last column is used, erasing the rest of the line erases that column
         return shutil.get_terminal_size().columns - (1 if self._in_place else 0)
 
     def show(self, lines: list[str]) -> None:
-        """A table, with what stands over it."""
+        """Print the lines."""
         if not self._in_place:
             for line in lines:
                 click.echo(line)
@@ -334,7 +346,7 @@ class _Screen:
             if len(lines) > most:
                 left = len(lines) - most + 1
                 lines = [*lines[: most - 1], f"... and {left} more (--sort, --topic)"]
-            # the end of each line is wiped when it is written, so that nothing flickers
+            # erase the rest of each line as it is written: to erase all first would flicker
             text = "".join(f"{line}\x1b[K\n" for line in lines)
             clear = "" if self._is_clear else "\x1b[2J"
             if click.get_current_context().color is False:
@@ -347,7 +359,7 @@ class _Screen:
 def _table(
     taken: BrokerStats, lines: list[_Line], with_rates: bool, clients: bool, columns: int | None
 ) -> list[str]:
-    """All of it."""
+    """Lines of the headline, the troubles and the table."""
     table = (
         _client_table(lines, columns, taken.foreign)
         if clients
@@ -359,13 +371,13 @@ def _table(
 
 
 def _percentiles(queue: ChannelStats) -> list[str]:
-    """From publish to finish."""
+    """p50 and p99 of the time from publish to finish."""
     found = [queue.latency.percentile(share) for share in (0.5, 0.99)]
     return ["-" if seconds is None else age(seconds) for seconds in found]
 
 
 def _troubles(taken: BrokerStats) -> list[str]:
-    """What is wrong beside the supervisor, of which the headline tells."""
+    """Troubles of the instance, except a dead supervisor, which the headline shows."""
     found = [printable(text) for text in taken.trouble[0 if taken.supervisor_alive else 1 :]]
     since = taken.disk_trouble_since
     if since is not None and found:
@@ -374,7 +386,7 @@ def _troubles(taken: BrokerStats) -> list[str]:
 
 
 def _headline(taken: BrokerStats, columns: int) -> list[str]:
-    """How the broker is; several lines where one would not fit."""
+    """Supervisor, heartbeat and clients, on as many lines as the width needs."""
     parts = [
         time.strftime("%H:%M:%S"),
         f"instance {taken.instance}",

@@ -1,4 +1,4 @@
-"""`shmq tail` and `shmq peek`: messages on the screen, taken or only looked at."""
+"""`shmq tail` takes messages and prints them; `shmq peek` prints them and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,35 +15,29 @@ from typing import Any, Protocol
 import click
 
 import shmq
-from shmq import layout
-from shmq.cli import (
-    DEGRADED,
-    ERROR,
-    OK,
-    complete_channel,
-    complete_topic,
-    instance_option,
-    json_option,
-)
+from shmq import sources
 from shmq.cli.output import (
-    age,
-    body_field,
     command_name,
     forget_output,
     harmless,
-    moment,
     one_line,
+    patience,
     print_json,
     print_rows,
 )
+from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.status import DEGRADED, ERROR, OK
+from shmq.diagnostics.readable import age, body_field, moment
 from shmq.errors import NotInFlight
-from shmq.layout import Peeked, ReadOnlySource
+from shmq.peek import Peeked
+from shmq.peek import peek as peek_queue
+from shmq.sources import ReadOnlySource
 
-_LOOK_EVERY = 0.25  # seconds between two looks whether anybody still reads
+_LOOK_EVERY = 0.25  # seconds between checks that the pipe still has a reader
 
 
 class _Seen(Protocol):
-    """A message, taken or peeked at."""
+    """A message that was taken or peeked at."""
 
     @property
     def id(self) -> str: ...
@@ -56,7 +50,7 @@ class _Seen(Protocol):
 
 
 def own_channel() -> str:
-    """A name nobody else has: messages go here beside all others and end with their reader."""
+    """A unique name of an ephemeral channel, which is deleted with its last consumer."""
     return f"tail{secrets.randbelow(10**6):06d}#ephemeral"
 
 
@@ -69,10 +63,16 @@ def own_channel() -> str:
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("channel", shell_complete=complete_channel, required=False)
 @click.option("-n", "count", type=click.IntRange(1), metavar="N", help="End after N messages.")
-@click.option("--raw", is_flag=True, help="Bodies byte for byte, without line ends between them.")
-@click.option("--peek", "peeking", is_flag=True,
-              help="Show what waits in memory, take nothing, and end; without CHANNEL: what waits "
-              "in the topic itself.")  # fmt: skip
+@click.option(
+    "--raw", is_flag=True, help="Print bodies as they are, without line ends between them."
+)
+@click.option(
+    "--peek",
+    "peeking",
+    is_flag=True,
+    help="Show the messages that wait in memory, take none, and end; without "
+    "CHANNEL: those of the topic's backlog.",
+)
 def tail(
     instance: str,
     as_json: bool,
@@ -84,9 +84,9 @@ def tail(
 ) -> int:
     """Print the messages of TOPIC as they come, until Ctrl-C.
 
-    Without CHANNEL in an ephemeral channel of its own, as nsq_tail does, so that others miss
-    nothing. With CHANNEL its messages are taken: a message is finished when it has been written
-    out, and given back if it could not be.
+    Without CHANNEL, tail reads from an ephemeral channel of its own, as nsq_tail does, so that
+    other consumers miss nothing. With CHANNEL, it takes that channel's messages: it finishes a
+    message after writing it out, and returns it to the channel if it could not be written.
     """
     if raw and as_json:
         raise click.UsageError("choose --raw or --json")
@@ -96,7 +96,7 @@ def tail(
 
 
 def _form(as_json: bool, raw: bool) -> Callable[[_Seen], bytes]:
-    """How a message is written."""
+    """The function that encodes a message for stdout."""
     if raw:
         return lambda message: message.body
     if as_json:
@@ -124,7 +124,7 @@ def _follow(
     count: int | None,
     form: Callable[[_Seen], bytes],
 ) -> int:
-    # the default of the other commands would end this one between writing and giving back
+    # the default action would end the process between writing a message and finishing it
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with shmq.attach(instance) as broker:
         if channel is None:
@@ -136,12 +136,12 @@ def _follow(
             try:
                 _copy(consumer, count, form)
             except BrokenPipeError:
-                forget_output()  # who read has had enough; the message goes back to its channel
+                forget_output()  # the reader has gone; the message returns to its channel
     return OK
 
 
 def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[_Seen], bytes]) -> None:
-    """Raises BrokenPipeError when nobody reads any more."""
+    """Take, print and finish `count` messages. Raises BrokenPipeError when the reader has gone."""
     out = sys.stdout.buffer
     gone = _watch_reader(out.fileno())
     while count is None or count > 0:
@@ -150,7 +150,7 @@ def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[_Seen], by
             if gone():
                 raise BrokenPipeError
             continue
-        with contextlib.suppress(NotInFlight):  # it timed out while the terminal stood still
+        with contextlib.suppress(NotInFlight):  # it timed out while the output was blocked
             out.write(form(message))
             out.flush()
             message.finish()
@@ -158,14 +158,15 @@ def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[_Seen], by
 
 
 def _watch_reader(fd: int) -> Callable[[], bool]:
-    """Tells whether the other end of a pipe is closed, without writing to it."""
+    """A function that returns true if the other end of a pipe is closed. It writes nothing."""
     poll = select.poll()
     poll.register(fd, 0)
     return lambda: any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _spare_backlog(broker: shmq.Broker, topic: str) -> None:
-    """The first channel of a topic gets what waits in it: not ours, which throws it away."""
+    """Refuse a topic whose backlog holds messages and that has no channel. Its first channel gets
+    the backlog, and the ephemeral channel of `tail` would drop it at the end. Raises ShmqError."""
     with contextlib.suppress(KeyError):
         found = broker.stats().topic(topic)
         if found.depth and not found.channels:
@@ -199,7 +200,7 @@ def _write_all(messages: Iterable[_Seen], form: Callable[[_Seen], bytes]) -> Non
 
 # ---- peek ----
 
-_STATES = ("ready", "back", "in_flight", "deferred", "inflight")
+_STATES = ("ready", "requeued", "in_flight", "deferred")
 
 
 @click.command()
@@ -213,20 +214,26 @@ _STATES = ("ready", "back", "in_flight", "deferred", "inflight")
     default="ready",
     show_default=True,
     metavar="STATE",
-    help="ready: in the order of delivery; back: those of them that were handed out before or come "
-    "from disk; in_flight: by deadline, with who holds them; deferred: by due time.",
+    help="ready: in the order of delivery; requeued: the ready ones that were delivered before or "
+    "come from disk; in_flight: by deadline, with their consumers; deferred: by due time.",
 )
-@click.option("-n", "count", type=click.IntRange(1), default=10, show_default=True, metavar="N",
-              help="At most so many.")  # fmt: skip
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Show at most N messages.",
+)
 def peek(
     instance: str, as_json: bool, topic: str, channel: str | None, state: str, count: int
 ) -> int:
     """Show messages of TOPIC's CHANNEL (without CHANNEL: of its backlog) and change nothing.
 
-    Messages on disk are not shown. TAKEN: how long ago. DEADLINE: in how many seconds one goes back
-    to its channel if it is not finished; never: not as long as its consumer lives.
+    Messages on disk are not shown. TAKEN: time since the message was taken. DEADLINE: time until an
+    unfinished message returns to its channel; never: it returns only if its consumer dies.
     """
-    state = "in_flight" if state == "inflight" else state
     found, alive = _look(instance, topic, channel, state, count)
     if found is None:
         return ERROR
@@ -245,11 +252,11 @@ def peek(
 def _look(
     instance: str, topic: str, channel: str | None, state: str, count: int
 ) -> tuple[list[Peeked] | None, bool]:
-    """The messages, and whether the supervisor lives. None: there is no such queue, and that was
-    said."""
-    with layout.open_readonly(instance) as source:
+    """The messages, and whether the supervisor is alive. The messages are None if there is no such
+    queue, which is reported here."""
+    with patience("reading the shared memory"), sources.open_readonly(instance) as source:
         found = _peek(source, topic, channel, state, count)
-        alive = layout.supervisor_alive(source.directory)
+        alive = sources.supervisor_alive(source.directory)
     if found is None:
         where = f"{topic}/{channel}" if channel else f"backlog of {topic}"
         click.echo(f"shmq: there is no {where} on instance {instance!r}", err=True)
@@ -259,14 +266,14 @@ def _look(
 def _peek(
     source: ReadOnlySource, topic: str, channel: str | None, state: str, count: int
 ) -> list[Peeked] | None:
-    """None: there is no such queue."""
+    """Messages of a queue in one state; None if there is no such queue."""
     entry = source.directory.find_topic(topic)
     if entry is None:
         return None
     queue = source.directory.find_queue(entry.index, channel)
     if queue is None:
         return [] if channel is None else None
-    return layout.peek(source.queue(queue), state, count, source.directory.clients)
+    return peek_queue(source.queue(queue), state, count, source.directory.clients)
 
 
 def _document(message: Peeked) -> dict[str, Any]:
@@ -308,8 +315,14 @@ def _row_in_flight(message: Peeked) -> list[str]:
 def _row_deferred(message: Peeked) -> list[str]:
     due = ((message.due or 0) - time.time_ns()) / 1e9
     body = one_line(message.body, 60)
-    return [message.id, moment(message.timestamp)[5:], f"{due:.1f}s", str(message.attempts),
-            str(len(message.body)), body]  # fmt: skip
+    return [
+        message.id,
+        moment(message.timestamp)[5:],
+        f"{due:.1f}s",
+        str(message.attempts),
+        str(len(message.body)),
+        body,
+    ]
 
 
 _TABLES = {
@@ -323,7 +336,7 @@ _TABLES = {
 
 _STATE_WORDS = {
     "ready": "ready",
-    "back": "ready after it was handed out or on disk",
+    "requeued": "ready after it was delivered or on disk",
     "in_flight": "in flight",
     "deferred": "deferred",
 }

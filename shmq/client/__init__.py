@@ -1,10 +1,19 @@
-"""What publishes and takes: thin subclasses of the extension's types, so that the calls made for
-every message (`publish`, `take`, `finish`) go straight into C."""
+"""Producers, consumers, messages and leases: thin subclasses of the extension's types, so that the
+calls made for every message (`publish`, `take`, `finish`) go straight into C."""
 
 from shmq._native import Loan
 from shmq.client.consumer import Consumer
-from shmq.client.lease import Lease, LeasedBatch, Lessee
+from shmq.client.lease import Lease, LeasedBatch, LeaseHolder
 from shmq.client.message import Batch, Message
 from shmq.client.producer import Producer
 
-__all__ = ["Batch", "Consumer", "Lease", "LeasedBatch", "Lessee", "Loan", "Message", "Producer"]
+__all__ = [
+    "Batch",
+    "Consumer",
+    "Lease",
+    "LeaseHolder",
+    "LeasedBatch",
+    "Loan",
+    "Message",
+    "Producer",
+]

@@ -1,10 +1,10 @@
-"""Consumers in asyncio: one thread waits for all of them and tells the loops when to look.
+"""Consumers in asyncio: one thread waits for all of them and wakes the tasks that should look.
 
-A task takes by itself, in its loop's thread, without waiting. Only where there is nothing it leaves
-a future with the keeper of its process (one for each attachment), whose thread sleeps on one
-doorbell for all consumers and tells one task at a time: look again. A task that took something, or
-was cancelled after it was told, sees to it that the next one is told. The thread never holds a
-message, so neither a cancelled task nor a closed loop can lose one.
+A task takes by itself, in its loop's thread, without waiting. If there is nothing to take it leaves
+a future with the keeper of its process (one for each attachment). The keeper's thread sleeps on one
+doorbell for all consumers and wakes one task of a consumer at a time, which looks again. A task
+that took something, or that was cancelled after it was woken, has the next one woken. The thread
+never holds a message, so neither a cancelled task nor a closed loop can lose one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _Future = asyncio.Future[None]
 
 #: How long the thread outlives the last task that waits.
 _LINGER_SECONDS: Final = 1.0
-#: How long it sleeps at most, and how long a task that was told to look keeps the others from it.
+#: How long it sleeps at most, and how long a task that was woken and does not look holds up the
+#: other tasks of its consumer.
 _SLICE_SECONDS: Final = 1.0
 
 
@@ -35,16 +36,17 @@ async def give_way() -> None:
 
 
 async def in_thread(call: Callable[[], None]) -> None:
-    """What may wait long, without the loop."""
+    """Run a call that may block for long in a thread, so that the loop goes on."""
     await asyncio.to_thread(call)
 
 
 async def take(
     consumer: _native.Consumer, look: Callable[[], T | None], timeout: float | None
 ) -> T | None:
-    """What `look` finds as soon as it finds something; None after `timeout` seconds.
+    """Return the result of `look` as soon as it is not None; None after `timeout` seconds (None: no
+    limit). Raises ValueError for a negative timeout, and whatever `look` raises.
 
-    `look` takes from the consumer without waiting; it has just found nothing.
+    `look` takes from the consumer without waiting; the caller has just tried it in vain.
     """
     loop = asyncio.get_running_loop()
     if timeout is not None and not timeout >= 0:
@@ -69,29 +71,29 @@ async def take(
 
 
 def _tell(future: _Future) -> None:
-    """In its loop: whoever waits for it looks."""
+    """Wake the task that waits for the future. Called in its loop."""
     if not future.done():
         future.set_result(None)
 
 
 class _Line:
-    """Those who wait for one consumer, first come first served."""
+    """The futures that wait for one consumer, first come first served."""
 
     __slots__ = ("called", "futures", "since")
 
     def __init__(self) -> None:
         self.futures: OrderedDict[_Future, None] = OrderedDict()
         self.called: _Future | None = None
-        """Who was told to look and has not looked yet; meanwhile the thread leaves the consumer
-        alone, so that one message does not call everybody."""
+        """The future that was called and whose task has not looked yet. Until it has, the thread
+        does not watch the consumer, so that one message does not call every task."""
         self.since = 0.0
 
 
 class _Keeper:
     """The lines of one attachment, and the thread that waits for them.
 
-    The lock is an RLock because a task that waits may be closed where its last reference goes, by
-    the garbage collector too, and then leaves its line in the middle of what is done here.
+    The lock is an RLock because the garbage collector may close a waiting task at any point, also
+    in the middle of a method of this class, and the task then calls `leave` in the same thread.
     """
 
     def __init__(self, native: _native.Broker) -> None:
@@ -109,7 +111,8 @@ class _Keeper:
     # ---- called by tasks ----
 
     def enter(self, consumer: _native.Consumer, future: _Future, first: bool) -> bool:
-        """Tell `future` when there may be something to take. False: this keeper has ended."""
+        """Have `future` called when there may be something to take. first: before those that wait
+        already. Returns False if this keeper has ended."""
         with self._lock:
             if self._ended:
                 return False
@@ -126,7 +129,7 @@ class _Keeper:
         return True
 
     def leave(self, consumer: _native.Consumer, future: _Future, took: bool) -> None:
-        """It does not wait any more. Its turn, if it was told, goes to the next one."""
+        """The future no longer waits. If it was called, its turn goes to the next one."""
         if self._generation != _native_generation():
             return  # a task of the parent process, whose thread may have had the lock at the fork
         with self._lock:
@@ -144,7 +147,7 @@ class _Keeper:
                 else:
                     self._watch(consumer)
             if not took and consumer not in self._lines:
-                self._waiter.pass_on(consumer)  # for who waits in another process
+                self._waiter.pass_on(consumer)  # a consumer in another process may wait
 
     # ---- with the lock held ----
 
@@ -161,10 +164,10 @@ class _Keeper:
         try:
             return bool(self._waiter.wait((consumer,), 0))
         except _native.Gone:
-            return True  # the broker is closed: each of them finds that out
+            return True  # the broker is closed: each task finds that out when it looks
 
     def _call(self, consumer: _native.Consumer, line: _Line) -> None:
-        """Tell the first of the line whose loop still runs."""
+        """Call the first future of the line whose loop still runs."""
         while line.futures:
             future, _ = line.futures.popitem(last=False)
             if _can_be_told(future):
@@ -175,9 +178,10 @@ class _Keeper:
         self._waiter.pass_on(consumer)
 
     def _sweep(self, now: float) -> None:
-        """Forget those whose loop was closed, and those who were told and do not come to look."""
+        """Forget futures whose loop was closed, and those that were called but whose task does not
+        look."""
         for consumer, line in list(self._lines.items()):
-            futures, called = list(line.futures), line.called  # kept to the end of the round
+            futures, called = list(line.futures), line.called  # references kept for the round
             for future in futures:
                 if future.get_loop().is_closed():
                     line.futures.pop(future, None)
@@ -218,14 +222,14 @@ class _Keeper:
 
     def _ring(self, consumer: _native.Consumer) -> None:
         line = self._lines.get(consumer)
-        if line is None:  # it was left meanwhile
+        if line is None:  # every task left it since the thread began to wait
             self._drop(consumer)
             self._waiter.pass_on(consumer)
         elif consumer in self._watched:
             self._call(consumer, line)
 
     def _end(self) -> None:
-        """Everybody looks, and finds out by himself."""
+        """Wake every task: each looks and gets the error itself."""
         with self._lock:
             self._ended = True
             for line in list(self._lines.values()):
@@ -239,7 +243,7 @@ class _Keeper:
 
 
 def _can_be_told(future: _Future) -> bool:
-    """Tell it, from another thread; False if nobody waits for it any more."""
+    """Wake its task, from another thread. Returns False if no task waits for it any more."""
     if not future.done():
         with contextlib.suppress(RuntimeError):  # its loop is closed
             future.get_loop().call_soon_threadsafe(_tell, future)
@@ -250,12 +254,12 @@ def _can_be_told(future: _Future) -> bool:
 _keepers: dict[_native.Broker, _Keeper] = {}
 _native_generation = _native.fork_generation
 
-# the parent's lines and handles; the child's consumers attach anew, to a broker of their own
+# These are the parent's lines and handles; the child's consumers attach for themselves.
 os.register_at_fork(after_in_child=_keepers.clear)
 
 
 def _enter(consumer: _native.Consumer, future: _Future, first: bool) -> _Keeper:
-    """Put the future into a line; the keeper that has it."""
+    """Put the future into the line of its consumer. Returns the keeper of that line."""
     while True:
         native = consumer._broker
         keeper = _keepers.get(native)

@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A coroutine that finds a message each time gives way to others after so many.
+#: A coroutine that finds a message each time yields to other tasks after this number of them.
 _TURN: Final = 32
 
 
 class Consumer(_native.Consumer, metaclass=Shown):
-    """Takes from one channel; made by `Broker.consumer`. Any thread may use it.
+    """Takes from one channel; returned by `Broker.consumer`. Any thread may use it.
 
     `take(timeout: float | None = None) -> Message | None`: the next message; None after `timeout`
-    seconds (None: wait for ever, 0: do not wait).
+    seconds (None: no limit; 0: do not wait).
 
-    `take_many(n: int, timeout: float | None = None) -> Batch`: from 1 to n messages as soon as
-    there are any, in one go; an empty Batch after the timeout.
+    `take_many(n: int, timeout: float | None = None) -> Batch`: 1 to n messages at once, as soon as
+    there are any; an empty Batch after the timeout.
 
-    Iterating takes one after the other. It ends when the consumer or its broker is closed and when
-    the instance is stopped, and raises Gone if the channel or topic was deleted. At most
-    `max_in_flight` messages are out at a time; then `take` waits for a finish or requeue.
+    Iterating takes one message after the other. It ends when the consumer or its broker is closed
+    or the instance is stopped, and raises Gone if the channel or topic was deleted. At most
+    `max_in_flight` messages are in flight at a time; `take` then waits for a finish or requeue.
 
-    What is not finished within the consumer's message timeout, and what is not finished when it
-    is closed or its process dies, is handed out again. `take` raises Gone if the channel or topic
-    was deleted, the instance stopped or the consumer closed, and says which.
+    A message that is not finished within the consumer's message timeout, or by the time the
+    consumer is closed or its process dies, is delivered again. `take` raises Gone if the channel or
+    topic was deleted, the instance stopped or the consumer closed; the text says which.
 
     `take_async`, `take_many_async` and `async for` do the same in asyncio, in any number of tasks
-    and loops; one thread waits for all consumers of the process, and none while nobody waits.
+    and loops. One thread waits for all consumers of the process; it ends when no task waits.
 
-    It can be pickled: another process, or a pool's, gets one of its own for the same channel with
-    the same settings. What this one holds stays with it.
+    It can be pickled: the copy in another process is a consumer of its own of the same channel,
+    with the same settings. The messages in flight to this one stay with it.
     """
 
     # not in __dict__, which stays empty: to look up a method is faster then
@@ -91,7 +91,8 @@ class Consumer(_native.Consumer, metaclass=Shown):
     async def take_async(self, timeout: float | None) -> Message | None: ...
 
     async def take_async(self, timeout: float | None = None) -> Message | None:
-        """As `take`, for asyncio. Cancelling it takes nothing."""
+        """Like `take`, for asyncio: return the next message; None after `timeout` seconds (None: no
+        limit; 0: do not wait). A call that is cancelled takes nothing. Raises Gone."""
         if self._rushes():
             await self._give_way()
         message = self.take(0)
@@ -100,7 +101,9 @@ class Consumer(_native.Consumer, metaclass=Shown):
         return await self._wait(functools.partial(self.take, 0), timeout)
 
     async def take_many_async(self, n: int, timeout: float | None = None) -> Batch:
-        """As `take_many`, for asyncio. Cancelling it takes nothing."""
+        """Like `take_many`, for asyncio: return 1 to n messages as soon as there are any; an empty
+        Batch after `timeout` seconds (None: no limit; 0: do not wait). A call that is cancelled
+        takes nothing. Raises Gone."""
         if self._rushes():
             await self._give_way()
         batch = self.take_many(n, 0)
@@ -121,7 +124,7 @@ class Consumer(_native.Consumer, metaclass=Shown):
         return message
 
     def _rushes(self) -> bool:
-        """Has it taken so often that the other tasks of the loop should have a turn?"""
+        """Returns True if the other tasks of the loop should have a turn before the next take."""
         self._takes += 1
         return self._takes % _TURN == 0
 

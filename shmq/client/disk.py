@@ -1,10 +1,11 @@
-"""What a lease may hold on disk: looked for in the overflow files before it is taken, read from
-them as often as wanted until it ends.
+"""Messages that a lease holds on disk: found in the overflow files before the lease is taken, and
+read from them any number of times until it ends.
 
-The supervisor alone writes the files. What lies between a queue's read and write position does not
-change as long as the read position does not move, and a lease that holds some of it keeps it where
-it is. So this needs no lock: what was found counts if the core, under the queue's lock, still sees
-the read position there; what was read counts if the lease is still held afterwards.
+Only the supervisor writes the files. The records between a queue's read and write position do not
+change as long as the read position does not move, and a lease on some of them keeps it where it is.
+So no lock is needed. The records that were found are leased only if the core, holding the queue's
+deliver lock (D), still sees the read position at their start. The records that were read are valid
+only if the lease is still held afterwards.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from typing import Final
 
 import numpy as np
 
-from shmq import _native, layout
-from shmq.layout import QueueView
-from shmq.storage.diskqueue import RECORD_OVERHEAD, Chunk, DamagedFile, DiskQueue
+from shmq import _native, layout, peek
+from shmq.storage.diskqueue import DamagedFile, DiskQueue
+from shmq.storage.records import RECORD_OVERHEAD, RecordRun
+from shmq.views import QueueView
 
-#: Bytes looked at at once: parts begin where such a piece does.
+#: Bytes that are scanned at a time; a part of a lease begins where such a piece begins.
 _PIECE: Final = 256 << 10
 
 Run = tuple[int, int, int, int, bytes]
-"""As the core takes it: from, to, bytes of bodies, records, position of each part's first one."""
+"""A run of records as the core takes it: from and to (positions), bytes of the bodies, number of
+records, position of each part's first record."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """A queue's overflow files, as another process than the supervisor sees them."""
+    """A queue's overflow files, read by a process that is not the supervisor."""
 
     view: QueueView
     directory: str
-    """Empty if it is not known."""
+    """The data path; empty if it is not known."""
     max_msg_size: int
 
     def _disk(self) -> DiskQueue:
@@ -40,13 +43,14 @@ class Files:
         return DiskQueue(self.directory, base, max_msg_size=self.max_msg_size)
 
     def find(self, n: int, max_bytes: int, parts: int) -> Run | None:
-        """Up to n messages of together at most max_bytes (but at least one), what waits in memory
-        in front of them counted with them. None if there are none, or none to be had: leased, in
-        files that this process may not read, damaged."""
+        """Find the run of the next records on disk: with the messages that wait in memory before
+        them at most n, and with bodies of at most max_bytes in all, but at least one record.
+        Returns None if there are none, or none that can be leased: they are leased already, damaged
+        or in files that this process may not read."""
         header = self.view.header
         start, write = int(header["disk_read"]), int(header["disk_write"])
         n -= self.view.ring_length("requeue")
-        if start == write or n <= 0 or layout.run_length(header) or not self.directory:
+        if start == write or n <= 0 or peek.run_length(header) or not self.directory:
             return None
         pieces: list[tuple[int, int]] = []  # records before it, position
         position, count, size = start, 0, 0
@@ -55,7 +59,7 @@ class Files:
                 try:
                     chunk = disk.read(position, write, _PIECE, _at_most(n - count))
                 except (DamagedFile, OSError):
-                    break  # the supervisor will say what is wrong, or has moved on
+                    break  # the supervisor reports damage; or it has removed the file since
                 taken, bodies, end = _within(chunk, max_bytes - size, at_least=not count)
                 if not taken:
                     break
@@ -74,8 +78,9 @@ class Files:
     def read(
         self, start: int, end: int, rows: int, max_bytes: int, held: Callable[[], object]
     ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes]]]:
-        """The messages between two positions, up to `rows` at a time: how many, and their columns.
-        `held` raises if what was read may be something else by now."""
+        """Yield the messages between two positions, at most `rows` at a time: (their number, the
+        columns of `decode_records`). `held` raises if the lease has ended, because the files may
+        have changed then. Raises DamagedFile and OSError."""
         position, window = start, min(max_bytes, _PIECE)
         with self._disk() as disk:
             while position < end:
@@ -89,26 +94,26 @@ class Files:
                 if chunk.count:
                     yield chunk.count, columns
                     each = len(chunk.data) // chunk.count + 1
-                    window = min(max_bytes, rows * each * 9 // 8)  # what is not used is read again
+                    window = min(max_bytes, rows * each * 9 // 8)  # a surplus would be read again
                 position = chunk.next_position
 
 
 def _at_most(records: int) -> Callable[[bytes, int], tuple[int, int, bool]]:
-    """A scanner that stops after so many."""
+    """A scanner that stops after this number of records."""
     most = min(records, layout.NONE)
     return lambda data, max_msg_size: _native.scan_records(data, max_msg_size, most)
 
 
-def _within(chunk: Chunk, max_bytes: int, at_least: bool) -> tuple[int, int, int]:
-    """How many of its records have together at most so many bytes of bodies (at least one, if
-    that), these bytes, and where they end."""
-    bodies = len(chunk.data) - RECORD_OVERHEAD * chunk.count
-    if bodies <= max_bytes or not chunk.count:
-        return chunk.count, bodies, chunk.next_position
-    sums = np.cumsum(chunk.lengths - RECORD_OVERHEAD)
+def _within(run: RecordRun, max_bytes: int, at_least: bool) -> tuple[int, int, int]:
+    """(records, bytes of their bodies, end position) of the run's first records whose bodies have
+    at most max_bytes in all. at_least: one record even if its body alone has more."""
+    bodies = len(run.data) - RECORD_OVERHEAD * run.count
+    if bodies <= max_bytes or not run.count:
+        return run.count, bodies, run.next_position
+    sums = np.cumsum(run.lengths - RECORD_OVERHEAD)
     taken = max(int(np.searchsorted(sums, max_bytes, side="right")), int(at_least))
     if not taken:
-        return 0, 0, chunk.position
-    if taken == chunk.count:
-        return taken, bodies, chunk.next_position
-    return taken, int(sums[taken - 1]), chunk.position + int(chunk.offsets[taken])
+        return 0, 0, run.position
+    if taken == run.count:
+        return taken, bodies, run.next_position
+    return taken, int(sums[taken - 1]), run.position + int(run.offsets[taken])

@@ -1,5 +1,5 @@
-"""What producers, consumers and lessees have in common: the broker that made them, by which they
-are shown and travel to other processes."""
+"""The part that producers, consumers and lease holders share: the broker that made them, which
+their `repr` shows and by which they can be pickled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class Home(Protocol):
 
     instance: str
 
-    def _reduction(self, kind: str, *settings: Any) -> Reduction:
-        """What makes the same handle again, in this process or another."""
+    def reduction(self, kind: str, *settings: Any) -> Reduction:
+        """A call that makes the same handle again, in this process or another."""
 
 
 def home_of(finder: Callable[..., Any]) -> Home | None:
-    """The broker whose method a partial function is; None: of a test's own making."""
+    """The broker whose method a partial function is; None if a test made the handle."""
     return getattr(getattr(finder, "func", None), "__self__", None)
 
 
 def reduction(home: Home | None, kind: str, *settings: Any) -> Reduction:
-    """As `Home._reduction`. TypeError if no broker made it."""
+    """Like `Home.reduction`. Raises TypeError if no broker made the handle."""
     if home is None:
         raise TypeError(f"this {kind} was not made by a Broker, so it cannot be pickled")
-    return home._reduction(kind, *settings)
+    return home.reduction(kind, *settings)
 
 
 class Shown(type):
-    """Leaves out of `dir` and `help` what only the gateway and Spark call."""
+    """Hides from `dir` and `help` the methods that only other parts of the package call."""
 
     _internal: ClassVar[frozenset[str]] = frozenset()
 

@@ -1,4 +1,4 @@
-"""Leases: sets of messages that can be read again and again until they are finished."""
+"""Leases: sets of messages that can be read any number of times until they are finished."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ import numpy.typing as npt
 
 from shmq import _native
 from shmq.client.disk import Files
-from shmq.client.handle import Reduction, home_of, reduction
+from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.errors import ShmqError
 
-#: Rows and bytes of bodies of one batch that is read, unless asked for otherwise.
+#: Default number of messages, and of bytes of bodies, of one batch that is read.
 READ_ROWS: Final = 16_384
 READ_BYTES: Final = 4 << 20
-#: Parts a lease can be read in.
+#: Largest number of parts that a lease can be split into.
 MOST_PARTS: Final = _native.CONSTANTS["LEASE_PARTS"]
 
 _NO_LIMIT: Final = (1 << 63) - 1
 _MOST_MESSAGES: Final = (1 << 32) - 1
 _LONG_NS: Final = 3600 * 10**9
-#: Looks at what is on disk, if it is read back in the middle of one.
+#: Attempts at leasing from disk while the supervisor may be moving the same records to memory.
 _TRIES: Final = 3
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Messages that are held under a name."""
+    """A lease: messages that a holder holds under its name."""
 
     id: int
-    """Rises within a channel."""
+    """Number of the lease; rises within a channel."""
     parent: int
-    """What its taker said came before it; 0: nothing."""
+    """The lease that its holder named as the one before it; 0: none."""
     count: int
-    """Messages in it."""
+    """Number of its messages."""
     bytes: int
-    """Of their bodies."""
+    """Bytes of their bodies."""
     parts: int
-    """In which it can be read, the same at every reading: of each of them what is in memory, a
-    contiguous stretch, comes before what is on disk, another one."""
+    """Number of parts. The split is stable: rereading a part yields the same rows. Within a part
+    the rows in memory precede those on disk."""
     replays: int
-    """How often it was looked at with `replay`."""
+    """How often it was asked for with `look(replay=True)`."""
     on_disk: int
-    """Of `count`: leased where they lie."""
+    """Those of `count` that are leased where they are on disk."""
 
 
 class LeasedBatch:
-    """Messages read from a lease: copies, which stay what they are. `len`, and the arrays below."""
+    """Messages read from a lease. They are copies, which stay valid after the lease has ended.
+    `len(batch)` is their number; the arrays below have one element per message, `offsets` one
+    more."""
 
     __slots__ = ("_attempts", "_count", "_data", "_ids", "_offsets", "_timestamps")
 
@@ -74,22 +76,22 @@ class LeasedBatch:
 
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
-        """Ids as numbers: `f"{id:016x}"` is what `Message.id` shows."""
+        """Ids as numbers, uint64: `Message.id` is `f"{id:016x}"`."""
         return np.frombuffer(self._ids, np.uint64)
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        """Publish times, ns since 1970."""
+        """Publish times, int64, ns since 1970."""
         return np.frombuffer(self._timestamps, np.int64)
 
     @property
     def attempts(self) -> npt.NDArray[np.int32]:
-        """Deliveries so far; a lease counts as one, however often it is read."""
+        """Deliveries so far, int32; a lease counts as one, however often it is read."""
         return np.frombuffer(self._attempts, np.int32)
 
     @property
     def offsets(self) -> npt.NDArray[np.int32]:
-        """Body i is data[offsets[i]:offsets[i + 1]]."""
+        """Where the bodies begin and end, int32: body i is data[offsets[i]:offsets[i + 1]]."""
         return np.frombuffer(self._offsets, np.int32)
 
     @property
@@ -113,8 +115,8 @@ def read_lease(
     rows: int = READ_ROWS,
     max_bytes: int = READ_BYTES,
 ) -> Iterator[LeasedBatch]:
-    """One part of a lease, in batches. LeaseLost as soon as it has ended; what was handed out
-    before was its."""
+    """Yield one part of a lease in batches. Raises LeaseLost as soon as the lease has ended; the
+    batches before were valid."""
 
     def look() -> tuple[int, ...]:
         return native.lease_open(queue, serial, lease, part)
@@ -129,18 +131,25 @@ def read_lease(
             yield LeasedBatch(count, *found)
 
 
-class Lessee:
-    """Holds leases of one channel under a name; made by `Broker.lessee`. A context manager.
+class LeaseHolder(metaclass=Shown):
+    """Holds leases of one channel under a name; returned by `Broker.lease_holder`. A context
+    manager.
 
-    The name outlives processes: whoever opens it next goes on with the leases that are open, and
-    every earlier handle of that name raises LeaseFenced. Its leases go back to the head of the
-    channel, with one more attempt, when nothing was heard of it for `ttl` seconds, or when its
-    process ended or it was closed and nobody opened it again within `grace`. Every call is a sign
-    of life; `keepalive=True` has a thread give one. A forked child must open it anew.
+    The name outlives processes: the next process that opens it continues with the open leases, and
+    every earlier holder of that name raises LeaseFenced. The leases go back to the head of the
+    channel, with one more attempt, when the holder gave no sign of life for `ttl` seconds, or when
+    it was closed or its process ended and nobody opened the name again within `grace` seconds.
+    Every call is a sign of life; with `keepalive=True` a thread gives them. A forked child must
+    open the name again.
 
     It can be pickled: the copy in another process is the same holder of the same leases and fences
-    nobody, but the end of the process that opened the name counts as its end.
+    nobody, but the end of the process that opened the name counts as the holder's end.
+
+    Every method raises LeaseFenced if the name was opened again, and Gone if the channel was
+    deleted or the broker closed or stopped.
     """
+
+    _internal = frozenset({"reopened"})
 
     def __init__(
         self,
@@ -160,7 +169,7 @@ class Lessee:
         self.name = name
         self._native = native
         self._queue, self._serial = queue, serial
-        self._lessee = native.lessee_open(queue, serial, name, ttl_ns, grace_ns)
+        self._holder = native.lease_holder_open(queue, serial, name, ttl_ns, grace_ns)
         self._files = files
         self._home = home_of(files)
         self._closed = threading.Event()
@@ -168,30 +177,30 @@ class Lessee:
             thread = threading.Thread(
                 target=_keep_alive,
                 args=(weakref.WeakMethod(self.touch), self._closed, ttl_ns / 4e9),
-                name=f"shmq lessee {name}",
+                name=f"shmq holder {name}",
                 daemon=True,
             )
             thread.start()
 
     def __reduce__(self) -> Reduction:
         names = (self.topic, self.channel, self.name)
-        return reduction(self._home, "lessee", *names, self._lessee)
+        return reduction(self._home, "holder", *names, self._holder)
 
     @classmethod
-    def _same(
+    def reopened(
         cls,
         native: _native.Broker,
         topic: str,
         channel: str,
         name: str,
-        lessee: tuple[int, int, int, int],
+        holder: tuple[int, int, int, int],
         files: Callable[[], Files],
     ) -> Self:
-        """The holder that was opened as `lessee`."""
+        """Another handle of the holder that was opened as `holder`."""
         self = object.__new__(cls)
         self.topic, self.channel, self.name = topic, channel, name
-        self._native, self._lessee, self._files = native, lessee, files
-        self._queue, self._serial = lessee[:2]
+        self._native, self._holder, self._files = native, holder, files
+        self._queue, self._serial = holder[:2]
         self._home = home_of(files)
         self._closed = threading.Event()
         return self
@@ -204,19 +213,25 @@ class Lessee:
         parent: int = 0,
         timeout: float = 0,
     ) -> Lease | None:
-        """Take up to n messages of together at most max_bytes (but at least one), in the order a
-        consumer would get them, to be read in up to `parts` (1 to 32) parts. None if there is none
-        within `timeout` seconds, or as much is held by consumers and leases as may be
-        (inflight_slots, arena_size).
+        """Take up to n messages, in the order a consumer would get them, and return their lease.
 
-        What is on disk behind what waits in memory is leased where it lies, however much that is,
-        and read from the files. Until such a lease ends nothing else is read back from disk: other
-        consumers of the channel, and other leases, get what is in memory. One lease of a channel at
-        a time has that; for the others the supervisor reads back what there is room for. Where the
-        files may not be read (another user's) there is only that. Attempts of what was leased on
-        disk and came back are not raised. Emptying the channel ends the lease of what is on disk.
+        n: 1 to 2^32 - 1. max_bytes: bytes of their bodies in all, of which a first message may take
+        more; None: no limit. parts: the number of parts (1 to 32) to split them into, at most.
+        parent: the id of the lease before, for the holder's own use; 0: none. timeout: seconds to
+        wait for a message.
 
-        ShmqError if 64 leases of the channel are open.
+        Returns None if there is no message within `timeout` seconds, or if consumers and leases
+        hold as much as the limits in_flight_slots and arena_size allow.
+
+        Messages on disk that follow those in memory are leased where they are, in any number, and
+        are read from the files. Until such a lease ends nothing else is read back from disk: other
+        consumers and leases of the channel get only the messages in memory. Only one lease of a
+        channel at a time is on disk; for the others the supervisor reads back as many messages as
+        there is room for. The same holds if this process may not read the files, because they
+        belong to another user. When messages that were leased on disk return, their attempts are
+        not raised. Emptying the channel ends a lease on disk.
+
+        Raises ShmqError if 64 leases of the channel are open, ValueError for n or parts.
         """
         if not 1 <= n <= _MOST_MESSAGES:
             raise ValueError(f"n must be from 1 to {_MOST_MESSAGES}, not {n}")
@@ -228,7 +243,7 @@ class Lessee:
             found = self._take(n, limit, parts, parent)
             if found is not None:
                 return Lease(*found)
-            if not deadline or not self._native.lease_wait(self._lessee, deadline):
+            if not deadline or not self._native.lease_wait(self._holder, deadline):
                 return None
 
     def _take(
@@ -236,57 +251,65 @@ class Lessee:
     ) -> tuple[int, int, int, int, int, int, int] | None:
         for _ in range(_TRIES):
             run = self._files().find(n, limit, parts)
-            found = self._native.lease_take(self._lessee, parent, n, limit, parts, run)
+            found = self._native.lease_take(self._holder, parent, n, limit, parts, run)
             if found is not None or run is None:
                 return found
-        return self._native.lease_take(self._lessee, parent, n, limit, parts)
+        return self._native.lease_take(self._holder, parent, n, limit, parts)
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until there may be something to lease, at most `timeout` seconds."""
+        """Sleep until there may be something to lease, at most `timeout` seconds. Returns False if
+        the time is over."""
         deadline = _native.now() + min(int(timeout * 1e9), _LONG_NS)
-        return self._native.lease_wait(self._lessee, deadline)
+        return self._native.lease_wait(self._holder, deadline)
 
     def read_lease(
         self, lease: int, part: int = 0, rows: int = READ_ROWS, max_bytes: int = READ_BYTES
     ) -> Iterator[LeasedBatch]:
-        """One part of the lease, in batches of at most `rows` messages and (but for a single one)
-        max_bytes; as often as wanted, each time the same. Other processes read it with
-        `Broker.read_lease`. LeaseLost."""
+        """Yield one part of the lease in batches, any number of times, with the same rows each
+        time. Other processes read it with `Broker.read_lease`.
+
+        part: from 0 to `parts` - 1. rows: messages in a batch, at most. max_bytes: bytes of bodies
+        in a batch, at most; a single message may have more. Raises LeaseLost if the lease has
+        ended; the batches before were valid.
+        """
         return read_lease(
             self._native, self._queue, self._serial, lease, part, self._files, rows, max_bytes
         )
 
     def finish_lease(self, through: int) -> int:
-        """Finish every open lease up to this one; how many messages that were. Again: 0.
+        """Finish every open lease of this name up to the id `through`. Returns the number of their
+        messages; 0 if they were finished before.
 
-        LeaseLost if that lease was neither open nor finished before: its messages went back to the
-        channel, or the name was forgotten. Those before it are finished all the same.
+        Raises LeaseLost if that lease is neither open nor finished: its messages went back to the
+        channel, or the name was forgotten. The leases before it are finished all the same.
         """
-        return self._native.lease_finish(self._lessee, through)
+        return self._native.lease_finish(self._holder, through)
 
     def return_lease(self, lease: int) -> int:
-        """Give its messages back to the head of the channel; how many. LeaseLost."""
-        return self._native.lease_return(self._lessee, lease)
+        """Return a lease: its messages go to the head of the channel. Returns their number. Raises
+        LeaseLost if there is no such lease."""
+        return self._native.lease_return(self._holder, lease)
 
     def look(self, lease: int, replay: bool = False) -> Lease:
-        """The open lease of this id; replay: count it as read once more. LeaseLost."""
-        return Lease(*self._native.lease_look(self._lessee, lease, replay))
+        """Return the open lease of this id. replay: add 1 to its `replays`. Raises LeaseLost if
+        there is no such lease."""
+        return Lease(*self._native.lease_look(self._holder, lease, replay))
 
     def leases(self) -> list[Lease]:
-        """The open leases of this name, the oldest first."""
-        return [Lease(*item) for item in self._native.lease_list(self._lessee)]
+        """Return the open leases of this name, the oldest first."""
+        return [Lease(*item) for item in self._native.lease_list(self._holder)]
 
     def touch(self) -> None:
-        """A sign of life."""
-        self._native.lessee_touch(self._lessee)
+        """Give a sign of life: `ttl` begins again."""
+        self._native.lease_holder_touch(self._holder)
 
     def close(self) -> None:
-        """Let go of the name; its leases wait for `grace`. Idempotent."""
+        """Release the name. Its leases stay open for `grace` seconds. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(ShmqError):  # fenced, gone: there is nothing to let go of
-            self._native.lessee_close(self._lessee)
+        with contextlib.suppress(ShmqError):  # fenced or gone: there is nothing to release
+            self._native.lease_holder_close(self._holder)
 
     def __enter__(self) -> Self:
         return self
@@ -295,7 +318,7 @@ class Lessee:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<shmq.Lessee {self.name!r} of {self.topic}/{self.channel}>"
+        return f"<shmq.LeaseHolder {self.name!r} of {self.topic}/{self.channel}>"
 
 
 def _keep_alive(
@@ -307,6 +330,6 @@ def _keep_alive(
             return
         try:
             call()
-        except ShmqError:  # fenced or gone: its own next call says so
+        except ShmqError:  # fenced or gone: the holder's next call raises it
             return
         del call

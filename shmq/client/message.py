@@ -1,4 +1,4 @@
-"""What a consumer takes."""
+"""The messages that a consumer takes: one (`Message`) or several together (`Batch`)."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ import numpy.typing as npt
 
 from shmq import _native
 
-#: One delivery: `id` (16 hex digits), `body` (bytes), `view` (memoryview in shared memory, which
-#: keeps the body in place as long as it lives), `timestamp` (publish time, ns since 1970),
-#: `attempts` (deliveries, this one included); `finish()`, `requeue(delay=0.0)`, `touch()` as nsqd's
-#: FIN, REQ, TOUCH: each raises NotInFlight if the message timed out or was answered already. A
-#: delay is at most max_req_timeout: a longer one is shortened to that, as nsqd's. `with message:`
-#: finishes it at the end of the block, or requeues it if that raised.
+#: One delivery of a message. It has `id` (16 hex digits), `body` (bytes), `view` (a memoryview in
+#: shared memory, which keeps the body in place as long as it lives), `timestamp` (publish time, ns
+#: since 1970) and `attempts` (deliveries, including this one). `finish()`, `requeue(delay=0.0)` and
+#: `touch()` are nsqd's FIN, REQ and TOUCH: each raises NotInFlight if the message timed out or was
+#: answered already. A delay is in seconds; one above max_req_timeout is shortened to that, as
+#: nsqd does. `with message:` finishes it at the end of the block, or requeues it if the block
+#: raised.
 Message = _native.Message
 
 
 class Batch(_native.Batch):
     """Messages taken together by `Consumer.take_many`.
 
-    `len`, iteration and indexing give Message objects, `bodies()` a list of bytes. `finish()`,
-    `requeue(delay=0.0)` and `touch()` answer all of them under one lock; those that timed out
-    meanwhile make it raise NotInFlight, after the others were answered. `with batch:` finishes what
-    was not answered in the block, or requeues it if that raised.
+    `len(batch)` is their number; iteration and indexing give Message objects, and `bodies()` gives
+    a list of bytes. `finish()`, `requeue(delay=0.0)` and `touch()` answer all messages that are
+    not answered yet, under one lock. They raise NotInFlight if some had timed out, after the others
+    were answered. `with batch:` finishes the messages that were not answered in the block, or
+    requeues them if the block raised.
 
-    The arrays below are read-only and share the batch's memory, which is the process's own.
+    The arrays below are read-only and share the batch's memory, which is a copy of the process's
+    own. Each has one element per message.
     """
 
     __slots__ = ()
 
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
-        """Ids as numbers: `f"{id:016x}"` is what `Message.id` shows."""
+        """Ids as numbers, uint64: `Message.id` is `f"{id:016x}"`."""
         return np.frombuffer(self.column("ids"), np.uint64)
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
-        """Publish times, ns since 1970."""
+        """Publish times, int64, ns since 1970."""
         return np.frombuffer(self.column("timestamps"), np.int64)
 
     @property
     def attempts(self) -> npt.NDArray[np.uint16]:
-        """Deliveries so far, this one included."""
+        """Deliveries so far, uint16, including this one."""
         return np.frombuffer(self.column("attempts"), np.uint16)
 
     def __reduce__(self) -> NoReturn:
@@ -54,8 +57,9 @@ class Batch(_native.Batch):
         )
 
     def to_arrow(self) -> Any:
-        """A pyarrow RecordBatch without copying: id uint64, timestamp timestamp[ns, UTC], attempts
-        uint16, body large_binary. ImportError if pyarrow is not installed."""
+        """Return the batch as a pyarrow RecordBatch, without copying: id uint64, timestamp
+        timestamp[ns, UTC], attempts uint16, body large_binary, one row per message. Raises
+        ImportError if pyarrow is not installed."""
         schema, columns, from_arrays, from_buffers, py_buffer = _arrow()
         count, column = len(self), self.column
         arrays = [
@@ -67,7 +71,8 @@ class Batch(_native.Batch):
 
 @functools.cache
 def _arrow() -> tuple[Any, ...]:
-    """What of pyarrow every batch needs, looked up once: a batch of 200 is a matter of 10 us."""
+    """The schema and the functions of pyarrow that `to_arrow` needs, looked up once: converting a
+    batch of 200 messages takes only 10 us."""
     try:
         import pyarrow as pa
     except ImportError as exc:

@@ -13,10 +13,10 @@ from shmq.client.handle import Reduction, Shown, home_of, reduction
 if TYPE_CHECKING:
     from shmq._native import _Body
 
-#: Distance of two ids of one batch: an id is 54 bits of clock and 10 bits of node id.
+#: Distance between two ids of one batch: an id has 54 bits of clock above 10 bits of node id.
 ID_STEP: Final = 1 << 10
 
-# Arrow type -> its offsets are 64 bits wide
+# Arrow type -> whether its offsets are 64 bits wide
 _ARROW_OFFSETS: Final = {
     "binary": False,
     "string": False,
@@ -36,31 +36,30 @@ class _ArrowArray(Protocol):
 
 
 class Producer(_native.Producer, metaclass=Shown):
-    """Publishes to one topic; made by `Broker.producer`. Any thread may use it.
+    """Publishes to one topic; returned by `Broker.producer`. Any thread may use it.
 
     `publish(body: Buffer, defer: float | None = None, timeout: float | None = None) -> str`:
     publish one body (bytes or any buffer: bytearray, memoryview, numpy array, Message) to every
     channel of the topic, or to its backlog while it has none, and return its id, 16 hex digits.
     defer: seconds before it may be delivered (at most max_req_timeout). timeout: seconds to wait
-    for room, None for ever, 0 not at all. Raises Full, MessageTooBig, BadArgument (empty, deferred
-    for too long), Gone, NotRunning (only where the supervisor is needed: a backlog queue must be
-    made).
-    nsqd: PUB, DPUB.
+    for room; None: no limit; 0: do not wait. Raises Full, MessageTooBig, BadArgument (the body is
+    empty, or deferred for too long), Gone, and NotRunning (only if the supervisor is needed to
+    create a backlog queue). nsqd: PUB, DPUB.
 
     `loan(nbytes: int, defer: float | None = None, timeout: float | None = None, zero: bool = True)
-    -> Loan`: a context manager that yields a writable memoryview in shared memory, published at the
-    end of the block and dropped if that raised. `Loan.truncate(nbytes)` in the block publishes only
-    the first bytes of it, which keep all the memory until they are finished. zero=False saves the
-    clearing of the buffer for who writes every byte: what is not written are pieces of other
-    messages.
+    -> Loan`: a context manager that yields a writable memoryview in shared memory. It is published
+    at the end of the block, or dropped if the block raised. `Loan.truncate(nbytes)` in the block
+    publishes only its first bytes; the message still occupies all the memory until it is finished.
+    zero=False does not clear the buffer, for callers that write every byte: bytes that are not
+    written show parts of other messages.
 
-    It can be pickled: another process, or a pool's, gets one of its own for the same topic.
+    It can be pickled: the copy in another process is a producer of its own for the same topic.
     """
 
     # not in __dict__, which stays empty: to look up a method is faster then
     __slots__ = ("__dict__", "__weakref__", "_home")
     _internal = frozenset(
-        {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_marked"}
+        {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once"}
         | {"publish_offsets", "publish_run"}
     )
 
@@ -89,14 +88,15 @@ class Producer(_native.Producer, metaclass=Shown):
         defer: float | None = None,
         timeout: float | None = None,
     ) -> range:
-        """Publish many bodies, all or nothing, in order; nsqd's MPUB.
+        """Publish many bodies in order, all or none; nsqd's MPUB.
 
-        bodies: a list, tuple or other iterable of bytes-likes; a numpy array of uint8 with two
-        dimensions (a row is a body); or a pyarrow Array or ChunkedArray of binary or string without
-        nulls. defer and timeout as in `publish`. Returns the ids as numbers: `f"{id:016x}"` is what
-        `Message.id` shows.
+        bodies: a list, tuple or other iterable of bytes-likes; a numpy array of uint8 with shape
+        (messages, bytes of each); or a pyarrow Array or ChunkedArray of binary or string without
+        nulls. defer, timeout: seconds, as in `publish`. Returns the ids as numbers, one for each
+        body: `Message.id` is `f"{id:016x}"`.
 
-        Raises as `publish`; MessageTooBig also if the batch as a whole can never fit memory.
+        Raises as `publish`, and MessageTooBig also if the batch as a whole can never fit in memory.
+        Raises TypeError or ValueError for anything that is not such an array.
         """
         if isinstance(bodies, list | tuple):
             first, count = self._list(bodies, defer, timeout)
@@ -136,7 +136,7 @@ class Producer(_native.Producer, metaclass=Shown):
         return self.publish_fixed(data, count, width, defer, timeout), count
 
     def _arrow(self, array: Any, defer: float | None, timeout: float | None) -> tuple[int, int]:
-        """pyarrow, by its methods and not by importing it."""
+        """An array of pyarrow, used by its methods: pyarrow is not imported."""
         if array.null_count:
             raise ValueError(
                 f"publish_many: {array.null_count} of the bodies are null; use drop_null()"

@@ -1,18 +1,20 @@
-"""Who may ask the HTTP interface for what: switches, a token, and what keeps a browser from being
-used against it.
+"""Access rules of the HTTP interface: switches, tokens, and protection against web pages that use
+a browser on this host to attack it.
 
-nsqd asks nobody anything. Here a request is refused
+nsqd refuses nothing. Here a request is refused in four cases:
 
-* whose `Host` is another site's name, on a listener that only this host reaches: a page whose name
-  was made to point to 127.0.0.1 (DNS rebinding) may not read or write. An address, `localhost`,
-  the host's own name, the broadcast address and `--http-allowed-hosts` are good. A listener that
-  others reach has names that nobody here knows, so there it is looked at only if
-  `--http-allowed-hosts` is given. A Unix socket is no browser's.
-* that another site's page sends (CSRF): it writes, or asks for /debug, and has an `Origin` that is
-  neither this server's nor of `--http-allowed-hosts`. nsqadmin, curl and NSQ's tools send none.
-* that an option has switched off: `--http-writes`, `--http-config`, `--http-debug`.
-* that has no token, if there is one (`--http-token-file`, SHMQ_HTTP_TOKEN): whatever writes,
-  configures or debugs; with `--http-open-reads=false` all but /ping.
+* Its `Host` is the name of another site, on a listener that only this host reaches. A page whose
+  name was made to resolve to 127.0.0.1 (DNS rebinding) must neither read nor write. Accepted are
+  addresses, `localhost`, the host's own name, the broadcast address and `--http-allowed-hosts`.
+  Other hosts may reach a public listener by names that are not known here, so there `Host` is
+  checked only for /debug, or if `--http-allowed-hosts` is given. A browser cannot reach a Unix
+  socket, so `Host` is not checked there.
+* Another site's page sends it (CSRF): the request writes, configures or debugs, and its `Origin` is
+  neither this server's nor in `--http-allowed-hosts`. nsqadmin, curl and NSQ's tools send no
+  `Origin`.
+* An option has switched it off: `--http-writes`, `--http-config`, `--http-debug`.
+* Tokens are configured (`--http-token-file`, SHMQ_HTTP_TOKEN) and it carries none of them. Requests
+  that write, configure or debug need one; with `--http-open-reads=false` all requests but /ping do.
 """
 
 from __future__ import annotations
@@ -32,22 +34,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shmq.options import OptionError, Options
+from shmq.option_types import OptionError
+from shmq.options import Options
 
 _log = logging.getLogger(__name__)
 
 _TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
 _SHORTEST_TOKEN: Final = 16
 _LONGEST_FILE: Final = 64 << 10
-#: What a proxy says of whom it asks for: the peer is not who it seems.
-_OF_A_PROXY: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
+#: Headers of a proxy: the client is not the peer of the connection.
+_PROXY_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
 _ANY: Final = "*"
 _HIDDEN: Final = "***"
 _NO_SCHEME: Final = re.compile(r"^([^:@/\s]+):[^@\s]+@")
 
 
 class Action(enum.Enum):
-    """What a request is for."""
+    """The kinds of request that the rules tell apart."""
 
     PING = "ping"
     READ = "read"
@@ -58,17 +61,17 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Listener:
-    """The socket that a request came in at."""
+    """The listening socket through which a request arrived."""
 
     secure: bool
-    """It is TLS."""
+    """Its connections use TLS."""
     local: bool
-    """It is bound to loopback."""
+    """It is bound to a loopback address."""
     unix: bool
 
     @classmethod
     def of(cls, sock: socket.socket, secure: bool) -> Listener:
-        """A listening socket."""
+        """Describe a listening socket; `secure` if its connections use TLS."""
         name = sock.getsockname()
         inet = isinstance(name, tuple)
         return cls(secure, inet and _is_loopback(name[0]), not inet)
@@ -76,18 +79,18 @@ class Listener:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The answer instead."""
+    """The answer to a request that the rules do not allow."""
 
     status: int
     text: str
     challenge: str = ""
-    """For WWW-Authenticate."""
+    """Value of the header WWW-Authenticate; empty: no such header."""
     why: str = ""
-    """For the log; empty if it needs no line."""
+    """The reason, for the log; empty if the refusal is not logged."""
 
 
 class Access:
-    """The rules that the options make."""
+    """The access rules that follow from the options."""
 
     def __init__(self, options: Options, tokens: tuple[bytes, ...]) -> None:
         self._tokens = [hashlib.sha256(token).digest() for token in tokens]
@@ -104,8 +107,10 @@ class Access:
     def refusal(
         self, action: Action, key: str, headers: Mapping[str, str], peer: str, listener: Listener
     ) -> Refusal | None:
-        """Why not; None: go on. key: the option that is configured. peer: address of the other end,
-        empty at a Unix socket."""
+        """Return the refusal of a request, or None if it is allowed.
+
+        key: the name in /config/<name>, for a request that configures.
+        peer: address of the client, empty on a Unix socket."""
         if action is Action.PING:
             return None
         host, origin = headers.get("Host", ""), headers.get("Origin")
@@ -130,7 +135,7 @@ class Access:
             return self._config == "true" or (self._config == "log_level" and key == "log_level")
         if self._debug == "loopback":
             near = listener.unix or _is_loopback(peer)
-            return near and not any(name in headers for name in _OF_A_PROXY)
+            return near and not any(name in headers for name in _PROXY_HEADERS)
         return self._debug == "true"
 
     def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
@@ -140,18 +145,18 @@ class Access:
         if scheme.lower() != "bearer":
             return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq"')
         digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        # digests have one length, so the time says nothing of a token
+        # all digests have the same length, so the time reveals nothing about a token
         if any(hmac.compare_digest(digest, token) for token in self._tokens):
             return None
         return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq", error="invalid_token"')
 
     def _is_good_host(self, host: str) -> bool:
-        """No browser was led here by a name of somebody else's."""
+        """Returns true unless another site's name may have led a browser here."""
         name = _host_of(host)
         return self._any or name in self._known or name.endswith(".localhost") or _is_address(name)
 
     def _is_good_origin(self, origin: str | None, host: str, headers: Mapping[str, str]) -> bool:
-        if origin is None:  # an <img> or a link of another site's page has none
+        if origin is None:  # an <img> or a link on another site's page sends none
             return headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")
         try:
             parts = urllib.parse.urlsplit(origin.lower())
@@ -165,8 +170,9 @@ class Access:
 
 
 def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:
-    """The tokens, any of which is good: a line each of the file, else the environment's one.
-    OptionError, OSError."""
+    """Read the accepted tokens: one per line of the token file, or else the environment's.
+
+    Raises OptionError if they are unusable, OSError if the file cannot be read."""
     path = options.http_token_file
     if path:
         where, text = f"--http-token-file={path}", _text_of(path)
@@ -175,7 +181,7 @@ def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tupl
     else:
         return ()
     tokens = [line.strip() for line in text.splitlines() if line.strip()]
-    if not tokens:  # whoever gave one does not want everybody to be let in
+    if not tokens:  # an operator who configures an empty file does not mean to admit everybody
         raise OptionError(f"{where}: there is no token in it")
     for token in tokens:
         if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
@@ -189,7 +195,7 @@ def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tupl
 
 
 def check(options: Options) -> None:
-    """Whether the tokens can be read, before anybody is served. OptionError, OSError."""
+    """Check at the start that the tokens can be read. Raises OptionError, OSError."""
     tokens_of(options)
     path = options.http_token_file
     if path and os.stat(path).st_mode & stat.S_IROTH:
@@ -197,7 +203,7 @@ def check(options: Options) -> None:
 
 
 def redacted(text: str) -> str:
-    """Without the passwords of URLs: what is before the @, and the values of a query."""
+    """Return a URL or address without its secrets: the password and the values of the query."""
     if "://" not in text:
         return _NO_SCHEME.sub(rf"\1:{_HIDDEN}@", text)
     before, _, rest = text.partition("://")
@@ -205,7 +211,7 @@ def redacted(text: str) -> str:
     user, at, _ = authority.rpartition("@")
     if at:
         name, colon, _ = user.partition(":")
-        shown = f"{name}:{_HIDDEN}" if colon else _HIDDEN  # alone it may be a token
+        shown = f"{name}:{_HIDDEN}" if colon else _HIDDEN  # a name without password may be a token
         rest = f"{shown}@{rest[len(user) + 1 :]}"
     path, mark, query = rest.partition("?")
     hidden = re.sub(r"=[^&]*", f"={_HIDDEN}", query) if "=" in query else query and _HIDDEN
@@ -221,7 +227,7 @@ def _text_of(path: str) -> str:
 
 
 def _host_of(text: str) -> str:
-    """The host of `host:port`, as it is compared."""
+    """Return the host of `host:port`, in lower case, for comparison."""
     text = text.strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

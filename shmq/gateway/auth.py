@@ -1,4 +1,4 @@
-"""nsqd's authorisation servers (nsqio/nsq internal/auth)."""
+"""Requests to nsqd's authorisation servers (nsqio/nsq internal/auth)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import urllib.parse
 from typing import Any, Final
 
 from shmq.gateway.access import redacted
-from shmq.gateway.session import Grant, without_surrogates
+from shmq.gateway.host import Grant
+from shmq.gateway.protocol import without_surrogates
 from shmq.options import Options
 
 _REDIRECTS: Final = 10
 _MOST_BYTES: Final = 1 << 20
-#: Answers of a grant that are kept, for so many topics and channels.
+#: How many answers a grant caches, one for each topic and channel that was asked about.
 _REMEMBERED: Final = 256
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
@@ -26,14 +27,15 @@ _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """The reply is not one that lets anybody in."""
+    """The server's reply does not authorise the client."""
 
 
 def query(
     options: Options, *, client: str, remote_ip: str, tls: bool, common_name: str, secret: str
 ) -> Grant | None:
-    """Ask the servers, beginning with any of them, until one answers well; None if none does.
-    client: its address, for the log."""
+    """Ask the servers, starting with a random one, until one returns a valid reply.
+
+    Returns None if none does. client: the client's address, for the log."""
     servers = list(options.auth_http_address)
     start = random.randrange(len(servers))
     values = {
@@ -77,7 +79,9 @@ def _ask(options: Options, server: str, values: dict[str, str]) -> bytes:
 def request(
     options: Options, url: str, body: bytes | None = None
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """One request as nsqd makes it, with its timeouts. OSError, HTTPException, ValueError."""
+    """Send one request as nsqd does, with its timeouts; return status, headers and body.
+
+    Raises OSError, HTTPException, ValueError."""
     parts = urllib.parse.urlsplit(url)
     if not parts.hostname:
         raise ValueError(f"no host in {url!r}")
@@ -113,7 +117,9 @@ def _https_port(data: bytes) -> int:
 
 
 def grant_of(data: bytes, now: float) -> Grant:
-    """What a server's reply allows from `now` on. Refused, ValueError."""
+    """Return the grant in a server's reply; its time to live begins at `now`.
+
+    Raises Refused or ValueError if the reply is not valid."""
     reply = json.loads(data)
     if not isinstance(reply, dict):
         raise Refused("not an object")
@@ -125,7 +131,7 @@ def grant_of(data: bytes, now: float) -> Grant:
     if not isinstance(identity, str) or not isinstance(url, str):
         raise Refused("identity must be a string")
 
-    @functools.lru_cache(_REMEMBERED)  # a client asks the same again with each command
+    @functools.lru_cache(_REMEMBERED)  # each command of a client repeats the same question
     def allows(permission: str, topic: str, channel: str) -> bool:
         return any(
             permission in permissions
@@ -160,8 +166,8 @@ def _rule(item: Any) -> tuple[set[str], Any, list[Any]]:
 
 
 def _pattern(text: Any) -> Any:
-    """A compiled pattern, of the library whose syntax Go's is. Its time is linear in what is
-    searched, so that a server's pattern cannot stop the event loop for a client's topic."""
+    """Compile a pattern with RE2, whose syntax Go uses. Its matching time is linear in the length
+    of the text, so no pattern of a server can block the event loop on a client's topic name."""
     import re2
 
     if not isinstance(text, str):

@@ -1,11 +1,11 @@
-"""How the gateway processes of one instance ask each other: a Unix socket each, in a directory that
-is their supervisor's; one JSON line there, one back.
+"""Requests between the gateway processes of one instance. Each process has a Unix socket in a
+directory of their supervisor. A request is one line of JSON, and so is its answer.
 
-An option that one of them changes must be changed in all before whoever asked hears of it, and in
-those that start later too. So the change is first written to a file of the directory, with a
-number, and told after that. A process listens on its socket before it reads the file: one that
-cannot be told, because it does not listen yet, will find the change there. Of two changes at once
-the one with the higher number holds everywhere, whichever is told last.
+A change of an option must reach all processes before its author gets an answer, and also those that
+start later. So the change is first written to a file in the directory, with a version number, and
+then sent to the others. A process listens on its socket before it reads the file: one that cannot
+be told because it does not listen yet will find the change in the file. Of two concurrent changes
+the one with the higher version holds everywhere, in whichever order they arrive.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-_SECONDS: Final = 2.0  # for an answer; one that is starting or stuck is left out
+_SECONDS: Final = 2.0  # for an answer; a process that is starting or stuck is left out
 _MOST_BYTES: Final = 64 << 20
-_CHANGE_SECONDS: Final = 10.0  # for all to have a change
+_CHANGE_SECONDS: Final = 10.0  # until all processes have confirmed a change
 _AGAIN: Final = 0.02
 
 _log = logging.getLogger(__name__)
@@ -32,33 +32,34 @@ Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class Pending(Exception):
-    """Not every process has the change yet; those that do not answer get it when they can."""
+    """Some processes have not confirmed a change; they apply it once they respond again."""
 
 
 class Control:
-    """One process's socket, and the way to the others'."""
+    """One process's control socket, and requests to the others'."""
 
     def __init__(self, directory: str, index: int, workers: int, handler: Handler) -> None:
-        """handler: answers a question with something that JSON can say."""
+        """handler: answers a request with a value that JSON can represent."""
         self._directory = Path(directory)
         self._index = index
         self._workers = workers
         self._handler = handler
+        self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. One that died may have left its socket."""
+        """Start to listen; remove the socket that a dead predecessor may have left."""
         path = self._path(self._index)
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, path, limit=_MOST_BYTES)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
     async def ask_all(self, question: dict[str, Any]) -> list[Any]:
-        """The answers of all processes, this one's first; of those that answer."""
+        """Return the answers of the processes that answer, this one's first."""
         others = [index for index in range(self._workers) if index != self._index]
         mine, *theirs = await asyncio.gather(
             self._handler(question), *(self._ask(index, question) for index in others)
@@ -66,16 +67,24 @@ class Control:
         return [mine, *(answer for answer in theirs if answer is not None)]
 
     async def ask(self, index: int, question: dict[str, Any]) -> Any:
-        """One process's answer; None if it does not answer."""
+        """Return one process's answer; None if it does not answer."""
         if index == self._index:
             return await self._handler(question)
         return await self._ask(index, question)
 
+    def ask_from_thread(self, index: int, question: dict[str, Any], seconds: float) -> Any:
+        """As `ask`, for threads other than the event loop's; None after `seconds`, too."""
+        asked = asyncio.run_coroutine_threadsafe(self.ask(index, question), self._loop)
+        try:
+            return asked.result(seconds)
+        except TimeoutError:
+            return None
+
     # ---- changes of options ----
 
     def changes(self) -> tuple[int, dict[str, Any]]:
-        """The number of the last change, and all options that differ from what the processes were
-        started with."""
+        """Return the version of the last change, and all options that differ from those with which
+        the processes were started."""
         try:
             version, options = json.loads(self._changes.read_text())
         except FileNotFoundError:
@@ -83,7 +92,9 @@ class Control:
         return version, options
 
     async def change(self, options: dict[str, Any]) -> None:
-        """Change options in all processes, and wait until they say that they have. Pending."""
+        """Change options in all processes and wait until they have confirmed it.
+
+        Raises Pending if some do not confirm in time."""
         until = time.monotonic() + _CHANGE_SECONDS
         version, changed = await asyncio.to_thread(self._store, options, until)
         question = {"ask": "change", "version": version, "options": changed}
@@ -99,25 +110,26 @@ class Control:
         return self._directory / "changes.json"
 
     def _store(self, options: dict[str, Any], until: float) -> tuple[int, dict[str, Any]]:
-        """Write the change down; its number and all changes so far."""
+        """Write the change to the file; return its version and all changes so far."""
         with (self._directory / "changes.lock").open("w") as lock:
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > until:  # a stopped process has it
+                    if time.monotonic() > until:  # a stopped process holds the lock
                         raise Pending("another change takes its time") from None
                     time.sleep(_AGAIN)
             version, before = self.changes()
             changed = {**before, **options}
             new = self._directory / f"changes.{self._index}"
             new.write_text(json.dumps([version + 1, changed]))
-            os.replace(new, self._changes)  # a process that is killed here leaves all or nothing
+            os.replace(new, self._changes)  # atomic, even if this process is killed
             return version + 1, changed
 
     async def _tell(self, index: int, question: dict[str, Any], until: float) -> bool:
-        """Whether the process has it, or is not there and will read the file when it is."""
+        """Returns true if the process has the change, or is not running and will read the file when
+        it starts."""
         while time.monotonic() < until:
             try:
                 async with asyncio.timeout(until - time.monotonic()):
@@ -130,7 +142,7 @@ class Control:
             await asyncio.sleep(_AGAIN)
         return False
 
-    # ---- one question ----
+    # ---- one request ----
 
     def _path(self, index: int) -> Path:
         return self._directory / f"{index}.sock"

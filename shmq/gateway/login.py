@@ -1,8 +1,9 @@
-"""Questions to authorisation servers: in threads of their own, some at a time for each address.
+"""Requests to authorisation servers, in their own pool of threads, limited per client address.
 
-A server may take seconds, and a client without a secret may ask as often as it connects. So those
-questions wait for nobody else's work and nobody else's work for them; no address has more than its
-share of the threads, and the next turn is the address's that has the fewest of them.
+A server may take seconds to answer, and a client without a valid secret may connect again and
+again. So these requests do not delay other work, nor does other work delay them. No address has
+more than its share of the threads, and the next free thread goes to the address that has the
+fewest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-#: Threads are made as they are needed.
+#: The pool starts a thread when it needs one.
 THREADS: Final = 64
 PER_ADDRESS: Final = 16
 
@@ -22,7 +23,7 @@ _Waiting = deque[tuple[Callable[[], Any], "asyncio.Future[Any]"]]
 
 
 class Logins:
-    """One per process, used in the event loop's thread."""
+    """The requests of one process; used in the event loop's thread only."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "login")
@@ -30,21 +31,21 @@ class Logins:
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
 
     def ask(self, address: str, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """The future of what `call` returns or raises in a thread. address: who it is for, an IP
-        address. Cancelled before its turn, it is not called."""
+        """Return the future of `call`, which runs in a thread. address: the IP address of the
+        client. If the future is cancelled before its turn, `call` does not run."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(address, deque()).append((call, future))
         self._start()
         return future
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Drop the requests that have not begun, and accept no more."""
         self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
         while self._waiting and self._running.total() < THREADS:
-            # of those with as few under way, the one that has waited longest
+            # the address with the fewest running; of several, the one that has waited longest
             address = min(self._waiting, key=lambda name: self._running[name])
             if self._running[address] >= PER_ADDRESS:
                 return

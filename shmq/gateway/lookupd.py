@@ -1,5 +1,6 @@
-"""What nsqlookupds are told of this instance's topics and channels, and asked about new topics
-(nsqio/nsq nsqd/lookup.go, lookup_peer.go). One gateway process does it for all."""
+"""Registration of this instance's topics and channels with nsqlookupds, and requests for the
+channels of new topics (nsqio/nsq nsqd/lookup.go, lookup_peer.go). One gateway process does it for
+the whole instance."""
 
 from __future__ import annotations
 
@@ -11,15 +12,13 @@ import struct
 import urllib.parse
 from collections.abc import Iterator
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shmq.gateway import auth
-from shmq.gateway.listen import split_address
+from shmq.gateway.context import Context
+from shmq.gateway.listeners import split_address
 from shmq.names import is_ephemeral
 from shmq.stats import NSQD_VERSION
-
-if TYPE_CHECKING:
-    from shmq.gateway.worker import Worker
 
 _MAGIC: Final = b"  V1"
 _SECONDS: Final = 1.0  # to connect, to write, to read
@@ -32,22 +31,23 @@ Names = frozenset[tuple[str, str | None]]
 
 
 class PeerError(Exception):
-    """A nsqlookupd does not answer as it should."""
+    """A nsqlookupd's answer is not valid."""
 
 
 class Peer:
-    """The connection to one nsqlookupd; opened by the next command after it was lost."""
+    """The connection to one nsqlookupd; after a loss the next command opens it again."""
 
     def __init__(self, address: str, lookupd: Lookupd) -> None:
         self.address = address
         self.info: dict[str, Any] | None = None
-        """What it said of itself; kept when the connection is lost."""
+        """The nsqlookupd's answer to IDENTIFY; kept when the connection is lost."""
         self._lookupd = lookupd
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
     async def command(self, line: bytes) -> None:
-        """Send a command; a lost connection costs it, what it says is told at the next opening."""
+        """Send a command. If the connection is lost, so is the command; the registrations are all
+        sent again when the connection is next opened."""
         try:
             if self._writer is None:
                 await self._open()
@@ -59,7 +59,7 @@ class Peer:
             self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
@@ -96,22 +96,22 @@ class Peer:
 
 
 class Lookupd:
-    """One task."""
+    """The task that keeps the nsqlookupds informed."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._peers: dict[str, Peer] = {}
         self.names: Names = frozenset()
-        """(topic, channel), and (topic, None), as they were told."""
+        """The registered names: (topic, channel), and (topic, None)."""
 
     @property
     def max_body_size(self) -> int:
-        """Of an answer."""
-        return self._worker.options.max_body_size
+        """Highest size of an answer, in bytes."""
+        return self._context.options.max_body_size
 
     def identity(self) -> dict[str, Any]:
-        """What a nsqlookupd is told of us."""
-        options, ports = self._worker.options, self._worker.ports
+        """Return the document of IDENTIFY."""
+        options, ports = self._context.options, self._context.ports
         return {
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
@@ -123,13 +123,13 @@ class Lookupd:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Register changes and send pings, until cancelled."""
         loop = asyncio.get_running_loop()
         generation, ping_at = -1, loop.time()
         try:
             while True:
                 await self._follow_options()
-                directory = self._worker.hub.broker._source().directory
+                directory = self._context.broker.views().directory
                 now = directory.read("generation")
                 if now != generation:
                     generation = now
@@ -143,7 +143,7 @@ class Lookupd:
                 peer.close()
 
     async def _follow_options(self) -> None:
-        wanted = self._worker.options.lookupd_tcp_address
+        wanted = self._context.options.lookupd_tcp_address
         for address in [address for address in self._peers if address not in wanted]:
             self._peers.pop(address).close()
         for address in wanted:
@@ -152,7 +152,7 @@ class Lookupd:
                 await peer.command(b"PING\n")
 
     def _look(self) -> Names:
-        directory = self._worker.hub.broker._source().directory
+        directory = self._context.broker.views().directory
         topics = {topic.index: topic.name for topic in directory.live_topics()}
         names: set[tuple[str, str | None]] = {(name, None) for name in topics.values()}
         for queue in directory.live_queues():
@@ -173,7 +173,7 @@ class Lookupd:
             await peer.command(line)
 
     async def channels(self, topic: str) -> list[str]:
-        """The channels, ephemeral ones left out, that any nsqlookupd knows of a topic."""
+        """Return the channels that any nsqlookupd knows of a topic, without ephemeral ones."""
         asked = [
             asyncio.to_thread(self._ask_channels, peer.info, topic)
             for peer in self._peers.values()
@@ -191,7 +191,9 @@ class Lookupd:
         query = urllib.parse.urlencode({"topic": topic})
         where = f"{info.get('broadcast_address')}:{info.get('http_port')}"
         try:
-            status, _, body = auth.request(self._worker.options, f"http://{where}/channels?{query}")
+            status, _, body = auth.request(
+                self._context.options, f"http://{where}/channels?{query}"
+            )
             if status != 200:
                 return None
             return [str(name) for name in json.loads(body)["channels"] or []]
@@ -209,7 +211,7 @@ def _line(command: str, topic: str, channel: str | None) -> bytes:
 
 
 def _registrations(names: Names) -> Iterator[bytes]:
-    """One for each channel, or for a topic without channels."""
+    """Yield a REGISTER for each channel, and for each topic without channels."""
     with_channels = {topic for topic, channel in names if channel is not None}
     for topic, channel in sorted(names, key=_order):
         if channel is not None or topic not in with_channels:

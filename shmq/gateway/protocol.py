@@ -1,11 +1,12 @@
 """The bytes of nsqd's TCP protocol, version 2 (nsqio/nsq nsqd/protocol_v2.go, internal/protocol).
 
-Nothing here has a state. What comes many at a time (message frames, FIN runs, bodies of MPUB) is
-the extension's: `_native.Window`, `_native.scan_bodies`.
+Nothing here has state. The extension handles the bytes that come in large numbers (message frames,
+consecutive FINs, bodies of MPUB): `_native.Window`, `_native.scan_bodies`.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final
 
@@ -14,7 +15,7 @@ MAGIC: Final = b"  V2"
 #: Longest command line, its newline included: nsqd's read buffer.
 MAX_LINE: Final = 16384
 
-#: An id is so many bytes; nothing else about it is checked.
+#: Length of a message id; nothing else about an id is checked.
 ID_BYTES: Final = 16
 
 RESPONSE: Final = 0
@@ -24,7 +25,7 @@ _FRAME = struct.Struct(">ii")
 
 
 def frame(kind: int, data: bytes) -> bytes:
-    """A frame of the server."""
+    """Return a frame from the server to the client."""
     return _FRAME.pack(len(data) + 4, kind) + data
 
 
@@ -35,7 +36,7 @@ BAD_PROTOCOL: Final = frame(ERROR, b"E_BAD_PROTOCOL")
 
 
 class ProtocolError(Exception):
-    """What a client did wrong: sent to it as `CODE text`, then its connection is closed."""
+    """An error of the client: sent to it as `CODE text`, then the connection is closed."""
 
     def __init__(self, code: str, text: bytes | str) -> None:
         super().__init__(code, text)
@@ -44,12 +45,13 @@ class ProtocolError(Exception):
 
     @property
     def frame(self) -> bytes:
-        """As the client gets it."""
+        """The error frame for the client."""
         return frame(ERROR, self.code.encode() + b" " + self.text)
 
 
 def failed(command: bytes, message_id: bytes, reason: bytes) -> bytes:
-    """The error frame that leaves the connection open: FIN, REQ or TOUCH of what is not there."""
+    """Return the error frame after which the connection stays open: a FIN, REQ or TOUCH of a
+    message that is not in flight."""
     return frame(ERROR, b"E_%b_FAILED %b %b failed %b" % (command, command, message_id, reason))
 
 
@@ -57,10 +59,12 @@ _DIGITS = frozenset(b"0123456789")
 
 
 def number(text: bytes) -> int | None:
-    """nsqd's unsigned decimal: digits only, none is 0, modulo 2^64; None if it is not one."""
+    """Parse an unsigned decimal as nsqd does: only digits, no digits are 0, modulo 2^64.
+
+    Returns None if it is not one."""
     if not _DIGITS.issuperset(text):
         return None
-    # at most 16 KiB of digits, and only the last 20 or so matter; int() has a limit of its own
+    # int() refuses more than 4300 digits, and a line may have 16 KiB of them
     value = 0
     for start in range(0, len(text), 4000):
         part = text[start : start + 4000]
@@ -69,24 +73,31 @@ def number(text: bytes) -> int | None:
 
 
 def signed(value: int) -> int:
-    """The 64 bits as Go's int64."""
+    """Interpret 64 bits as Go's int64."""
     return value - 2**64 if value >= 2**63 else value
 
 
 _ESCAPES: Final = {
-    0x07: "\\a", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t", 0x0B: "\\v",
-    0x22: '\\"', 0x5C: "\\\\",
-}  # fmt: skip
+    0x07: "\\a",
+    0x08: "\\b",
+    0x09: "\\t",
+    0x0A: "\\n",
+    0x0B: "\\v",
+    0x0C: "\\f",
+    0x0D: "\\r",
+    0x22: '\\"',
+    0x5C: "\\\\",
+}
 
 
 def quoted(raw: bytes) -> str:
-    """As Go's %q prints bytes."""
+    """Quote bytes as Go's %q does."""
     out = []
     for char in raw.decode("utf-8", "surrogateescape"):
         code = ord(char)
         if code in _ESCAPES:
             out.append(_ESCAPES[code])
-        elif 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+        elif 0xDC80 <= code <= 0xDCFF:  # a byte that is not valid UTF-8
             out.append(f"\\x{code - 0xDC00:02x}")
         elif code == 0x20 or char.isprintable():
             out.append(char)
@@ -99,10 +110,29 @@ def quoted(raw: bytes) -> str:
     return f'"{"".join(out)}"'
 
 
-#: Fields of IDENTIFY that are looked at, and what they must be.
-IDENTIFY_FIELDS: Final[dict[str, type]] = {
-    "client_id": str, "hostname": str, "user_agent": str, "feature_negotiation": bool,
-    "heartbeat_interval": int, "output_buffer_size": int, "output_buffer_timeout": int,
-    "tls_v1": bool, "snappy": bool, "deflate": bool, "deflate_level": int, "sample_rate": int,
-    "msg_timeout": int, "topology_region": str, "topology_zone": str,
-}  # fmt: skip
+#: Characters of a client's name that are kept; it appears in /stats and in the log only.
+_SHOWN: Final = 512
+_LONE_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """Return a name from a client without invalid characters, and cut to a reasonable length."""
+    return without_surrogates(text[:_SHOWN])
+
+
+def without_surrogates(text: str) -> str:
+    """Replace lone surrogates in the text of a JSON document, as Go's decoder does: UTF-8 cannot
+    encode them."""
+    return _LONE_SURROGATES.sub("\ufffd", text)
+
+
+def sentence(error: BaseException) -> str:
+    """Return the text of an error for the client; a system error without the file's name."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error)
+
+
+def no_means(error: OSError) -> ProtocolError:
+    """Return the error for a lack of descriptors or memory in this process."""
+    return ProtocolError("E_INVALID", f"cannot go on: {sentence(error)}")

@@ -1,4 +1,4 @@
-"""Log lines that whoever sends garbage can cause: a few of each kind, then how many there were."""
+"""Log lines that any client can cause: a few of each kind are written, the others are counted."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _SECONDS: Final = 10.0
 
 
 class Seldom:
-    """At most 10 lines in 10 s; the first line after a silence says how many were left out."""
+    """Writes at most 10 lines in 10 s. The next line after that tells how many were left out."""
 
     def __init__(self, log: logging.Logger, what: str) -> None:
-        """what: of which there were more, as `bad requests`."""
+        """what: the events that are counted, such as `bad requests`."""
         self._log = log
         self._what = what
         self._began = -_SECONDS
         self._written = self._left_out = 0
 
     def __call__(self, level: int, text: str, *args: Any, exc_info: Any = None) -> None:
-        """Write the line, or count it."""
+        """Write the line, or only count it."""
         now = time.monotonic()
         if now - self._began >= _SECONDS:
             if self._left_out:

@@ -1,4 +1,5 @@
-"""What a statsd server gets (nsqio/nsq nsqd/statsd.go). One gateway process sends it for all."""
+"""Statistics for a statsd server (nsqio/nsq nsqd/statsd.go). One gateway process sends them for the
+whole instance."""
 
 from __future__ import annotations
 
@@ -6,41 +7,51 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shmq.gateway.listen import split_address
+from shmq.gateway import nsqd_stats
+from shmq.gateway.context import Context
+from shmq.gateway.listeners import split_address
 from shmq.names import is_ephemeral
-
-if TYPE_CHECKING:
-    from shmq.gateway.worker import Worker
 
 _log = logging.getLogger(__name__)
 
 _TOPIC = (("message_count", "c"), ("message_bytes", "c"), ("depth", "g"), ("backend_depth", "g"))
 _CHANNEL = (
-    ("message_count", "c"), ("depth", "g"), ("backend_depth", "g"), ("in_flight_count", "g"),
-    ("deferred_count", "g"), ("requeue_count", "c"), ("timeout_count", "c"),
-)  # fmt: skip
+    ("message_count", "c"),
+    ("depth", "g"),
+    ("backend_depth", "g"),
+    ("in_flight_count", "g"),
+    ("deferred_count", "g"),
+    ("requeue_count", "c"),
+    ("timeout_count", "c"),
+)
 _MEMORY = (
-    "heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes",
-    "gc_pause_usec_100", "gc_pause_usec_99", "gc_pause_usec_95", "next_gc_bytes",
-)  # fmt: skip
+    "heap_objects",
+    "heap_idle_bytes",
+    "heap_in_use_bytes",
+    "heap_released_bytes",
+    "gc_pause_usec_100",
+    "gc_pause_usec_99",
+    "gc_pause_usec_95",
+    "next_gc_bytes",
+)
 
 
 class Statsd:
-    """One task."""
+    """The task that sends the statistics."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._before: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Send the statistics once per interval, until cancelled."""
         while True:
-            options = self._worker.options
+            options = self._context.options
             await asyncio.sleep(options.statsd_interval)
             try:
-                report = await self._worker.http.report()
+                report = await nsqd_stats.collect(self._context)
                 document = report.document("", "", False, options.statsd_mem_stats)
                 lines = list(self.lines(document))
                 await self._send(lines)
@@ -48,8 +59,8 @@ class Statsd:
                 _log.error("STATSD: cannot send to %s: %s", options.statsd_address, exc)
 
     def lines(self, document: dict[str, Any]) -> Iterator[str]:
-        """Of a `/stats` document; counters since the last time."""
-        exclude = self._worker.options.statsd_exclude_ephemeral
+        """Yield the lines for a `/stats` document; counters are relative to the previous one."""
+        exclude = self._context.options.statsd_exclude_ephemeral
         for topic in document["topics"] or []:
             name = topic["topic_name"]
             if exclude and is_ephemeral(name):
@@ -83,9 +94,9 @@ class Statsd:
             yield f"{prefix}.e2e_processing_latency_{share}:{item['value']}|g"
 
     async def _send(self, lines: list[str]) -> None:
-        options, prefix = self._worker.options, self._worker.statsd_prefix()
-        datagrams = packed((f"{prefix}{line}\n".encode() for line in lines),
-                           options.statsd_udp_packet_size)  # fmt: skip
+        options, prefix = self._context.options, prefix_of(self._context)
+        encoded = (f"{prefix}{line}\n".encode() for line in lines)
+        datagrams = packed(encoded, options.statsd_udp_packet_size)
         where = split_address(options.statsd_address)
         if where is None:
             raise OSError("not an address")
@@ -99,8 +110,17 @@ class Statsd:
                 sock.sendto(datagram, found[0][4])
 
 
+def prefix_of(context: Context) -> str:
+    """Return the prefix of all names sent to statsd."""
+    options = context.options
+    port = options.broadcast_http_port or context.ports.get("http", 0)
+    host = f"{options.broadcast_address}:{port}".replace(".", "_").replace(":", "_")
+    prefix = options.statsd_prefix.replace("%s", host)
+    return prefix if prefix.endswith(".") or not prefix else f"{prefix}."
+
+
 def packed(lines: Any, most: int) -> list[bytes]:
-    """Whole lines in datagrams of at most so many bytes."""
+    """Pack whole lines into datagrams of at most `most` bytes."""
     datagrams: list[bytes] = []
     held = b""
     for line in lines:

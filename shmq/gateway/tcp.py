@@ -13,45 +13,48 @@ import time
 from typing import Any, Final
 
 from shmq import audit
-from shmq.gateway.hub import Hub
-from shmq.gateway.layers import PACKED, Deflate, LayerError, Snappy, Stack, Tls
+from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
+from shmq.gateway.connections import Connections
+from shmq.gateway.context import Context
 from shmq.gateway.session import Session
 
-#: A connection's input buffer: small while it is idle, larger while it fills what it has.
+#: Sizes of a connection's input buffer: small while it is idle, larger while reads fill it.
 _FIRST_BUFFER: Final = 4 << 10
 _BUSY_BUFFER: Final = 256 << 10
 _HANDSHAKE_SECONDS: Final = 5.0
-#: How long a closing connection waits for its last bytes to be taken.
+#: How long a closing connection waits until the client has taken its last bytes.
 _LAST_WORDS_SECONDS: Final = 5.0
-#: A client whose compressed bytes take longer than this is asked whether it is there, so often.
+#: While the commands in a client's compressed bytes take longer than this, the client is probed
+#: once in that time.
 _ASK_EVERY: Final = 1.0
-#: Bytes of one read below a layer.
+#: Bytes of one read from the socket if there is a layer.
 _SCRATCH: Final = 64 << 10
-#: Takes for one connection before the others of the process have their turn.
+#: Takes for one connection before the process's other connections get their turn.
 _ROUNDS: Final = 4
-#: Pieces of what a layer makes of its input, likewise.
+#: Decoded pieces of one connection's input before the others get their turn.
 _PIECES: Final = 4
 
 _log = logging.getLogger(__name__)
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One client: its socket, its timer and its session."""
+    """One client's connection: its socket, its timer and its session."""
 
     session: Session
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, context: Context, connections: Connections) -> None:
+        self._context = context
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._data = bytearray(_FIRST_BUFFER)
         self._view = memoryview(self._data)
         self._start = self._end = 0
-        self._stack: Stack | None = None  # None: what comes from the socket is plain
+        self._stack: Stack | None = None  # None: the bytes on the socket are plain
         self._scratch = memoryview(bytearray(0))
-        self._tls: Tls | None = None  # while its handshake lasts
+        self._tls: Tls | None = None  # during its handshake only
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._full_since = 0.0  # when the socket would not take more; 0: it does
+        self._full_since = 0.0  # since when the socket accepts no more output; 0: it does
         self._eof = self._lost = self._stopped = self._again = self._watched = False
         self._working = self._pulled = self._paused = self._behind = False
         self._shed = False
@@ -59,11 +62,11 @@ class Connection(asyncio.BufferedProtocol):
         self._login: asyncio.Future[Any] | None = None
         self._handshake_until = 0.0
         self.held = 0
-        """Bytes in its buffers when they were last counted."""
+        """Bytes in its buffers, as last reported."""
         self._pushed_at = self._asked_at = -_ASK_EVERY
-        self._peer: select.poll | None = None  # once what it sent last takes more than a turn
+        self._peer: select.poll | None = None  # made when input first takes more than one turn
 
-    # ---- asyncio calls ----
+    # ---- called by asyncio ----
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -72,9 +75,9 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(peer, tuple):
             ip = peer[0]
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
-        self.session = Session(self._hub, address, ip, self._loop.time(), time.time())
+        self.session = Session(self._context, address, ip, self._loop.time(), time.time())
         self._by = audit.by_peer(transport)
-        refusal = self._hub.enter(self)
+        refusal = self._connections.enter(self)
         if refusal:
             self.session.refuse("E_CONNECT_FAILED", refusal)
             self._settle()
@@ -96,10 +99,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._end += nbytes
         session = self.session
-        if session.consumer is not None or session.job is not None or self._full_since:
+        if session.delivery.consumer is not None or session.job is not None or self._full_since:
             self._work()
             return
-        # what `_work` comes to for a producer: one publish, one answer, nothing to wait for
+        # a shortcut for what `_work` does for a producer: publish, answer, wait for nothing
         session.now = self._loop.time()
         self._start = session.publish_run(self._data, self._start, self._end)
         if self._start != self._end:
@@ -119,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._eof = True
         self._work()
-        return True  # what is left to say is said first
+        return True  # keep the connection open until the remaining output was written
 
     def pause_writing(self) -> None:
         self._full_since = self._loop.time()
@@ -131,36 +134,33 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        known = self in self._hub.connections
-        self._hub.leave(self)
-        self._hub.hold(-self.held)
+        known = self._connections.leave(self)
+        self._connections.hold(-self.held)
         self.held = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._login is not None:
             self._login.cancel()
-        consumer = self.session.consumer
+        consumer = self.session.delivery.consumer
         self.session.abort()
         if consumer is not None:
-            self._hub.unwatch(consumer)
+            self._connections.waiter.unwatch(consumer)
             with contextlib.suppress(RuntimeError):  # the process is ending
-                self._hub.pool.submit(consumer.close)
+                self._context.pool.submit(consumer.close)
         self._view.release()
         if known:
             _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
 
-    # ---- the process calls ----
+    # ---- called by `Connections` ----
 
     def stop(self) -> None:
-        """The process ends."""
+        """Close the connection because the process ends."""
         self.session.abort()
         self._settle()
 
-    # ---- the hub calls ----
-
     def count(self) -> None:
-        """Tell the hub what the buffers hold now."""
+        """Report the size of the buffers."""
         if self._lost:
             return
         held = len(self._data)
@@ -168,17 +168,18 @@ class Connection(asyncio.BufferedProtocol):
             held += self._transport.get_write_buffer_size() + self.session.held
         if held != self.held:
             more, self.held = held - self.held, held
-            self._hub.hold(more)
+            self._connections.hold(more)
 
     def trim(self) -> None:
-        """Give back what an idle input buffer has beyond its first size."""
+        """Shrink an idle input buffer to its first size."""
         if self._end == self._start and len(self._data) > _FIRST_BUFFER and not self._working:
             self._start = self._end = 0
             self._resize(_FIRST_BUFFER)
             self.count()
 
     def shed(self, reason: str) -> bool:
-        """End, because the process holds too much; whether that gives anything back."""
+        """Close the connection because the process's buffers exceed their limit. Returns true if
+        that frees memory."""
         if self._lost or self._shed:
             return False
         self._shed = True
@@ -186,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
             "PROTOCOL(V2): [%s] %s: %d of them are its", self.session.address, reason, self.held
         )
         if self._transport.get_write_buffer_size():
-            self.session.abort()  # it does not read; a word would wait behind the rest
+            self.session.abort()  # it does not read, so an error frame would not be sent either
             self._transport.abort()
         else:
             self.session.refuse("", reason)
@@ -196,10 +197,10 @@ class Connection(asyncio.BufferedProtocol):
         self.count()
         return True
 
-    # ---- the sleeper calls ----
+    # ---- called when messages have arrived ----
 
     def ring(self) -> None:
-        """There may be something to take."""
+        """Take messages: there may be some in the channel."""
         self._watched = False
         self._work()
 
@@ -217,10 +218,10 @@ class Connection(asyncio.BufferedProtocol):
         self._work()
 
     def _look_after_peer(self) -> None:
-        """Nothing is read while the session is behind, so whether the client is still there is
-        asked here. The system of a client that has closed says so only behind what it sent before,
-        and a client that only sends no more waits for its answers; but a frame that comes to one
-        that has closed is answered with a reset."""
+        """Find out whether the client is still there. While the session works on earlier input,
+        nothing is read from the socket, so its end would not be noticed. POLLRDHUP is not enough:
+        a client that has only shut down its sending side still waits for its answers. But if the
+        client has closed the socket, its system answers a frame with a reset."""
         if self._peer is None:
             self._peer = select.poll()
             self._peer.register(self._transport.get_extra_info("socket"), select.POLLRDHUP)
@@ -233,7 +234,7 @@ class Connection(asyncio.BufferedProtocol):
             self.session.ask()
 
     def _work(self) -> None:
-        """Everything there is to do now: input, delivery, output, and what to wait for next."""
+        """Do all work that is possible now: input, delivery, output; then set what to wait for."""
         if self._lost or self._working:
             return
         self._working = True
@@ -246,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
         except LayerError as error:
             _log.error("PROTOCOL(V2): [%s] %s", self.session.address, error)
             self.session.abort()
-        except Exception:  # a mistake of ours ends this connection; nobody waits for an answer
+        except Exception:  # a defect ends this connection only, and leaves no client waiting
             _log.exception("PROTOCOL(V2): [%s] failed", self.session.address)
             self.session.abort()
         finally:
@@ -257,15 +258,16 @@ class Connection(asyncio.BufferedProtocol):
         session = self.session
         if not self._full_since:
             self._read()
-            for _ in range(_ROUNDS if session.consumer is not None else 0):
-                if not session.pump():
+            delivery = session.delivery
+            for _ in range(_ROUNDS if delivery.consumer is not None else 0):
+                if not delivery.pump(session):
                     break
                 if session.flush:
                     self._write()
                 if self._full_since:
                     break
             else:
-                if session.consumer is not None:
+                if delivery.consumer is not None:
                     self._soon()
         if session.flush:
             self._write()
@@ -273,11 +275,11 @@ class Connection(asyncio.BufferedProtocol):
             self._upgrade()
 
     def _read(self) -> None:
-        """Let the session have what is there."""
+        """Pass the input that is available to the session."""
         session = self.session
         self._behind = False
         for turn in itertools.count():
-            if turn == _PIECES:  # of what was compressed; the others of the process have their turn
+            if turn == _PIECES:  # the other connections get their turn
                 self._behind = True
                 self._soon()
                 return
@@ -288,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
                 and not session.behind
             ):
                 self._pull()
-            # a session that still waits for the same body has nothing to do
+            # returns at once if the session still waits for the rest of a body
             self._start = session.receive(self._data, self._start, self._end)
             if session.job is not None:
                 self._begin(session.job)
@@ -317,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- the input buffer ----
 
     def _make_room(self) -> None:
-        """So that the next read has somewhere to go."""
+        """Make room in the buffer for the next read."""
         held = self._end - self._start
         size = len(self._data)
         if not held:
@@ -333,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._start * 2 > size:
             self._resize(size)
         else:
-            self._resize(size * 2)  # as it fills: a declared size is only a claim
+            self._resize(size * 2)  # not to the declared size, which may be false
 
     def _reserve(self, nbytes: int) -> None:
         size = len(self._data)
@@ -375,9 +377,9 @@ class Connection(asyncio.BufferedProtocol):
         with audit.acting(self._by):
             call = functools.partial(contextvars.copy_context().run, job.call)
         if job.login:
-            future = self._login = self._hub.logins.ask(self.session.ip, call)
+            future = self._login = self._context.logins.ask(self.session.ip, call)
         else:
-            future = self._loop.run_in_executor(self._hub.pool, call)
+            future = self._loop.run_in_executor(self._context.pool, call)
         future.add_done_callback(lambda done: self._finished(job, done))
 
     def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:
@@ -392,7 +394,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost or session.job is not job:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
                 with contextlib.suppress(RuntimeError):  # the process is ending
-                    self._hub.pool.submit(result.close)  # a consumer that came too late
+                    self._context.pool.submit(result.close)  # a consumer that was opened too late
             return
         session.now = self._loop.time()
         session.done(result, error)
@@ -401,7 +403,8 @@ class Connection(asyncio.BufferedProtocol):
     # ---- upgrades ----
 
     def _upgrade(self) -> None:
-        """The JSON was written in clear; put the next layer in."""
+        """Add the layers that were agreed on, after the answer to IDENTIFY was written without
+        them."""
         session = self.session
         if self._stack is None:
             self._stack = Stack()
@@ -411,14 +414,16 @@ class Connection(asyncio.BufferedProtocol):
         while session.upgrades:
             layer = session.upgrades[0]
             if layer == "tls":
-                self._tls = Tls(self._hub.tls_context)
+                tls_context = self._context.tls_context
+                assert tls_context is not None
+                self._tls = Tls(tls_context)
                 self._handshake_until = session.now + _HANDSHAKE_SECONDS
                 self._shake_hands()
                 return
             if layer == "snappy":
                 self._stack.layers.append(Snappy())
             else:
-                self._stack.layers.append(Deflate(session.deflate_level))
+                self._stack.layers.append(Deflate(session.settings.deflate_level))
             self._scratch = self._scratch[:PACKED]
             session.upgraded(layer)
             self._write()
@@ -456,7 +461,8 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what to wait for ----
 
     def _settle(self) -> None:
-        """After work: close, pause or go on reading, watch the channel, set the timer."""
+        """After work: close the connection, or pause or resume reading, watch the channel and set
+        the timer."""
         session = self.session
         if self._lost:
             return
@@ -482,7 +488,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
         if session.waits and not busy and not self._watched and not self._again:
             self._watched = True
-            self._hub.watch(self)
+            self._connections.waiter.watch(session.delivery.consumer, self)
         self._arm()
 
     def _arm(self) -> None:
@@ -508,7 +514,7 @@ class Connection(asyncio.BufferedProtocol):
         session = self.session
         now = session.now = self._loop.time()
         if self._full_since and now >= self._full_since + session.patience:
-            self._transport.abort()  # it does not read what it gets
+            self._transport.abort()  # the client does not read its messages
             return
         session.tick()
         self._work()

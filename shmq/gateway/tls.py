@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 import warnings
 
-from shmq.options import OptionError, Options
+from shmq.option_types import OptionError
+from shmq.options import Options
 
 _VERSIONS = {
     "tls1.0": ssl.TLSVersion.TLSv1,
@@ -18,7 +19,9 @@ _OLD = ("tls1.0", "tls1.1")
 
 
 def server_context(options: Options) -> ssl.SSLContext | None:
-    """What connections are wrapped with; None without a certificate. OptionError, OSError."""
+    """Return the TLS settings for clients' connections; None if there is no certificate.
+
+    Raises OptionError, OSError."""
     if bool(options.tls_cert) != bool(options.tls_key):
         raise OptionError("both --tls-cert and --tls-key must be given")
     if not options.tls_cert:
@@ -27,10 +30,11 @@ def server_context(options: Options) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if options.tls_min_version in _OLD:
-        # OpenSSL speaks these only so, and then takes old and SHA-1 signed certificates, as nsqd
+        # OpenSSL needs this level for these versions; it then also accepts old and SHA-1 signed
+        # certificates, as nsqd does
         context.set_ciphers("DEFAULT:@SECLEVEL=0")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TLS 1.0 and 1.1
+        warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1 are deprecated
         context.minimum_version = _VERSIONS[options.tls_min_version]
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
@@ -40,7 +44,7 @@ def server_context(options: Options) -> ssl.SSLContext | None:
     if options.tls_root_ca_file:
         context.load_verify_locations(options.tls_root_ca_file)
     elif options.tls_client_auth_policy == "require":
-        # OpenSSL can take any certificate, as nsqd does, but Python's ssl always verifies them
+        # nsqd accepts any certificate; OpenSSL could, but Python's ssl always verifies them
         raise OptionError(
             "--tls-client-auth-policy=require: clients' certificates are always verified; say with "
             "which ones (--tls-root-ca-file), or require-verify for the system's"
@@ -53,5 +57,6 @@ def server_context(options: Options) -> ssl.SSLContext | None:
 
 
 def is_required(options: Options) -> bool:
-    """Whether clients of the TCP protocol must use TLS; a client policy asks for it too."""
+    """Returns true if clients of the TCP protocol must use TLS; a policy for clients' certificates
+    implies it."""
     return options.tls_required != "false" or options.tls_client_auth_policy != ""

@@ -1,12 +1,12 @@
-"""shmq and PySpark 4.3: `format("shmq")` to read and write, batch and streaming; tasks of one job
-that hand each other messages; a session that finds its Python and Java.
+"""shmq for PySpark 4.3: `format("shmq")` reads and writes, batch and streaming. `Exchange` lets
+tasks of one job pass messages to each other. `session` starts Spark with the right Python and Java.
 
     import shmq.spark
     spark = shmq.spark.session("local[2,4]")
     rows = spark.readStream.format("shmq").option("instance", "x").option("topic", "t") \\
         .option("channel", "c").option("consumer", "report").load()
 
-Nothing here imports pyspark before it is used. NoPySpark, an ImportError, says what is missing.
+pyspark is not imported before it is used. NoPySpark, an ImportError, says what is missing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shmq.spark.versions import SOURCE, NoPySpark, need
 if TYPE_CHECKING:
     from shmq.spark import source as source
     from shmq.spark.exchange import Exchange as Exchange
-    from shmq.spark.reading import finish as finish
-    from shmq.spark.reading import give_back as give_back
+    from shmq.spark.reading import finish_lease as finish_lease
+    from shmq.spark.reading import return_lease as return_lease
     from shmq.spark.sessions import NoJava as NoJava
     from shmq.spark.sessions import session as session
     from shmq.spark.sink import publish as publish
@@ -28,21 +28,28 @@ if TYPE_CHECKING:
 _WHERE: Final = {
     "Exchange": "exchange",
     "NoJava": "sessions",
-    "finish": "reading",
-    "give_back": "reading",
+    "finish_lease": "reading",
+    "return_lease": "reading",
     "publish": "sink",
     "session": "sessions",
 }
 _MODULES: Final = ("exchange", "options", "reading", "sink", "source", "stream")
 
 __all__ = [
-    "Exchange", "NoJava", "NoPySpark", "finish", "give_back", "publish", "register", "session",
-]  # fmt: skip
+    "Exchange",
+    "NoJava",
+    "NoPySpark",
+    "finish_lease",
+    "publish",
+    "register",
+    "return_lease",
+    "session",
+]
 
 
 def register(spark: Any) -> None:
-    """Make `format("shmq")` known to this session, unless it is: where `pyspark_shmq` is installed
-    for Spark's own Python, Spark finds it by itself. NoPySpark."""
+    """Register `format("shmq")` with this SparkSession. If `pyspark_shmq` is installed for Spark's
+    own Python, Spark has found the format by itself, and nothing is done. Raises NoPySpark."""
     need(SOURCE, "shmq.spark.register")
     from shmq.spark.source import ShmqDataSource
 
@@ -51,11 +58,12 @@ def register(spark: Any) -> None:
 
 
 def _is_known(spark: Any, name: str) -> bool:
-    """Whether Spark has found it already. 4.0 refuses to be told again, 4.3 warns."""
+    """Returns True if Spark knows the format. Registering it again is an error in 4.0 and a warning
+    in 4.3."""
     try:
         manager = spark._jsparkSession.sessionState().dataSourceManager()
         return bool(manager.dataSourceExists(name))
-    except Exception:  # none of Spark's promises: then it is registered, as anywhere else
+    except Exception:  # these names are internal to Spark; if they fail, register
         return False
 
 

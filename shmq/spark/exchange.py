@@ -1,4 +1,4 @@
-"""Tasks of one job, or of jobs that run at a time, hand each other messages.
+"""Messages between tasks of one job, or of jobs that run at the same time.
 
     tasks, results = Exchange("jobs", "tasks"), Exchange("jobs", "results")
 
@@ -10,13 +10,14 @@
             results.publish([measure(message.body)])    # then the message is finished
         yield from batches
 
-What a task has taken is its own until the loop comes back for more: then it is finished; if the
-loop is left or raises, or the task ends in any other way, it goes back at once, and if its process
-is killed, within milliseconds. Spark uses a worker process for many tasks, so nothing here waits
-for its end.
+A task holds a message until its loop asks for the next one; then the message is finished. If the
+loop is left or raises, or the task ends in any other way, the message goes back at once; if the
+worker process is killed, within milliseconds. Spark uses a worker process for many tasks, so
+nothing here relies on the end of the process.
 
-Spark may have no slot for one side while the other runs, so every wait has an end: a loop ends when
-nothing came for `idle` seconds. Run the two sides as jobs of two threads, or as one barrier stage.
+Spark may have no free slot for one side while the other runs, so every wait is bounded: a loop ends
+when no message came for `idle` seconds. Run the two sides as jobs of two threads, or as one barrier
+stage.
 """
 
 from __future__ import annotations
@@ -33,23 +34,30 @@ from shmq.spark.reading import attached
 
 @dataclass(frozen=True)
 class Exchange:
-    """A channel as tasks use it; Spark ships it with their functions, each process attaches
-    once."""
+    """A channel that tasks publish to and take from. Spark ships it with the tasks' functions; each
+    worker process attaches once.
+
+    instance, topic, channel: names. owner: the user whose broker it may be, as in `shmq.attach`.
+    Every method raises the errors of `shmq.attach`.
+    """
 
     instance: str
     topic: str
     channel: str = "spark"
     owner: str | None = None
-    """The user whose broker it may be, as in `attach`."""
 
     def create(self) -> None:
-        """Make topic and channel, in the driver, before a job: what is published without a channel
-        goes to the first one only."""
+        """Create topic and channel. Call it in the driver before a job: messages that are published
+        while the topic has no channel go only to the first one."""
         attached(self.instance, self.owner).create_channel(self.topic, self.channel)
 
     def publish(self, bodies: Iterable[Any], timeout: float = 60.0, at_once: int = 200) -> int:
-        """Publish bodies (bytes-likes, or one Arrow array); how many. Full if there was no room for
-        `timeout` seconds. A task that is tried again publishes again."""
+        """Publish bodies, and return their number. A task that Spark retries publishes them again.
+
+        bodies: bytes-likes, or one Arrow array of binary or string. timeout: seconds to wait for
+        room. at_once: the number of bodies published together. Raises Full if there was no room in
+        time, and the other errors of `Producer.publish_many`.
+        """
         producer = attached(self.instance, self.owner).producer(self.topic)
         if hasattr(bodies, "null_count"):
             return len(producer.publish_many(bodies, timeout=timeout))
@@ -61,11 +69,11 @@ class Exchange:
     def messages(
         self, idle: float, at_once: int = 16, msg_timeout: float | None = None
     ) -> Iterator[Message]:
-        """One message after the other until none came for `idle` seconds. Each is finished when the
-        loop asks for the next; what is not finished when the loop ends goes back.
+        """Yield messages until none came for `idle` seconds. Each is finished when the loop asks
+        for the next; messages that are not finished when the loop ends go back.
 
-        at_once: how many the task takes from the others at a time. msg_timeout: as of
-        `Broker.consumer`; None: while the task lives.
+        at_once: the number of messages that the task takes at a time, which other tasks cannot get.
+        msg_timeout: seconds, as of `Broker.consumer`; None: no limit while the task lives.
         """
         for batch in self._taken(idle, at_once, msg_timeout):
             for message in batch:
@@ -75,7 +83,8 @@ class Exchange:
     def batches(
         self, idle: float, at_once: int = 1000, msg_timeout: float | None = None
     ) -> Iterator[Batch]:
-        """The same for whole batches (`bodies()`, `to_arrow()`), which are finished together."""
+        """Like `messages`, for whole batches (`bodies()`, `to_arrow()`), each of which is finished
+        together. at_once: the largest number of messages in a batch."""
         for batch in self._taken(idle, at_once, msg_timeout):
             yield batch
             _finish(batch)
@@ -84,7 +93,7 @@ class Exchange:
         consumer: Consumer = attached(self.instance, self.owner).consumer(
             self.topic, self.channel, at_once, msg_timeout
         )
-        with consumer:  # its end gives back what is not finished
+        with consumer:  # closing it gives back the messages that are not finished
             while batch := consumer.take_many(at_once, idle):
                 yield batch
 
@@ -92,5 +101,5 @@ class Exchange:
 def _finish(what: Message | Batch) -> None:
     try:
         what.finish()
-    except NotInFlight:  # it was answered in the loop, or timed out and is another's
+    except NotInFlight:  # the loop answered it, or it timed out and was delivered again
         return

@@ -1,4 +1,4 @@
-"""The options of `format("shmq")`, declared once: parsed, defaulted and documented from here."""
+"""The options of `format("shmq")`, each declared once with its parser, default and help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from shmq.names import check_instance, check_name
 
-#: What a row may have, and what of it there is unless `columns` says otherwise.
+#: The columns that a row may have, with their types, and those it has by default.
 COLUMNS: Final = {
     "id": "bigint",
     "timestamp": "timestamp",
@@ -27,15 +27,16 @@ _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option. name: as Spark's users write it; there case does not matter."""
+class SparkOption:
+    """One option. name: as users of Spark write it; Spark ignores its case."""
 
     name: str
     default: Any
     parse: Callable[[str], Any]
     help: str
     where: str = "read, write"
-    """read: batch and streaming; batch, stream: only there; write."""
+    """Where it applies: read (batch and streaming), batch or stream (reads of that kind only),
+    write."""
 
 
 def _text(text: str) -> str:
@@ -93,33 +94,33 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 
 
 OPTIONS: Final = (
-    Option(
+    SparkOption(
         "instance",
         None,
         check_instance,
         "the broker's name; else SHMQ_INSTANCE, else default",
     ),
-    Option(
+    SparkOption(
         "owner",
         None,
         _text,
-        "the user (name or uid) whose broker it may be, beside this one and root; else "
+        "the user (name or uid) whose broker it may be, besides this user and root; else "
         "SHMQ_OWNER, else nobody",
     ),
-    Option(
+    SparkOption(
         "topic",
         "",
         lambda text: check_name(text, "topic"),
         "the topic; must be given",
     ),
-    Option(
+    SparkOption(
         "channel",
         "spark",
         lambda text: check_name(text, "channel"),
         "the channel that is read",
         "read",
     ),
-    Option(
+    SparkOption(
         "consumer",
         None,
         _text,
@@ -127,63 +128,63 @@ OPTIONS: Final = (
         "that a query without a checkpoint finds what the last one held",
         "read",
     ),
-    Option(
+    SparkOption(
         "columns",
         _columns(_DEFAULT_COLUMNS),
         _columns,
-        "what a row has: some of " + ", ".join(COLUMNS),
+        "the columns of a row: some of " + ", ".join(COLUMNS),
         "read",
     ),
-    Option(
+    SparkOption(
         "numPartitions",
         min(os.cpu_count() or 1, 32),
         _count,
         "partitions of a batch, at most 32",
         "read",
     ),
-    Option(
+    SparkOption(
         "minPartitionRows",
         1000,
         _count,
         "rows below which a batch is not split further",
         "read",
     ),
-    Option(
+    SparkOption(
         "maxMessagesPerTrigger",
         1_000_000,
         _count,
         "messages of a micro-batch, or of one batch read, at most",
         "read",
     ),
-    Option(
+    SparkOption(
         "maxBytesPerTrigger",
         256 << 20,
         _bytes,
         "bytes of bodies of the same, at most",
         "read",
     ),
-    Option(
+    SparkOption(
         "minMessagesPerTrigger",
         0,
         _from_zero,
-        "wait for so many messages...",
+        "wait for this number of messages...",
         "stream",
     ),
-    Option(
+    SparkOption(
         "maxTriggerDelay",
         1.0,
         _seconds,
         "...but not longer than this",
         "stream",
     ),
-    Option(
+    SparkOption(
         "pollTimeout",
         0.1,
         _seconds,
         "how long an idle query waits for messages at a time",
         "stream",
     ),
-    Option(
+    SparkOption(
         "leaseTtl",
         600.0,
         _seconds,
@@ -191,21 +192,21 @@ OPTIONS: Final = (
         "the channel",
         "read",
     ),
-    Option(
+    SparkOption(
         "restartGrace",
         None,
         _seconds,
-        "the same after its process ended; else leaseTtl",
+        "the same after the driver's process ended; else leaseTtl",
         "read",
     ),
-    Option(
+    SparkOption(
         "maxReplays",
         0,
         _from_zero,
-        "plan a micro-batch at most so often, then fail; 0: no limit",
+        "plan a micro-batch at most this number of times, then fail; 0: no limit",
         "stream",
     ),
-    Option(
+    SparkOption(
         "failOnDataLoss",
         True,
         _flag,
@@ -213,51 +214,51 @@ OPTIONS: Final = (
         "go on without them",
         "stream",
     ),
-    Option(
+    SparkOption(
         "onLostLease",
         "fail",
         _one_of("fail", "warn"),
-        "what to do about a micro-batch that was processed, but went back to the channel "
-        "meanwhile and comes again",
+        "what to do if a micro-batch was processed but its messages went back to the channel "
+        "meanwhile, so that they come again",
         "stream",
     ),
-    Option(
+    SparkOption(
         "publish",
         "commit",
         _one_of("commit", "immediate"),
         "commit: all rows of a write, exactly once, when it succeeded; immediate: each "
-        "batch of rows at once, again if a task is tried again",
+        "batch of rows at once, and again if Spark retries a task",
         "write",
     ),
-    Option(
-        "writer_id",
+    SparkOption(
+        "txnAppId",
         None,
         _text,
         "name for exactly-once over separate writes; a streaming query has its own",
         "write",
     ),
-    Option(
-        "epoch",
+    SparkOption(
+        "txnVersion",
         None,
         _from_zero,
-        "number of a batch write under writer_id: one that was written is not written again",
+        "number of a batch write under txnAppId; a write whose number was written is skipped",
         "write",
     ),
-    Option(
+    SparkOption(
         "body",
         "body",
         _text,
         "the column that is published: binary or string",
         "write",
     ),
-    Option(
+    SparkOption(
         "staging",
         None,
         _text,
         "directory on this host for rows that are not committed yet; else one in /dev/shm",
         "write",
     ),
-    Option(
+    SparkOption(
         "timeout",
         60.0,
         _seconds,
@@ -267,12 +268,13 @@ OPTIONS: Final = (
 )
 
 _BY_NAME: Final = {option.name.lower(): option for option in OPTIONS}
-#: What Spark itself adds.
+#: Options that Spark itself adds.
 _SPARKS: Final = {"path", "checkpointlocation", "header"}
 
 
 class Settings:
-    """Parsed options of one read or write, as attributes by their names."""
+    """The parsed options of one read or write, as attributes of their names. Raises ValueError for
+    an unknown option or a value that is not valid."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
@@ -291,7 +293,7 @@ class Settings:
             raise ValueError('shmq needs to know what to read or write: .option("topic", NAME)')
         if self._values["instance"] is None:
             self._values["instance"] = os.environ.get("SHMQ_INSTANCE") or "default"
-        #: of this DataFrame: the same wherever Spark sends a copy of it
+        #: identifies this DataFrame: the same in every copy that Spark sends
         self.token = uuid.uuid4().hex
 
     def __getattr__(self, name: str) -> Any:
@@ -302,12 +304,12 @@ class Settings:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """The channel and instance, for texts of errors."""
         return f"{self.topic}/{self.channel} of instance {self.instance!r}"
 
 
-def table(options: Iterable[Option] = OPTIONS) -> str:
-    """The options as text, for a docstring."""
+def table(options: Iterable[SparkOption] = OPTIONS) -> str:
+    """The options as text for a docstring."""
     lines = []
     for option in options:
         default = ",".join(option.default) if isinstance(option.default, tuple) else option.default

@@ -1,9 +1,9 @@
-"""A directory that nobody but this user may look into, and its files.
+"""A directory that only this user may read, and its files.
 
-Where others may make names, as in /dev/shm, a name may be there before: a directory of somebody
-else's, or a link. So a directory is made, opened without following a link, and then its descriptor
-is asked whose it is; from there on every file is reached from that descriptor and by a name without
-a path, never by a path that is looked up again.
+Where other users may create names, as in /dev/shm, a name may exist already: another user's
+directory, or a link. So a directory is created, opened without following links, and its owner and
+mode are checked on the descriptor. From then on every file is opened relative to that descriptor,
+by a name without slashes: no path is looked up twice.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _WRITERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Private:
-    """The directory, a context manager. path: for messages only."""
+    """The open directory. A context manager. path: for the texts of errors only."""
 
     def __init__(self, base: str, *names: str) -> None:
-        """`names` below `base`, made where they are missing. Each of `names`, and what is made of
-        `base`, must be this user's and closed to others. ShmqError; FileNotFoundError if one of
-        them is removed meanwhile."""
+        """Open the directories `names` below `base`, creating those that are missing. Each of
+        `names`, and each missing part of `base`, must be this user's and closed to others. Raises
+        ShmqError, and FileNotFoundError if one of them is removed meanwhile."""
         self.path, self._fd, self._depth = Path(base), -1, len(names)
         self._enter(_open_named(self.path))
         try:
@@ -44,8 +44,8 @@ class Private:
         self._fd = fd
 
     def remove(self) -> None:
-        """Remove the directory and those above it that were made for it, as far as they are
-        empty. A process that has one of them open gets FileNotFoundError of `create` then."""
+        """Remove the directory and those of `names` above it, as far as they are empty. In a
+        process that has one of them open, `create` then raises FileNotFoundError."""
         for path in [self.path, *self.path.parents][: self._depth]:
             try:
                 path.rmdir()
@@ -53,7 +53,7 @@ class Private:
                 return
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -65,15 +65,15 @@ class Private:
         self.close()
 
     def again(self) -> int:
-        """Another open file of the directory: for a lock of its own."""
+        """A new descriptor of the directory, which can have an flock of its own."""
         return os.open(".", _DIRECTORY, dir_fd=self._fd)
 
     def names(self) -> list[str]:
-        """Of what is in it."""
+        """The names in the directory."""
         return os.listdir(self._fd)
 
     def exists(self, name: str) -> bool:
-        """Whether there is something of this name, a dead link too."""
+        """Returns True if the name exists, also as a dead link."""
         try:
             os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -81,12 +81,13 @@ class Private:
         return True
 
     def create(self, name: str) -> int:
-        """A descriptor of a new file, to write. FileExistsError."""
+        """A descriptor of a new file, for writing. Raises FileExistsError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(_plain(name), flags, 0o600, dir_fd=self._fd)
 
     def read(self, name: str) -> mmap.mmap | bytes:
-        """A file's bytes, mapped. FileNotFoundError; ShmqError for what is no file of ours."""
+        """A file's bytes, mapped. Raises FileNotFoundError, and ShmqError if it is no regular file
+        of this user."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(_plain(name), flags, dir_fd=self._fd)
@@ -104,12 +105,17 @@ class Private:
             os.close(fd)
 
     def link(self, name: str, other: str) -> None:
-        """Give a file another name. FileExistsError if that is there."""
-        os.link(_plain(name), _plain(other), src_dir_fd=self._fd, dst_dir_fd=self._fd,
-                follow_symlinks=False)  # fmt: skip
+        """Give a file another name. Raises FileExistsError if that exists."""
+        os.link(
+            _plain(name),
+            _plain(other),
+            src_dir_fd=self._fd,
+            dst_dir_fd=self._fd,
+            follow_symlinks=False,
+        )
 
     def unlink(self, name: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_plain(name), dir_fd=self._fd)
 
@@ -121,7 +127,8 @@ def _plain(name: str) -> str:
 
 
 def _open_named(path: Path) -> int:
-    """The directory that the caller named, links and all; what is missing of it is made."""
+    """A descriptor of the directory that the caller named, following links. Missing parts are
+    created."""
     try:
         return os.open(path, _DIRECTORY)
     except FileNotFoundError:
@@ -133,7 +140,8 @@ def _open_named(path: Path) -> int:
 
 
 def _make(parent: int, name: str, path: Path) -> int:
-    """A directory of ours below another one. ShmqError if it is something else."""
+    """A descriptor of this user's directory `name` below `parent`, created if it is missing. Raises
+    ShmqError if the name refers to anything else."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(_plain(name), 0o700, dir_fd=parent)
     try:
@@ -145,7 +153,7 @@ def _make(parent: int, name: str, path: Path) -> int:
     try:
         found = os.fstat(fd)
         if found.st_uid == os.geteuid() and not found.st_mode & _WRITERS:
-            os.fchmod(fd, 0o700)  # an earlier shmq, or a umask, let others look, but not change it
+            os.fchmod(fd, 0o700)  # it was created readable for others, but only this user wrote it
             found = os.fstat(fd)
         _check(found, path)
     except BaseException:
@@ -155,7 +163,7 @@ def _make(parent: int, name: str, path: Path) -> int:
 
 
 def _check(found: os.stat_result, path: Path) -> None:
-    """ShmqError unless it is this user's alone."""
+    """Raises ShmqError unless only this user has access."""
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
         raise shmq.ShmqError(
             f"{path} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}, "

@@ -1,4 +1,4 @@
-"""Rows from leases: what tasks run, and the batch source."""
+"""Rows from leases: the code that tasks run, and the batch source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _ARROW: Final = {
     "topic": pa.string(),
     "channel": pa.string(),
 }
-#: Of one record batch: enough that neither side pays for the batch, little enough that slots and
-#: bodies stay in a core's cache from the first look at them to the copy.
+#: Rows, and bytes of bodies, of one record batch: enough to make the cost per batch negligible, and
+#: few enough that slots and bodies stay in a core's cache until they are copied.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
 
@@ -34,7 +34,8 @@ _lock = threading.Lock()
 
 
 def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> shmq.Broker:
-    """This process's attachment, kept for all its tasks; a new one when the broker is another."""
+    """This process's attachment, kept for all its tasks; a new one if the broker has ended since.
+    Raises as `shmq.attach`."""
     with _lock:
         broker = _brokers.get((instance, owner))
         if broker is not None:
@@ -51,7 +52,8 @@ def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> s
 
 @dataclass(frozen=True)
 class LeasePart(InputPartition):
-    """One part of a lease: all that a task needs to know."""
+    """One part of a lease, with everything that a task needs to read it. identity: of the channel,
+    see `Broker.channel_identity`."""
 
     instance: str
     topic: str
@@ -64,18 +66,18 @@ class LeasePart(InputPartition):
 
 
 def schema_of(columns: tuple[str, ...]) -> pa.Schema:
-    """As Spark wants it, to the letter."""
+    """The Arrow schema of these columns, exactly as Spark requires it."""
     return pa.schema([pa.field(name, _ARROW[name]) for name in columns])
 
 
 def read_part(part: LeasePart) -> Iterator[pa.RecordBatch]:
-    """Its rows. LeaseLost if the lease has ended, also while it is read: nothing of another message
-    was handed out then."""
+    """Yield the rows of a part. Raises LeaseLost if the lease has ended, also in the middle; the
+    rows before are those of the lease."""
     broker = attached(part.instance, part.owner)
     if broker.channel_identity(part.topic, part.channel) != part.identity:
         raise LeaseLost(
-            f"read lease {part.lease} of {part.topic}/{part.channel}: the channel was made anew "
-            "since"
+            f"read lease {part.lease} of {part.topic}/{part.channel}: the channel was "
+            "created again since"
         )
     schema = schema_of(part.columns)
     leased = broker.read_lease(part.topic, part.channel, part.lease, part.part, _ROWS, _BYTES)
@@ -98,39 +100,40 @@ def _column(name: str, batch: LeasedBatch, part: LeasePart) -> pa.Array:
 
 
 def parts_for(settings: Settings, waiting: int) -> int:
-    """In how many partitions so many messages are read."""
+    """The number of partitions in which `waiting` messages are read."""
     most: int = min(settings.numPartitions, 32)
     least: int = settings.minPartitionRows
     return max(1, min(most, -(-waiting // least)))
 
 
-def lessee_name(settings: Settings) -> str:
-    """What the leases of a batch read are held under."""
+def lease_holder_name(settings: Settings) -> str:
+    """The name under which the leases of a batch read are held."""
     return settings.consumer or f"spark-{settings.token}"
 
 
 class ShmqReader(DataSourceReader):
-    """What a channel holds when the DataFrame is first used, up to maxMessagesPerTrigger and to
-    what one lease can have: what waits in memory, or what is on disk with what waits in front of
-    it; not what came after that. The messages stay leased, so that every use of the DataFrame sees
-    the same rows, until `shmq.spark.finish` or `give_back`, or else leaseTtl has gone by."""
+    """A batch read: the messages that a channel holds when the DataFrame is first used, up to
+    maxMessagesPerTrigger and to the messages that one lease can have. These are the messages in
+    memory, or the messages on disk with those in memory before them, but none that came later. They
+    stay leased, so that every use of the DataFrame sees the same rows, until
+    `shmq.spark.finish_lease` or `return_lease` is called or leaseTtl is over."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def partitions(self) -> list[LeasePart]:
-        """The open leases of this DataFrame, or one that is taken now."""
+        """The parts of the open leases of this DataFrame, or of a lease that is taken now."""
         settings = self._settings
         broker = attached(settings.instance, settings.owner)
         ttl = settings.leaseTtl
-        lessee = broker.lessee(
-            settings.topic, settings.channel, lessee_name(settings), ttl=ttl, grace=ttl
+        holder = broker.lease_holder(
+            settings.topic, settings.channel, lease_holder_name(settings), ttl=ttl, grace=ttl
         )
         try:
-            leases = lessee.leases()
+            leases = holder.leases()
             if not leases:
                 waiting = broker.channel_depth(settings.topic, settings.channel)
-                lease = lessee.lease(
+                lease = holder.lease(
                     settings.maxMessagesPerTrigger,
                     settings.maxBytesPerTrigger,
                     parts_for(settings, waiting),
@@ -138,42 +141,54 @@ class ShmqReader(DataSourceReader):
                 leases = [] if lease is None else [lease]
             identity = broker.channel_identity(settings.topic, settings.channel)
         finally:
-            lessee.close()  # the planning process does not live long; `grace` holds them
+            holder.close()  # the planning process ends soon; `grace` keeps the leases open
         return [
-            LeasePart(settings.instance, settings.topic, settings.channel, identity, lease.id, part,
-                      settings.columns, settings.owner)
+            LeasePart(
+                settings.instance,
+                settings.topic,
+                settings.channel,
+                identity,
+                lease.id,
+                part,
+                settings.columns,
+                settings.owner,
+            )
             for lease in leases
             for part in range(lease.parts)
-        ]  # fmt: skip
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One partition, in a task. Without a lease there is none, and Spark asks for one of its
-        own making all the same: it has no rows."""
+        """Yield the rows of one partition. Called in a task. Without a lease there is no partition,
+        and Spark passes one of its own, which has no rows."""
         return read_part(partition) if isinstance(partition, LeasePart) else iter(())
 
 
-def finish(instance: str, topic: str, channel: str, consumer: str, owner: str | None = None) -> int:
-    """Finish what a batch read under this `consumer` holds; how many messages."""
+def finish_lease(
+    instance: str, topic: str, channel: str, consumer: str, owner: str | None = None
+) -> int:
+    """Finish the messages that a batch read with this option `consumer` holds. Returns their
+    number. Raises the errors of `shmq.attach`, and LeaseLost if the lease has ended."""
     return _end(attached(instance, owner), topic, channel, consumer, True)
 
 
-def give_back(
+def return_lease(
     instance: str, topic: str, channel: str, consumer: str, owner: str | None = None
 ) -> int:
-    """Give it back to the channel instead."""
+    """Return the messages that a batch read with this option `consumer` holds to the head of the
+    channel. Returns their number. Raises as `finish_lease`."""
     return _end(attached(instance, owner), topic, channel, consumer, False)
 
 
 def _end(broker: shmq.Broker, topic: str, channel: str, consumer: str, done: bool) -> int:
-    with broker.lessee(topic, channel, consumer) as lessee:
-        ids = [lease.id for lease in lessee.leases()]
+    with broker.lease_holder(topic, channel, consumer) as holder:
+        ids = [lease.id for lease in holder.leases()]
         if done:
-            return lessee.finish_lease(ids[-1]) if ids else 0
-        return sum(lessee.return_lease(lease) for lease in reversed(ids))
+            return holder.finish_lease(ids[-1]) if ids else 0
+        return sum(holder.return_lease(lease) for lease in reversed(ids))
 
 
 def forget_in_child() -> None:
-    """A forked worker has its own attachment; the parent's stays the parent's."""
+    """Forget the parent's attachments: a forked worker attaches for itself."""
     _brokers.clear()
 
 

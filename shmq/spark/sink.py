@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from shmq.options import TRANSIT
 from shmq.spark import staging
 from shmq.spark.options import Settings
 from shmq.spark.reading import attached
@@ -23,8 +24,8 @@ except ImportError:  # 4.0: `ShmqDataSource.streamWriter` says what it needs
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task says to the driver: under which key, and what it staged; None: nothing to
-    commit."""
+    """The message of a task to the driver: the key of the write, and the file it staged; staged
+    None: there is nothing to commit."""
 
     key: str
     staged: Staged | None
@@ -32,10 +33,10 @@ class Written(WriterCommitMessage):
 
 
 def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
-    """publish=immediate."""
+    """The write of a task with publish=immediate. Returns the number of rows."""
     producer, rows = attached(settings.instance, settings.owner).producer(settings.topic), 0
     limits = attached(settings.instance, settings.owner).limits
-    most = max(1, max(limits["mem_queue_size"], 256) // 4)
+    most = max(1, max(limits["mem_queue_size"], TRANSIT) // 4)
     for batch in batches:
         column = staging.bodies_of(batch, settings)
         for start in range(0, len(column), most):
@@ -63,68 +64,81 @@ def _commit(messages: Sequence[Any], settings: Settings, epoch: int) -> None:
 
 
 class ShmqWriter(DataSourceArrowWriter):
-    """A batch write: published when all of it succeeded; with writer_id and epoch, once."""
+    """A batch write, which is published when all of it succeeded; with txnAppId and txnVersion,
+    once."""
 
     def __init__(self, settings: Settings, schema: Any) -> None:
-        if (settings.writer_id is None) != (settings.epoch is None):
-            raise ValueError("a write that may be repeated needs both options, writer_id and epoch")
+        if (settings.txnAppId is None) != (settings.txnVersion is None):
+            raise ValueError(
+                "a write that may be repeated needs both options, txnAppId and txnVersion"
+            )
         self._settings = settings
-        self._key = settings.writer_id or f"write-{settings.token}"
-        self._epoch = settings.epoch or 0
+        self._key = settings.txnAppId or f"write-{settings.token}"
+        self._epoch = settings.txnVersion or 0
         self._owner = staging.application()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One attempt of a task."""
+        """Stage or publish the rows of one attempt of a task. Called in the task."""
         return _write(iterator, self._settings, self._key, self._epoch, self._owner)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        """In the driver: all tasks succeeded."""
+        """Publish the rows of all tasks. Called in the driver when all succeeded."""
         _commit(messages, self._settings, self._epoch)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        """In the driver: the write failed. Spark does not name the attempts that succeeded."""
+        """Forget the rows. Called in the driver when the write failed; `messages` does not have the
+        attempts that succeeded."""
         staging.abandon(self._settings, self._key, self._epoch)
 
 
 class ShmqStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write: each micro-batch once, whatever is killed, keyed by the query's id."""
+    """A streaming write, keyed by the query's id. Each micro-batch is published once, also if
+    processes are killed."""
 
     def __init__(self, settings: Settings, schema: Any) -> None:
         self._settings = settings
         self._owner = staging.application()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One attempt of a task. Spark does not say here which query and micro-batch it is for; the
-        task's properties do."""
+        """Stage or publish the rows of one attempt of a task. Called in the task. The query and the
+        micro-batch are known only from the task's properties."""
         task = TaskContext.get()
         query = task.getLocalProperty("sql.streaming.queryId") if task else None
         epoch = task.getLocalProperty("streaming.sql.batchId") if task else None
         if query is None or epoch is None:
             raise RuntimeError("a streaming write to shmq runs in a task of a streaming query")
-        key = self._settings.writer_id or query
+        key = self._settings.txnAppId or query
         return _write(iterator, self._settings, key, int(epoch), self._owner)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
-        """In the driver; again after a restart if it is not certain that it was done."""
+        """Publish a micro-batch. Called in the driver, and again after a restart if Spark does not
+        know whether it was done."""
         _commit(messages, self._settings, batchId)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
-        """In the driver: the micro-batch failed. What died attempts left goes with the next
-        commit."""
+        """Forget a micro-batch. Called in the driver when it failed. The next commit removes the
+        files of attempts that died."""
         staging.drop((message.staged for message in messages if message), self._settings)
 
 
 def publish(
-    df: Any, topic: str, instance: str | None = None, *, writer_id: str, epoch: int, **options: Any
+    df: Any,
+    topic: str,
+    instance: str | None = None,
+    *,
+    txnAppId: str,
+    txnVersion: int,
+    **options: Any,
 ) -> None:
-    """Publish a DataFrame's column `body` once for each writer_id and epoch: for foreachBatch.
+    """Publish a DataFrame's column `body`, once for each txnAppId and txnVersion: for foreachBatch.
 
         query.writeStream.foreachBatch(
-            lambda df, epoch: shmq.spark.publish(df, "out", writer_id="report", epoch=epoch))
+            lambda df, epoch: shmq.spark.publish(df, "out", txnAppId="report", txnVersion=epoch))
 
-    Epochs rise; a lower one than the last is taken for written. options: as of format("shmq").
+    txnVersion must rise with every write; one that is not above the last counts as written.
+    instance: None means SHMQ_INSTANCE or `default`. options: those of `format("shmq")`.
     """
-    chosen = {"topic": topic, "writer_id": writer_id, "epoch": epoch, **options}
+    chosen = {"topic": topic, "txnAppId": txnAppId, "txnVersion": txnVersion, **options}
     if instance is not None:
         chosen["instance"] = instance
     writer = df.write.format("shmq").mode("append")

@@ -1,4 +1,4 @@
-"""`format("shmq")`."""
+"""The data source of `format("shmq")`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shmq.spark.versions import STREAM, NoPySpark, need
 class ShmqDataSource(DataSource):
     """Channels of a shmq broker on this host as DataFrames, and DataFrames into its topics.
 
-    A stream of the messages of topic `clicks`, each exactly once; the checkpoint and `consumer`
-    make it go on where it was, whatever was killed:
+    A stream of the messages of topic `clicks`, each exactly once. With the checkpoint and
+    `consumer` it continues where it was, whichever process was killed:
 
         (spark.readStream.format("shmq")
             .option("instance", "jobs").option("topic", "clicks").option("channel", "report")
@@ -24,15 +24,15 @@ class ShmqDataSource(DataSource):
             .option("instance", "jobs").option("topic", "out").option("checkpointLocation", path)
             .start())
 
-    What a channel holds now, as a batch, and that it is processed:
+    The messages that a channel holds now, as a batch, which is finished when it is processed:
 
         df = (spark.read.format("shmq").option("instance", "jobs").option("topic", "clicks")
             .option("channel", "report").option("consumer", "once").load())
         df.write.parquet(path)
-        shmq.spark.finish("jobs", "clicks", "report", "once")
+        shmq.spark.finish_lease("jobs", "clicks", "report", "once")
 
-    Rows: id bigint (`format(id, '016x')` is Message.id), timestamp (of the publish), attempts int,
-    body binary; option `columns` chooses, also topic and channel.
+    Rows have id bigint (`format(id, '016x')` is Message.id), timestamp (of the publish), attempts
+    int and body binary. The option `columns` chooses other columns, also topic and channel.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -41,21 +41,22 @@ class ShmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in format(...)."""
+        """The name that `format(...)` takes."""
         return "shmq"
 
     def schema(self) -> str:
-        """Of what is read."""
+        """The schema of the rows that are read, in Spark's DDL."""
         return ", ".join(f"{name} {COLUMNS[name]}" for name in self._settings.columns)
 
     def reader(self, schema: Any) -> Any:
-        """Batch read."""
+        """The reader of a batch query."""
         from shmq.spark.reading import ShmqReader
 
         return ShmqReader(self._settings)
 
     def streamReader(self, schema: Any) -> Any:
-        """Streaming read. Below 4.3 its first call raises NoPySpark."""
+        """The reader of a streaming query. With PySpark below 4.3 its first call raises
+        NoPySpark."""
         try:
             need(STREAM, "a streaming read with shmq")
         except NoPySpark as exc:
@@ -65,7 +66,7 @@ class ShmqDataSource(DataSource):
         return ShmqStreamReader(self._settings)
 
     def writer(self, schema: Any, overwrite: bool) -> Any:
-        """Batch write."""
+        """The writer of a batch query. Raises ValueError for the mode `overwrite`."""
         from shmq.spark.sink import ShmqWriter
 
         if overwrite:
@@ -73,7 +74,7 @@ class ShmqDataSource(DataSource):
         return ShmqWriter(self._settings, schema)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-        """Streaming write. NoPySpark below 4.3."""
+        """The writer of a streaming query. Raises NoPySpark with PySpark below 4.3."""
         need(STREAM, "a streaming write with shmq")
         from shmq.spark.sink import ShmqStreamWriter
 
@@ -81,14 +82,14 @@ class ShmqDataSource(DataSource):
 
 
 class _Refusal(DataSourceStreamReader):
-    """Says what is missing when the stream begins. What an older Spark makes of an error before
-    that does not say it."""
+    """A reader that says what is missing when the stream begins. An older Spark hides the text of
+    an error that is raised before."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
     def initialOffset(self) -> Any:
-        """NoPySpark."""
+        """Raises NoPySpark."""
         raise NoPySpark(self._why)
 
     def _refuse(self, *_: Any) -> Any:

@@ -1,16 +1,18 @@
-"""Rows that were written but not committed, and their publishing, once.
+"""Staged rows: written but not committed; and their commit, which publishes them once.
 
-Each attempt of a task writes a file of its own (Arrow's, in /dev/shm, the life of the queue
-itself), in a directory that nobody else may look into (`private`). The commit decides with one
-file, the manifest, which of them are the epoch's: if there is one already, a driver was killed in
-the middle of that commit, and what it began is finished, whatever was written since. The rows are
-published in pieces that fit the broker's memory; each moves the writer's mark by the very store
-that publishes it, so the next to try goes on behind it. Then the files go, the manifest last.
+Each attempt of a task writes an Arrow file of its own, in a directory that only this user may read
+(`private`). It is in /dev/shm, so it lives as long as the queues in memory. A commit decides with
+one file, the manifest, which attempts' files belong to the epoch. If the manifest exists already, a
+driver was killed in the middle of that commit. The commit it began is then finished, with the files
+that the manifest names, and files written since are ignored. The rows are published in pieces that
+fit in the broker's memory. The store that publishes a piece also advances the writer's mark, so a
+repeated commit continues after the last published piece. Finally the files are removed, the
+manifest last.
 
-What nobody commits is removed by whoever commits or gives up next on this instance: files of an
-application that has died, but for those that a manifest names. A file's name has the application's
-process: the driver's JVM, whose workers also commit. No commit runs meanwhile (a lock on the
-directory, which ends with its holder), so no manifest comes to name a file that is being removed.
+Files that no commit ever names are removed by the next commit or abort on this instance, if their
+application has died. A file's name identifies the application by its process: the driver's JVM,
+whose Python workers also commit. The removal runs only while no commit does (both lock the
+directory, and a lock ends with its holder), so no manifest can name a file that is being removed.
 """
 
 from __future__ import annotations
@@ -31,27 +33,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import shmq
-from shmq import layout
+from shmq import procfs
+from shmq.options import TRANSIT
 from shmq.spark.options import Settings
 from shmq.spark.private import Private
 
-#: How far the mark of a whole epoch is.
+#: The position of the mark that says: the whole epoch is published.
 _DONE: Final = 1 << 62
-#: What is published at once stays in a core's cache from the first look at its slots to the last.
+#: Rows, and bytes, that are published at once: their slots stay in a core's cache meanwhile.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
-#: Least number of messages that a queue holds, whatever mem_queue_size says.
-_TRANSIT: Final = 256
 _STAGED: Final = re.compile(
     r"[0-9a-f]+\.[0-9]+\.(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.[0-9a-f]+\.arrow"
 )
-_UNLINKED: Final = re.compile(r".+\.manifest\.[0-9a-f]+")  # what a manifest was to be made of
+_UNLINKED: Final = re.compile(r".+\.manifest\.[0-9a-f]+")  # a manifest before its link
 _SCHEMA: Final = pa.schema([pa.field("body", pa.large_binary(), False)])
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What one attempt of a task has written. size: of the file, in bytes."""
+    """The file that one attempt of a task has written. size: of the file, in bytes."""
 
     file: str
     rows: int
@@ -59,19 +60,20 @@ class Staged:
 
 
 def directory(settings: Settings) -> Private:
-    """Where the rows of this instance wait, made if it is missing. ShmqError if anybody else may
-    look."""
+    """The directory of this instance's staged rows, created if it is missing. Raises ShmqError if
+    another user may read it."""
     base = (settings.staging,) if settings.staging else ("/dev/shm", f"shmq-staged-{os.geteuid()}")
     while True:
-        with contextlib.suppress(FileNotFoundError):  # a sweep removed it, empty, as it was made
+        with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty directory
             return Private(*base, settings.instance)
 
 
 def application() -> str:
-    """The process that this one works for: the nearest JVM above it, or itself; and its start."""
+    """The process that this one works for, as `PID-START`: the nearest JVM among its ancestors, or
+    itself; and that process's start time."""
     above = psutil.Process().parents()
     pid = next((process.pid for process in above if process.name() == "java"), os.getpid())
-    return f"{pid}-{layout.process_start_time(pid)}"
+    return f"{pid}-{procfs.start_time(pid)}"
 
 
 def _prefix(key: str, topic: str) -> str:
@@ -84,7 +86,8 @@ def _key(key: str) -> tuple[int, int]:
 
 
 def bodies_of(batch: pa.RecordBatch, settings: Settings) -> pa.Array:
-    """The column that is published. ValueError for what cannot be a message."""
+    """The column that is published, as large_binary. Raises ValueError for a column or a value that
+    cannot be a message."""
     index = batch.schema.get_field_index(settings.body)
     if index < 0:
         raise ValueError(
@@ -115,14 +118,14 @@ def bodies_of(batch: pa.RecordBatch, settings: Settings) -> pa.Array:
 def stage(
     batches: Iterable[pa.RecordBatch], settings: Settings, key: str, epoch: int, owner: str
 ) -> Staged | None:
-    """Write what a task of the application `owner` publishes; None: nothing."""
+    """Write the rows of a task of the application `owner` to a file; None if there are no rows."""
     name = f"{_prefix(key, settings.topic)}.{epoch}.{owner}.{uuid.uuid4().hex}.arrow"
     rows = 0
     here, fd = _create(settings, name)
     with here:
         try:
-            # Arrow opens paths only, and this one is the descriptor; through a file of Python's
-            # the writing would take half as long again
+            # Arrow opens only paths, so this one names the descriptor. Through a file object of
+            # Python writing would take half as long again.
             path = f"/proc/self/fd/{fd}"
             with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
                 for batch in batches:
@@ -142,12 +145,12 @@ def stage(
 
 
 def _create(settings: Settings, name: str) -> tuple[Private, int]:
-    """The directory with a new file in it, and the file's descriptor."""
+    """The directory, and the descriptor of a new file in it."""
     while True:
         here = directory(settings)
         try:
             return here, here.create(name)
-        except FileNotFoundError:  # a sweep removed the directory, empty, since it was opened
+        except FileNotFoundError:  # a sweep removed the empty directory since it was opened
             here.close()
         except BaseException:
             here.close()
@@ -155,7 +158,7 @@ def _create(settings: Settings, name: str) -> tuple[Private, int]:
 
 
 def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
-    """Forget attempts that will not be published."""
+    """Remove the files of attempts that will not be published."""
     with directory(settings) as here:
         for item in staged:
             if item is not None:
@@ -164,7 +167,7 @@ def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
 
 
 def abandon(settings: Settings, key: str, epoch: int) -> None:
-    """Forget all attempts of an epoch, known or not, unless its commit has begun."""
+    """Remove the files of all attempts of an epoch, known or not, unless its commit has begun."""
     prefix = _prefix(key, settings.topic)
     with directory(settings) as here:
         with _locked(here, fcntl.LOCK_SH):
@@ -174,8 +177,8 @@ def abandon(settings: Settings, key: str, epoch: int) -> None:
 
 
 def sweep(here: Private) -> None:
-    """Remove what applications left that have died, and the directory once nothing is in it; not
-    now if a commit is running."""
+    """Remove the files of applications that have died, and the directory once it is empty. Does
+    nothing while a commit is running."""
     with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
         names = here.names()
         decided: set[str] = set()
@@ -190,12 +193,13 @@ def sweep(here: Private) -> None:
 
 
 def _lives(name: re.Match[str]) -> bool:
-    return layout.process_start_time(int(name["pid"])) == int(name["start"])
+    return procfs.start_time(int(name["pid"])) == int(name["start"])
 
 
 @contextlib.contextmanager
 def _locked(here: Private, how: int) -> Iterator[None]:
-    """Shared: a commit runs; alone: none does. BlockingIOError."""
+    """Hold the lock of the directory, shared for a commit, exclusive for a sweep. Raises
+    BlockingIOError with LOCK_NB."""
     fd = here.again()
     try:
         fcntl.flock(fd, how)
@@ -205,7 +209,8 @@ def _locked(here: Private, how: int) -> Iterator[None]:
 
 
 def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -> int:
-    """Publish the epoch, unless it was; how many rows were published now."""
+    """Publish the epoch, unless it is published already. Returns the number of rows that were
+    published now."""
     from shmq.spark.reading import attached
 
     prefix = _prefix(key, settings.topic)
@@ -227,12 +232,13 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
 def _decide(
     here: Private, manifest: str, staged: Sequence[Staged], begun: bool
 ) -> Sequence[Staged]:
-    """The files that are the epoch's."""
+    """The files that belong to the epoch, from its manifest, which is created if it is missing.
+    begun: a part of the epoch is published already."""
     decided = here.exists(manifest)
     if begun and not decided:
         raise shmq.ShmqError(
             f"a part of this micro-batch was published before, the rest was in {here.path}, "
-            "which is gone: publish what is missing by hand, or go on with a new writer_id"
+            "which is gone: publish what is missing by hand, or go on with a new txnAppId"
         )
     lost = [item.file for item in staged if not here.exists(_checked(item.file, "a task's result"))]
     if lost and not decided:
@@ -253,13 +259,14 @@ def _decide(
 
 
 def _manifest(here: Private, name: str) -> list[Staged]:
-    """What a manifest says. ShmqError if no commit of shmq can have written it."""
+    """The files that a manifest names. Raises ShmqError if no commit of shmq can have written
+    it."""
     try:
         found = [Staged(**item) for item in json.loads(bytes(here.read(name)))]
     except (ValueError, TypeError) as exc:
         raise shmq.ShmqError(
             f"{here.path / name} is no manifest of this version of shmq: finish that write with "
-            f"the version that began it, or remove the file and publish its rows anew ({exc})"
+            f"the version that began it, or remove the file and publish its rows again ({exc})"
         ) from exc
     for item in found:
         _checked(item.file, str(here.path / name))
@@ -267,14 +274,15 @@ def _manifest(here: Private, name: str) -> list[Staged]:
 
 
 def _checked(name: str, where: str) -> str:
-    """A name of a staged file. ShmqError for any other, which might have a path."""
+    """Return `name`, the name of a staged file. Raises ShmqError for any other name, which might
+    contain a path."""
     if not _STAGED.fullmatch(name):
         raise shmq.ShmqError(f"{where} names {name!r}, which is no file that a task staged")
     return name
 
 
 def _clear(here: Private, prefix: str, epoch: int) -> None:
-    """What is left of this writer's epochs up to this one; manifests last."""
+    """Remove the files of this writer's epochs up to this one, manifests last."""
     names = [name for name in here.names() if name.startswith(prefix)]
     for name in sorted(names, key=lambda name: ".manifest" in name):
         found = re.match(r"[0-9a-f]+\.([0-9]+)\.", name)
@@ -283,7 +291,8 @@ def _clear(here: Private, prefix: str, epoch: int) -> None:
 
 
 def _pieces(here: Private, files: Iterable[Staged], rows: int, size: int) -> Iterator[pa.Array]:
-    """Arrays that a queue has room for, in order, the same at every try."""
+    """Yield the rows of the files in order, as arrays that a queue has room for: at most `rows`
+    rows of `size` bytes. The split is the same every time."""
     for item in files:
         reader = _reader(here, item)
         for number in range(reader.num_record_batches):
@@ -298,7 +307,8 @@ def _pieces(here: Private, files: Iterable[Staged], rows: int, size: int) -> Ite
 
 
 def _reader(here: Private, item: Staged) -> Any:
-    """A staged file, which must be as its task left it: nothing of it is published if not."""
+    """A reader of a staged file. Raises ShmqError, and nothing is published, if the file is not as
+    its task left it."""
     data = here.read(item.file)
     if len(data) != item.size:
         raise shmq.ShmqError(
@@ -317,11 +327,16 @@ def _bytes_of(array: pa.Array) -> int:
 
 
 def _publish(
-    producer: Any, here: Private, files: Sequence[Staged], settings: Settings, key: str, epoch: int,
+    producer: Any,
+    here: Private,
+    files: Sequence[Staged],
+    settings: Settings,
+    key: str,
+    epoch: int,
     after: int,
-) -> int:  # fmt: skip
+) -> int:
     limits = attached_limits(settings)
-    rows = max(1, min(_ROWS, max(limits["mem_queue_size"], _TRANSIT) // 4))
+    rows = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
     size = min(_BYTES, limits["arena_size"] // 8)
     at = published = 0
     pieces = _pieces(here, files, rows, size)
@@ -331,17 +346,25 @@ def _publish(
         upto = at + len(piece)
         if upto > after:
             _, offsets, data = piece.buffers()
-            first = producer.publish_marked(
-                b"" if data is None else data, offsets, True, piece.offset, len(piece), *_key(key),
-                epoch, at, _DONE if following is None else upto, settings.timeout,
-            )  # fmt: skip
+            first = producer.publish_once(
+                b"" if data is None else data,
+                offsets,
+                True,
+                piece.offset,
+                len(piece),
+                *_key(key),
+                epoch,
+                at,
+                _DONE if following is None else upto,
+                settings.timeout,
+            )
             published += len(piece) if first is not None else 0
         at, piece = upto, following
     return published
 
 
 def attached_limits(settings: Settings) -> dict[str, int]:
-    """Of the broker that is published to."""
+    """The limits of the broker that is written to."""
     from shmq.spark.reading import attached
 
     return attached(settings.instance, settings.owner).limits

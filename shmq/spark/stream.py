@@ -1,16 +1,18 @@
 """The streaming source: micro-batches are leases.
 
-    initialOffset()        nothing is taken: consumer, the channel's memory, lease 0
-    latestOffset(start)    start is in Spark's commit log: its lease, and all before it, is
-                           finished; an open lease that followed it (a crash before Spark wrote it
-                           down) is given again, any other open one goes back; else one is taken
-    partitions(start, end) the lease of `end`, in the parts it was split in when it was taken
-    read(part)             as often as Spark likes, the same rows
-    commit(end)            finished, up to it
+    initialOffset()        takes nothing: (consumer, identity of the channel, lease 0)
+    latestOffset(start)    `start` is in Spark's commit log, so its lease and all before it are
+                           finished. If a lease that follows it is open, because of a crash before
+                           Spark recorded it, that lease is returned again, and every other open
+                           lease goes back to the channel. Otherwise a new lease is taken.
+    partitions(start, end) the parts of the lease of `end`, as it was split when it was taken
+    read(part)             the same rows, as often as Spark reads them
+    commit(end)            the leases up to `end` are finished
 
-An offset is {"c": consumer, "b": identity of the channel's memory, "l": lease, "p": the lease
-before}. Everything but `read` runs in one process beside the driver; when that dies, whatever the
-way, its leases wait `restartGrace` for the next one, which fences it should it still live.
+An offset is {"c": consumer, "b": identity of the channel, "l": lease, "p": the lease before}.
+Everything but `read` runs in one process beside the driver. When that process dies, for whatever
+reason, its leases wait for `restartGrace` until the next process takes over, which fences the old
+one in case it still lives.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import shmq
-from shmq.client import Lease, Lessee
+from shmq.client import Lease, LeaseHolder
 from shmq.errors import LeaseLost
 from shmq.spark.options import Settings
 from shmq.spark.reading import LeasePart, attached, parts_for, read_part
@@ -47,18 +49,18 @@ class DataLoss(shmq.ShmqError):
 
 
 class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module."""
+    """The streaming source; the module describes its protocol."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lessee: Lessee | None = None
+        self._holder: LeaseHolder | None = None
         self._consumer = settings.consumer or f"spark-{uuid.uuid4().hex}"
         self._left: int | None = None  # AvailableNow: messages still to be taken
         self._short_since: float | None = None
         self._lost = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lessee": None}
+        return {**self.__dict__, "_holder": None}
 
     # ---- the consumer ----
 
@@ -70,13 +72,13 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _identity(self) -> str:
         return self._broker.channel_identity(self._settings.topic, self._settings.channel)
 
-    def _adopt(self, consumer: str) -> Lessee:
-        """Be the consumer that the offset names."""
-        if self._lessee is None or self._lessee.name != consumer:
-            if self._lessee is not None:
-                self._lessee.close()
+    def _adopt(self, consumer: str) -> LeaseHolder:
+        """The holder of the name that the offset has, which is opened if it is not open."""
+        if self._holder is None or self._holder.name != consumer:
+            if self._holder is not None:
+                self._holder.close()
             settings, self._consumer = self._settings, consumer
-            self._lessee = self._broker.lessee(
+            self._holder = self._broker.lease_holder(
                 settings.topic,
                 settings.channel,
                 consumer,
@@ -84,10 +86,11 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 grace=settings.restartGrace or settings.leaseTtl,
                 keepalive=True,
             )
-        return self._lessee
+        return self._holder
 
     def _finish(self, offset: Offset) -> None:
-        """It is processed for good. Of another memory: there is nothing left of it."""
+        """Finish the leases up to the offset, which are processed for good. If the channel has
+        another identity now, they no longer exist."""
         if not offset["l"] or offset["b"] != self._identity:
             return
         try:
@@ -105,53 +108,54 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- what Spark calls ----
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take what is there now, and nothing that comes later."""
+        """Limit the query to the messages that wait now."""
         self._broker.create_channel(self._settings.topic, self._settings.channel)
         self._left = self._waiting()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxMessagesPerTrigger; maxBytesPerTrigger is observed besides."""
+        """maxMessagesPerTrigger; maxBytesPerTrigger applies as well."""
         return ReadMaxRows(self._settings.maxMessagesPerTrigger)
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins."""
+        """The offset at which a new query begins."""
         self._adopt(self._consumer)
         return {"c": self._consumer, "b": self._identity, "l": 0, "p": 0}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        """A lease that follows `start`, or `start` if there is nothing."""
-        lessee = self._adopt(start["c"])
+        """The offset of a lease that follows `start`, or `start` if there is no message."""
+        holder = self._adopt(start["c"])
         self._finish(start)
         identity = self._identity
         parent = start["l"] if start["b"] == identity else 0
-        found = self._open_after(lessee, parent)
+        found = self._open_after(holder, parent)
         if found is None:
-            found = self._take(lessee, parent, limit)
+            found = self._take(holder, parent, limit)
         if found is None:
             return start
         return {"c": start["c"], "b": identity, "l": found.id, "p": found.parent}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Of the leases after `start` up to `end`; also after a restart, without latestOffset."""
+        """The parts of the leases after `start` up to `end`. After a restart Spark calls it without
+        latestOffset before."""
         if start == end:
             return []
         settings, identity = self._settings, self._identity
-        lessee = self._adopt(end["c"])
+        holder = self._adopt(end["c"])
         parts: list[LeasePart] = []
         lease = end["l"] if end["b"] == identity else 0
         first = start["l"] if start["b"] == end["b"] else 0
         if not lease:
-            self._missing(end, "the broker was started anew, or the channel made anew, since")
+            self._missing(end, "the broker was restarted, or the channel created again, since")
         while lease > first:
             try:
-                found = lessee.look(lease, replay=True)
+                found = holder.look(lease, replay=True)
             except LeaseLost:
                 self._missing(end, f"lease {lease} has ended")
                 break
             if settings.maxReplays and found.replays > settings.maxReplays:
                 raise shmq.ShmqError(
                     f"lease {lease} of {settings.where} was planned {found.replays} times "
-                    f"(maxReplays): look at its messages; `shmq lease requeue` or `drop "
+                    f"(maxReplays): look at its messages; `shmq lease return` or `finish "
                     f"--instance {settings.instance} {settings.topic} {settings.channel} {lease}`"
                     ' and .option("failOnDataLoss", "false") let the query pass'
                 )
@@ -172,48 +176,57 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One partition, in a task."""
+        """Yield the rows of one partition. Called in a task."""
         assert isinstance(partition, LeasePart)
         return read_part(partition)
 
     def commit(self, end: Offset) -> None:
-        """Spark will never ask for anything up to `end` again."""
+        """Finish the leases up to `end`: Spark never asks for them again."""
         self._finish(end)
 
     def reportLatestOffset(self) -> Offset:
-        """For StreamingQueryProgress: how things stand with the channel."""
+        """The channel's counts, for StreamingQueryProgress: messages, and `oldest_ms`, the age of
+        the longest waiting one in ms."""
         found = self._broker.channel_stats(self._settings.topic, self._settings.channel)
         age = None if found.oldest_age is None else int(found.oldest_age * 1000)
-        return {"depth": found.depth, "in_flight": found.in_flight, "leased": found.leased,
-                "oldest_ms": age, "lost_leases": self._lost}  # fmt: skip
+        return {
+            "depth": found.depth,
+            "in_flight": found.in_flight,
+            "leased": found.leased,
+            "oldest_ms": age,
+            "lost_leases": self._lost,
+        }
 
     def stop(self) -> None:
-        """The query ended: its leases wait for the next run."""
-        if self._lessee is not None:
-            self._lessee.close()
-            self._lessee = None
+        """Close the holder when the query ends; its leases wait for the next run."""
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
 
     # ---- taking ----
 
     def _waiting(self) -> int:
         return self._broker.channel_depth(self._settings.topic, self._settings.channel)
 
-    def _open_after(self, lessee: Lessee, parent: int) -> Lease | None:
-        """The open lease that follows `parent`; those that follow nothing we know of go back."""
+    def _open_after(self, holder: LeaseHolder, parent: int) -> Lease | None:
+        """The open lease that follows `parent`; None if there is none. Every other open lease goes
+        back to the channel, because no offset names it."""
         found = None
-        for lease in reversed(lessee.leases()):
+        for lease in reversed(holder.leases()):
             if lease.parent == parent and lease.id > parent and found is None:
                 found = lease
             else:
                 _log.warning(
                     "%s: lease %d (%d messages) follows no micro-batch of this query; its messages "
                     "go back to the channel",
-                    self._settings.where, lease.id, lease.count,
-                )  # fmt: skip
-                lessee.return_lease(lease.id)
+                    self._settings.where,
+                    lease.id,
+                    lease.count,
+                )
+                holder.return_lease(lease.id)
         return found
 
-    def _take(self, lessee: Lessee, parent: int, limit: ReadLimit) -> Lease | None:
+    def _take(self, holder: LeaseHolder, parent: int, limit: ReadLimit) -> Lease | None:
         settings = self._settings
         rows, max_bytes = settings.maxMessagesPerTrigger, settings.maxBytesPerTrigger
         if isinstance(limit, ReadMaxRows):
@@ -221,37 +234,38 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             max_bytes = limit.max_bytes
         elif isinstance(limit, ReadAllAvailable):
-            rows, max_bytes = (1 << 32) - 1, (1 << 40)  # what the broker holds in memory
+            rows, max_bytes = (1 << 32) - 1, (1 << 40)  # more than the broker holds in memory
         if self._left is not None:
             rows = min(rows, self._left)
             if not rows:
                 return None
-        elif not self._enough(lessee):
+        elif not self._enough(holder):
             return None
-        lease = lessee.lease(
+        lease = holder.lease(
             rows, max_bytes, parts_for(settings, min(self._waiting(), rows)), parent
         )
         if lease is None and self._left:
-            lease = self._take_from_disk(lessee, rows, max_bytes, parent)
+            lease = self._take_from_disk(holder, rows, max_bytes, parent)
         if lease is not None and self._left is not None:
             self._left -= lease.count
         return lease
 
     def _take_from_disk(
-        self, lessee: Lessee, rows: int, max_bytes: int, parent: int
+        self, holder: LeaseHolder, rows: int, max_bytes: int, parent: int
     ) -> Lease | None:
-        """AvailableNow: what is on disk comes as soon as the supervisor has read it."""
+        """For AvailableNow: wait for messages on disk until the supervisor has read them."""
         while self._waiting():
             parts = parts_for(self._settings, min(self._waiting(), rows))
-            lease = lessee.lease(rows, max_bytes, parts, parent, timeout=0.05)
+            lease = holder.lease(rows, max_bytes, parts, parent, timeout=0.05)
             if lease is not None:
                 return lease
         return None
 
-    def _enough(self, lessee: Lessee) -> bool:
-        """Is there something to be taken now? Waits a little for it."""
+    def _enough(self, holder: LeaseHolder) -> bool:
+        """Wait for messages for pollTimeout. Returns True if there are enough to take, or if
+        maxTriggerDelay has passed since there were too few."""
         settings = self._settings
-        if not lessee.wait(settings.pollTimeout or 0):
+        if not holder.wait(settings.pollTimeout or 0):
             return False
         if self._waiting() >= settings.minMessagesPerTrigger:
             self._short_since = None

@@ -1,4 +1,4 @@
-"""Which PySpark there is, and what of shmq works with it."""
+"""The PySpark that is installed, and the parts of shmq that work with it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import importlib.util
 import sys
 from typing import Final
 
-#: The first PySpark with what is needed: Python data sources that read and write Arrow batches;
-#: streams whose source is told how much to take.
+#: The first PySpark versions with the needed features: Python data sources that read and write
+#: Arrow batches; streaming sources that get a read limit.
 SOURCE: Final = (4, 0)
 STREAM: Final = (4, 3)
 
 
 class NoPySpark(ImportError):
-    """The PySpark that is asked for is not installed."""
+    """PySpark is not installed, or too old for the call. An ImportError."""
 
 
 def need(least: tuple[int, int], what: str) -> None:
-    """NoPySpark unless PySpark is there and new enough for `what`."""
+    """Raises NoPySpark unless PySpark is installed and new enough for `what`."""
     wanted = f"{what} needs PySpark {least[0]}.{least[1]} or newer"
     try:
         import pyspark

@@ -1,21 +1,25 @@
-"""What shmq keeps on disk: overflow files, metadata and the data-path lock. Files only.
+"""The files of a data path: overflow, deferred messages, metadata, the lock. No shared memory.
 
 The formats are nsqd's, byte for byte, so that either program can start on the other's data path.
-Of our own are `shmq.dat` and the chunks of deferred messages, which nsqd does not look at.
+Two kinds of files are shmq's own, and nsqd ignores them: `shmq.dat` and the chunks of deferred
+messages.
 
-* `diskqueue`: the segment files of one queue and their position file (go-diskqueue)
-* `deferred`: chunks of deferred messages with their due times; nsqd does not look at them
+* `positions`, `records`: position words and the position file; one message in a segment file
+* `data_path`, `data_files`: the segment files of all queues by name; those of one queue
+* `diskqueue`: writes and reads the segment files of one queue (go-diskqueue)
+* `diskqueue_recovery`: what they hold after a crash, another broker or damage
+* `deferred`: the deferred store, chunk files of deferred messages with their due times
 * `metadata`: `nsqd.dat` (topics, channels, pauses) and `shmq.dat` (reserve of the id clock)
 * `dirlock`: one broker per data path
 
-Nothing here is thread-safe: one thread at a time per object. The supervisor is the only user, and
-the lock of `dirlock` is what makes it the only one.
+Nothing here is thread-safe: an object is for one thread at a time. Only the supervisor writes, and
+the lock of `dirlock` keeps it the only one.
 """
 
 
 class StorageError(OSError):
-    """A file says something impossible, or the data path cannot be used.
+    """A file has impossible contents, or the data path cannot be used.
 
-    Built like any OSError: `errno`, a sentence, `filename`. Plain system errors (disk full, no
-    permission, too many open files) are not wrapped: they come through as the OSError they are.
+    It is built like any OSError: `errno`, a sentence, `filename`. Plain system errors (disk full,
+    no permission, too many open files) are not wrapped: they stay the OSError that they are.
     """

@@ -1,19 +1,23 @@
-"""Deferred messages of one queue that wait on disk, with their due times: chunk files.
+"""The deferred store: one queue's deferred messages on disk, with their due times, in chunk files.
 
-    <base>.deferred.000001.dat         a chunk; nothing of it has been read
-    <base>.deferred.000001.250.dat     its messages before number 250 are in memory again
+    <base>.deferred.000001.dat         a chunk, of which nothing has been read
+    <base>.deferred.000001.250.dat     the same chunk; messages before number 250 are in memory
     <base>.deferred.000001.dat.bad     set aside after damage
 
-A chunk, big-endian: 16 bytes `shmq deferred 1\\n`; number of the first message in it, count, CRC32
-of these 24 bytes (u32 each); for each message its due time (int64, Unix ns), CRC32 of due time and
-record (u32), and the record as in a segment file; last the CRC32 of all before (u32). Messages are
-in order of due time.
+A chunk is big-endian: 16 bytes `shmq deferred 1\\n`; the number of its first message, the count,
+the CRC32 of these 24 bytes (u32 each); for each message its due time (int64, Unix ns), the CRC32 of
+due time and record (u32), and the record as in a segment file; last the CRC32 of everything before
+(u32). Messages are in order of due time.
 
-A file is written whole (temporary neighbour, fsync, rename) and never changed. What has been read
-of it is in its name. So that no message is lost or comes twice whatever dies, two words in the
-queue's shared-memory header decide (native/core/chunk.c): `deferred_write`, the highest chunk that
-counts; and `deferred_read`, how far the chunk that was read last has been read. `take_up` brings
-the names in line with them. nsqd has nothing like it and does not look at these files.
+A file is written whole (temporary neighbour, fsync, rename) and never changed. Its name tells how
+far it has been read. Two words in the queue's shared-memory header (native/core/chunk.c) decide
+what counts, so that no death loses a message or delivers it twice:
+
+    deferred_write = 7          chunks up to 7 count; chunk 8, if there is one, was never committed
+    deferred_read = (5, 250)    chunk 5 was read last, its messages before 250 are in memory
+
+`take_up` brings the file names in line with these words: it deletes chunk 8 and renames chunk 5.
+nsqd has nothing like it and ignores these files.
 """
 
 from __future__ import annotations
@@ -32,15 +36,15 @@ from typing import NamedTuple
 
 from shmq.ownership import open_regular, read_regular
 from shmq.storage import StorageError
-from shmq.storage.diskqueue import RECORD_OVERHEAD
 from shmq.storage.metadata import atomic_write, sync_directory, valid_name
+from shmq.storage.records import RECORD_OVERHEAD
 
 CHUNK_SHIFT = 24
-MAX_MESSAGES = 4096  # of a chunk that shmq writes
+MAX_MESSAGES = 4096  # in a chunk that shmq writes
 MAX_BYTES = 4 << 20
 
 MAGIC = b"shmq deferred 1\n"
-_HEADER = struct.Struct(">16sIII")  # magic, first, count, CRC of what is before it
+_HEADER = struct.Struct(">16sIII")  # magic, first, count, CRC of these
 _ENTRY = struct.Struct(">qI")  # due, CRC of due and record
 _DUE = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
@@ -57,21 +61,24 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedChunk(StorageError):
-    """A chunk (`filename`) that is not what was written."""
+    """A file (`filename`) in which neither the beginning nor any message of a chunk is intact."""
 
 
 # -- the format -----------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
-    """A message of a chunk: due time (Unix ns) and its record as on disk."""
+    """A message of a chunk: its due time (Unix ns) and its record as on disk."""
 
     due: int
     record: bytes
 
 
 def encode(entries: Iterable[tuple[int, bytes | memoryview]], first: int = 0) -> bytes:
-    """The bytes of a chunk with these (due time, record), which are in order of due time."""
+    """The bytes of a chunk with these (due time, record) pairs, which are in order of due time.
+
+    first: the number of the first of them.
+    """
     parts: list[bytes | memoryview] = [b""]
     for due, record in entries:
         stamp = _DUE.pack(due)
@@ -84,10 +91,13 @@ def encode(entries: Iterable[tuple[int, bytes | memoryview]], first: int = 0) ->
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a chunk. first: number of the first message; lost: how many of those there were
-    are not in `entries`; both -1 if the file does not say so any more. wrong: a sentence if it is
-    damaged; `entries` is then what is intact. numbers: of each entry; between two damages the
-    highest it may have."""
+    """The contents of a chunk.
+
+    first: number of the first message. lost: how many messages are missing from `entries`. Both
+    are -1 if the file no longer tells. wrong: a sentence if the file is damaged; `entries` are
+    then the intact messages. numbers: the number of each entry; after a damage the highest number
+    that the entry may have.
+    """
 
     first: int
     entries: list[Entry]
@@ -96,18 +106,18 @@ class Contents:
     wrong: str = ""
 
     def left(self, read: int) -> list[Entry]:
-        """Those that are not before message `read`; rather one too many."""
+        """The entries from message `read` on. After a damage it returns rather one too many."""
         pairs = zip(self.entries, self.numbers, strict=True)
         return [entry for entry, number in pairs if number >= read]
 
 
 def decode(data: bytes) -> Contents:
-    """Read a chunk; whatever is wrong with it, every message that is intact.
+    """Decode a chunk. From a damaged one, every intact message is returned.
 
-    Raises DamagedChunk if it is no chunk at all: neither its beginning nor any message of it.
+    Raises DamagedChunk if neither the beginning nor any message is intact.
     """
     first, count, wrong = _check(data)
-    # cut off behind a message, its last bytes are where the CRC should be
+    # in a file that is cut off after a message, the message's end is where the CRC would be
     body = memoryview(data)[: len(data) if wrong else len(data) - _CRC.size]
     entries, breaks = _walk(body, salvaging=bool(wrong))
     if breaks:
@@ -121,7 +131,7 @@ def decode(data: bytes) -> Contents:
 
 
 def _numbers(first: int, count: int, found: int, breaks: list[int]) -> Sequence[int]:
-    """The numbers of `found` entries of `count`, with damage before the `breaks`."""
+    """The numbers of `found` entries out of `count`; each of `breaks` has damage before it."""
     if count < 0:
         return [1 << 62] * found
     lost = count - found
@@ -143,8 +153,10 @@ def _check(data: bytes) -> tuple[int, int, str]:
 
 
 def _walk(body: memoryview, salvaging: bool) -> tuple[list[Entry], list[int]]:
-    """The intact messages behind the header, and before which of them there is damage. salvaging:
-    look for more behind damage, else stop there."""
+    """The intact messages after the header, and the indices of those with damage before them.
+
+    salvaging: search for more messages after a damage; otherwise stop there.
+    """
     entries: list[Entry] = []
     breaks: list[int] = []
     at = _HEADER.size
@@ -177,7 +189,7 @@ def _entry_at(body: memoryview, at: int) -> Entry | None:
 
 
 def _search(body: memoryview, begin: int) -> int | None:
-    """Where, from `begin` on, there is an intact message."""
+    """The offset of the first intact message from `begin` on."""
     before_id = _ENTRY.size + RECORD_OVERHEAD - 16
     for match in _HEX.finditer(body[begin:]):
         at = begin + match.start() - before_id
@@ -191,15 +203,15 @@ def _search(body: memoryview, begin: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFile:
-    """A chunk's file, by its name."""
+    """A chunk's file, as its name describes it."""
 
     number: int
-    read: int  # messages before this one are not in it any more
+    read: int  # messages before this number have been read
     name: str
 
 
 def existing(data_path: Path | str) -> dict[str, list[ChunkFile]]:
-    """The chunk files of every base name (`<topic>` or `<topic>:<channel>`), by number.
+    """The chunk files of every base name (`<topic>` or `<topic>:<channel>`), in order of number.
 
     Raises OSError if the directory cannot be read.
     """
@@ -222,7 +234,7 @@ def existing(data_path: Path | str) -> dict[str, list[ChunkFile]]:
 
 @dataclass(slots=True)
 class Chunk:
-    """A chunk that has messages left."""
+    """A chunk with messages that have not been read."""
 
     number: int
     read: int  # number of its next message
@@ -233,25 +245,25 @@ class Chunk:
 
 
 class Piece(NamedTuple):
-    """Messages of one chunk, next to each other."""
+    """Consecutive messages of one chunk."""
 
     chunk: Chunk
     data: bytes  # records, back to back
     dues: array[int]  # int64
-    ends: list[int]  # offset in the file behind each
-    next_due: int | None  # of the message behind them; None: it was not looked at
+    ends: list[int]  # offset in the file after each message
+    next_due: int | None  # of the message after them; None: it was not read
 
     @property
     def position(self) -> int:
-        """What the core wants to know: chunk and number of the first."""
+        """Chunk number << 24 | number of the first message, as the core takes it."""
         return self.chunk.number << CHUNK_SHIFT | self.chunk.read
 
 
-class Sidecar:
-    """The chunks of one queue. One thread at a time."""
+class DeferredStore:
+    """The chunks of one queue. For one thread at a time."""
 
     def __init__(self, data_path: Path | str, base: str) -> None:
-        """`base`: `<topic>` or `<topic>:<channel>`. Touches no file."""
+        """`base`: `<topic>` or `<topic>:<channel>`. No file is touched."""
         self.data_path = Path(data_path)
         self.base = base
         self.chunks: dict[int, Chunk] = {}
@@ -266,17 +278,17 @@ class Sidecar:
 
     @property
     def highest(self) -> int:
-        """The highest number of a chunk there has been."""
+        """The highest chunk number that was ever used."""
         return self._highest
 
     @property
     def lowest(self) -> int:
-        """The lowest number of a chunk that has messages left; beyond all if there is none."""
+        """The lowest number of a chunk with unread messages; 2^62 if there is none."""
         return min(list(self.chunks), default=1 << 62)
 
     @property
     def due(self) -> int | None:
-        """When the first message is due (Unix ns); None if there is none."""
+        """When the earliest message is due (Unix ns); None if there is none."""
         return min((chunk.due for chunk in list(self.chunks.values())), default=None)
 
     def file_name(self, number: int, read: int = 0) -> str:
@@ -293,11 +305,12 @@ class Sidecar:
         read: int = 0,
         gone: int = 0,
     ) -> None:
-        """Take up the files there are. write, read, gone: what the queue's header says, if there is
-        one (`deferred_write`, `deferred_read`, `deferred_gone`); without one every chunk counts.
+        """Take up the existing files.
 
-        Files that do not count are deleted, the last one read gets its progress into its name,
-        damaged ones are set aside and what is intact of them is kept. Raises OSError.
+        write, read, gone: the words `deferred_write`, `deferred_read` and `deferred_gone` of the
+        queue's header. Without a header (write is None) every chunk counts.
+        Files that do not count are deleted. The chunk that was read last gets its progress into
+        its name. Damaged files are set aside and their intact messages are kept. Raises OSError.
         """
         read_number, read_message = read >> CHUNK_SHIFT, read & (1 << CHUNK_SHIFT) - 1
         self._highest = max(self._highest, write or 0, read_number)
@@ -311,7 +324,7 @@ class Sidecar:
         self.settle()
 
     def _open(self, file: ChunkFile) -> None:
-        """Enter a chunk by its file; delete the file if nothing is left in it."""
+        """Enter the chunk of a file. Deletes the file if it has no unread message."""
         path = self.data_path / file.name
         data = read_regular(path)
         first, count, wrong = _check(data)
@@ -339,8 +352,8 @@ class Sidecar:
         )
 
     def _salvage(self, file: ChunkFile, contents: Contents) -> None:
-        """Put what is intact and may not have been read of a damaged chunk into its place; rather
-        twice than never. The damaged file is kept as `.bad`."""
+        """Replace a damaged chunk by its intact messages that may not have been read: a duplicate
+        is better than a loss. The damaged file is kept as `.bad`."""
         left = contents.left(file.read)
         self._set_aside(
             file.name, f"{contents.wrong}; {len(left)} messages are intact", linked=True
@@ -355,7 +368,7 @@ class Sidecar:
         )
 
     def _set_aside(self, name: str, wrong: str, linked: bool = False) -> None:
-        """Give a file a name that nobody reads; linked: besides the one it has."""
+        """Give a file a `.bad` name. linked: as a second name, so that the file also stays."""
         bad, attempt = f"{name}.bad", 0
         while (self.data_path / bad).exists():
             attempt += 1
@@ -367,9 +380,9 @@ class Sidecar:
     # -- out
 
     def write(self, dues: Sequence[int], lengths: Sequence[int], records: bytes) -> Chunk:
-        """Put a chunk on disk under the next number: due times in order, records of these lengths
-        back to back. It counts when the caller has stored its number and called `add`; else
-        `discard` it. Raises OSError.
+        """Write a chunk under the next number: due times in order, records of these lengths back
+        to back. It counts once the caller has stored its number in the queue's header and called
+        `add`; otherwise the caller calls `discard`. Raises OSError.
         """
         number = self._highest + 1
         chunk = Chunk(number, 0, len(dues), dues[0], _HEADER.size, self.file_name(number))
@@ -379,12 +392,12 @@ class Sidecar:
         return chunk
 
     def add(self, chunk: Chunk) -> None:
-        """A chunk that was written counts from now on."""
+        """Count a chunk that was written."""
         self._highest = max(self._highest, chunk.number)
         self.chunks[chunk.number] = chunk
 
     def discard(self, chunk: Chunk) -> None:
-        """A chunk that was written does not count: delete it. Its number may be used again."""
+        """Delete a chunk that was written but does not count. Its number may be used again."""
         self._delete(chunk.name)
 
     # -- in
@@ -392,11 +405,10 @@ class Sidecar:
     def read(
         self, chunk: Chunk, until: int, messages: int = MAX_MESSAGES, nbytes: int = MAX_BYTES
     ) -> Piece | None:
-        """The next messages of a chunk that are due at `until` (Unix ns) or before: at least one
-        if there is one, at most so many and about so many bytes. None: the file was damaged; it has
-        been set aside and what is intact is in `chunks`.
+        """The next messages of a chunk that are due at `until` (Unix ns) or before.
 
-        Raises OSError.
+        At least one if there is one, at most `messages`, about `nbytes` bytes. None if the file was
+        damaged: it has been set aside, and its intact messages are in `chunks`. Raises OSError.
         """
         parts: list[bytes] = []
         dues: array[int] = array("q")
@@ -416,7 +428,7 @@ class Sidecar:
         return Piece(chunk, b"".join(parts), dues, ends, next_due)
 
     def _entries(self, chunk: Chunk) -> Iterator[tuple[int, bytes | None, int]]:
-        """(due, record, offset behind it) of what is left; a record None is damage."""
+        """(due, record, offset after it) of each unread message. A record None means damage."""
         at = start = chunk.offset
         block = memoryview(b"")
         path = self.data_path / chunk.name
@@ -446,8 +458,9 @@ class Sidecar:
         self._open(ChunkFile(chunk.number, chunk.read, chunk.name))
 
     def took(self, piece: Piece, count: int) -> None:
-        """The first `count` messages of a piece are in memory, and the header says so. Raises
-        OSError: the file's name does not say so yet; call `settle` before any other chunk is read.
+        """Note that the first `count` messages of a piece are in memory and that the queue's header
+        says so. Raises OSError if the file's name cannot follow; then call `settle` before another
+        chunk is read.
         """
         chunk = piece.chunk
         chunk.read += count
@@ -464,7 +477,7 @@ class Sidecar:
         self.settle()
 
     def settle(self) -> None:
-        """Bring the names of files in line with what has been read. Raises OSError."""
+        """Bring the file names in line with what has been read. Raises OSError."""
         for name in list(self._leftover):
             self._delete(name)
         for chunk in self.chunks.values():
@@ -481,7 +494,7 @@ class Sidecar:
     # -- clearing away
 
     def drop(self, gone: int) -> None:
-        """Delete the chunks up to this number: they were emptied. Raises OSError."""
+        """Delete the chunks up to number `gone`, which were emptied. Raises OSError."""
         for number in sorted(self.chunks):
             if number <= gone:
                 name = self.chunks.pop(number).name
@@ -492,7 +505,7 @@ class Sidecar:
         self.drop(self._highest)
 
     def rename(self, new_base: str) -> None:
-        """Give all chunks another base name. Calling it again finishes it if it was cut short.
+        """Give all chunks another base name. A second call finishes a rename that was cut short.
         Raises OSError."""
         if new_base == self.base:
             return

@@ -1,8 +1,8 @@
 """One broker per data path: an exclusive flock on the directory itself.
 
-Source: nsqd, `internal/dirlock`. There is no lock file: the same lock is taken by nsqd, so shmq
-and nsqd keep each other out too, and the kernel drops it when the last process that inherited the
-descriptor is gone.
+Source: nsqd, `internal/dirlock`. There is no lock file. nsqd takes the same lock, so shmq and nsqd
+also exclude each other. The kernel drops the lock when the last process that inherited the
+descriptor has ended.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class DataPathLocked(StorageError):
 class DirLock:
     """Holds a data path for this process: `with DirLock(path): ...`.
 
-    The descriptor is closed on exec. A forked child shares the lock, so a supervisor that forks
-    must let its children close it (`release` in the child would free it for the parent as well).
+    The descriptor is closed on exec. A forked child shares the lock: it must only close the
+    descriptor, because `release` in the child would free the lock for the parent as well.
     """
 
     def __init__(self, data_path: Path | str) -> None:
@@ -38,15 +38,15 @@ class DirLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lock now."""
+        """True if this object holds the lock now."""
         return self._fd >= 0
 
     def acquire(self) -> None:
-        """Take the lock without waiting; does nothing if this object has it already.
+        """Take the lock without waiting. Does nothing if this object has it already.
 
-        Raises DataPathLocked if somebody else has it, FileNotFoundError if the directory does not
-        exist, NotADirectoryError if it is something else, StorageError if the file system has no
-        flock or everybody may write there. Warns if a group or another user may.
+        Raises DataPathLocked if another process has it, FileNotFoundError if the directory does
+        not exist, NotADirectoryError if it is something else, StorageError if the file system has
+        no flock or everybody may write there. Logs a warning if a group or another user may.
         """
         if self.held:
             return
@@ -78,7 +78,7 @@ class DirLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Give the lock back; does nothing if it is not held."""
+        """Release the lock. Does nothing if it is not held."""
         if self.held:
             fd, self._fd = self._fd, -1
             try:

@@ -1,8 +1,8 @@
-"""Which topics and channels there are: `nsqd.dat`, and `shmq.dat` beside it.
+"""The metadata files: `nsqd.dat` lists topics and channels, `shmq.dat` has the id clock's reserve.
 
-Source: nsqd, `nsqd/nsqd.go` (LoadMetadata, PersistMetadata). `nsqd.dat` is nsqd's own, byte for
-byte: JSON without white space or newline, `null` for empty lists, ephemeral names left out.
-`shmq.dat` holds what nsqd has no place for: the reserve of the id clock.
+Source: nsqd, `nsqd/nsqd.go` (LoadMetadata, PersistMetadata). `nsqd.dat` is nsqd's own format, byte
+for byte: JSON without white space or newline, `null` for empty lists, ephemeral names left out.
+nsqd has no place for the reserve of the id clock, so `shmq.dat` holds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shmq.storage import StorageError
 
 METADATA_NAME = "nsqd.dat"
 RESERVE_NAME = "shmq.dat"
-METADATA_VERSION = "1.3.0"  # what nsqd 1.3.0 writes; nobody checks it on load
+METADATA_VERSION = "1.3.0"  # as nsqd 1.3.0 writes it; no program checks it on load
 
 _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(r"(?=.{1,64}\Z)[.a-zA-Z0-9_-]+(?:#ephemeral)?")
@@ -54,18 +54,18 @@ class TopicMeta:
 
 
 def load(data_path: Path | str) -> list[TopicMeta]:
-    """The topics in `<data_path>/nsqd.dat`, in file order; a missing file is a fresh start: [].
+    """The topics in `<data_path>/nsqd.dat`, in file order. A missing file is a fresh start: [].
 
-    As nsqd does: invalid names are skipped with a warning, unknown keys and the version ignored, a
-    name given twice counts once (paused if either is).
-    Raises MetadataError if the file cannot be read, is empty, or is not the JSON it should be.
+    Like nsqd, this skips invalid names with a warning and ignores unknown keys and the version. A
+    name that occurs twice counts once (paused if either is).
+    Raises MetadataError if the file cannot be read, is empty, or is not the expected JSON.
     """
     path = Path(data_path) / METADATA_NAME
     return parse_topics(path, _read(path))
 
 
 def parse_topics(path: Path, text: bytes) -> list[TopicMeta]:
-    """`load` of a file with this text."""
+    """`load` for a file `path` that contains `text`."""
     document = _parse(path, text, "move it away to start without the topics it names")
     topics: dict[str, bool] = {}
     channels: dict[str, dict[str, bool]] = {}
@@ -88,10 +88,10 @@ def store(
     topics: Iterable[TopicMeta],
     about_to: Callable[[int], None] | None = None,
 ) -> None:
-    """Replace `<data_path>/nsqd.dat` atomically by these topics, without the ephemeral ones.
+    """Replace `<data_path>/nsqd.dat` atomically with these topics, without the ephemeral ones.
 
-    about_to: called right before, with what `modified` will be.
-    Raises OSError (disk full, no permission); the old file is then still there, untouched.
+    about_to: called right before the file is replaced, with the new value of `modified`.
+    Raises OSError (disk full, no permission); the old file is then unchanged.
     """
     document = {
         "topics": [
@@ -115,8 +115,11 @@ def store(
 
 
 def modified(data_path: Path | str) -> int:
-    """When `<data_path>/nsqd.dat` was written (Unix ns); 0 if there is none. Every broker writes it
-    anew when it starts, so with another time another broker has been here. Raises OSError."""
+    """When `<data_path>/nsqd.dat` was written (Unix ns), 0 if there is none.
+
+    Every broker writes the file when it starts, so an unexpected time shows that another broker
+    has used the data path. Raises OSError.
+    """
     try:
         return os.stat(Path(data_path) / METADATA_NAME).st_mtime_ns
     except FileNotFoundError:
@@ -124,16 +127,16 @@ def modified(data_path: Path | str) -> int:
 
 
 def load_reserve(data_path: Path | str) -> int:
-    """The id clock (units as the caller stored it) below which ids may have been given; 0 if none.
+    """The id clock (in the unit in which it was stored) below which ids may have been issued.
 
-    Raises MetadataError if the file is there but makes no sense.
+    0 if there is no file. Raises MetadataError if the file has impossible contents.
     """
     path = Path(data_path) / RESERVE_NAME
     return parse_reserve(path, _read(path))
 
 
 def parse_reserve(path: Path, text: bytes) -> int:
-    """`load_reserve` of a file with this text."""
+    """`load_reserve` for a file `path` that contains `text`."""
     document = _parse(path, text, "remove it if the system clock was never set back")
     if not document:
         return 0
@@ -144,9 +147,9 @@ def parse_reserve(path: Path, text: bytes) -> int:
 
 
 def store_reserve(data_path: Path | str, clock: int) -> None:
-    """Replace `<data_path>/shmq.dat` atomically by this reserve of the id clock.
+    """Replace `<data_path>/shmq.dat` atomically with this reserve of the id clock.
 
-    Raises OSError; the old file is then still there, untouched.
+    Raises OSError; the old file is then unchanged.
     """
     if clock < 0:
         raise ValueError(f"id clock {clock} is negative")
@@ -154,17 +157,17 @@ def store_reserve(data_path: Path | str, clock: int) -> None:
 
 
 def valid_name(name: str) -> bool:
-    """nsqd's rule for topic and channel names: 64 bytes in all, `#ephemeral` among them."""
+    """True if nsqd accepts this topic or channel name: at most 64 bytes, `#ephemeral` included."""
     return _NAME.fullmatch(name) is not None
 
 
 def atomic_write(
     path: Path, data: bytes, mode: int = 0o600, about_to: Callable[[int], None] | None = None
 ) -> None:
-    """Make `path` hold `data`, or leave it as it was, whatever dies: host included.
+    """Replace the contents of `path` with `data`, durably: a crash of the host does not undo it.
 
-    `replace`, and fsync of the directory (nsqd leaves that last one out). Raises OSError as
-    `replace` does.
+    This is `replace` followed by an fsync of the directory (nsqd omits the latter). Raises OSError
+    as `replace` does.
     """
     replace(path, data, mode, about_to)
     sync_directory(path.parent)
@@ -173,11 +176,12 @@ def atomic_write(
 def replace(
     path: Path, data: bytes, mode: int = 0o600, about_to: Callable[[int], None] | None = None
 ) -> None:
-    """Make `path` hold `data`, or leave it as it was; after the host's death it is one of the two.
+    """Replace the contents of `path` with `data`. After a crash of the host the file is old or new.
 
-    Temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), fsync, rename. `mode` is set
-    whatever the umask. about_to: called before the rename, with the file's time of modification
-    (ns). Raises OSError with `filename` set; the temporary file is then removed.
+    The data goes to a temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), which is fsynced
+    and renamed. `mode` is set regardless of the umask. about_to: called before the rename, with the
+    file's time of modification (ns). Raises OSError with `filename` set; the temporary file is then
+    removed.
     """
     temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
     try:
@@ -202,7 +206,7 @@ def replace(
 
 
 def sync_directory(path: Path) -> None:
-    """Put the names in a directory on disk: files created, renamed and removed in it."""
+    """Make the names in a directory durable: files created, renamed and removed in it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -215,7 +219,7 @@ def _compact(document: dict[str, Any]) -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a file; without one what says nothing."""
+    """The bytes of a file; a JSON null if it does not exist."""
     try:
         return read_regular(path)
     except FileNotFoundError:
@@ -226,7 +230,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(path: Path, text: bytes, way_out: str) -> dict[str, Any]:
-    """The object in a file; {} if (as Go has it) it says null."""
+    """The JSON object in a file; {} if it is null (as Go treats it)."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as exc:  # JSONDecodeError, UnicodeDecodeError; too deep

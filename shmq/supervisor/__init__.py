@@ -1,12 +1,15 @@
-"""The supervisor: one process per instance, which does what must go on when nobody is calling.
+"""The supervisor: one process per instance, for all work that no client's call can do.
 
-It creates queues, scans deadlines, spills overflow to disk, returns what dead clients held and
-keeps the metadata. It may die at any time: clients go on with what is in memory, and the next one
-adopts what it finds.
+It creates queues, scans deadlines, spills overflow to disk, returns the messages of dead clients
+and keeps the metadata. It may die at any time: clients continue with the messages in memory, and
+the next supervisor adopts the segments.
 
 * `supervisor`: the process, from start to stop
-* `arbiter`: keeps the loops going
-* `start`, `flush`: how it takes up an instance, how it puts it down
-* `roster`: the live topics and queues
-* `creator`, `scan`, `spill`, `reaper`, `ledger`: the loops
+* `startup`, `adoption`, `shutdown`: how an instance begins and ends
+* `registry`: the live topics and queues; `topics`: creates, deletes and replaces them
+* `loops`: keeps the loops running
+* `requests`, `scan`, `overflow`, `reaper`, `metadata_writer`, `watchdog`: the loops
+* `workers`: keeps the gateway's processes running
+* `salvage`, `directory_recovery`: save messages and names that something has overwritten
+* `memory`, `trouble`, `progress`, `systemd`, `rlimits`: what several of these use
 """

@@ -1,9 +1,9 @@
-"""Gives the memory of queues that have been emptied back to the system.
+"""Gives memory of emptied queues back to the system.
 
-A queue grows as it fills and would stay as large as it ever was. When almost nothing has been in it
-for a while, the pages behind its last message body go back; it grows again as it did at first. A
-queue that is used does not pay: whoever publishes keeps it from that. When /dev/shm has no room for
-somebody, it is done at once for all queues that are almost empty.
+A queue grows as it fills, and its segment would stay that large. When a queue has been almost empty
+for a while, the pages after its last message body are given back; later it grows again as it did
+at first. A queue in use is left alone, so its publishers do not pay for growing again. When
+somebody finds no room in /dev/shm, all queues that are almost empty are trimmed at once.
 """
 
 from __future__ import annotations
@@ -13,62 +13,66 @@ import math
 import os
 import time
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from shmq._native import Broker, ShmqError
 from shmq.layout import NONE
-from shmq.supervisor.roster import Look, Queue
+from shmq.supervisor.registry import Queue, Snapshot
 
 _WORTH = 1 << 20  # bytes of bodies that a queue may keep
-_AFTER = 10.0  # seconds in which it was almost empty each time it was looked at
-_FEW = 16  # almost empty: this part (1/16) of its slots are in use, or fewer
-_AGAIN = 60.0  # seconds before the same queue is tried once more: its last body may be far behind
-_AT_ONCE_EVERY = 0.5  # seconds between two times that all are looked at for somebody without room
-_SCARCE = 4 << 20  # bytes in /dev/shm that are as good as none
+_AFTER = 10.0  # seconds in which every look found it almost empty
+_FEW = 16  # a queue is almost empty if at most this part (1/16) of its slots is in use
+_AGAIN = 60.0  # seconds until the next try: its last body may lie near the end of the arena
+_AT_ONCE_EVERY = 0.5  # seconds between two passes over all queues for somebody without room
+_SCARCE = 4 << 20  # bytes: /dev/shm counts as full with less than this left
 
 _log = logging.getLogger(__name__)
 
 
-class Thrift:
-    """For the spiller's loop and the creator."""
+class Trimmer:
+    """Trims queues, for the spiller and the topic manager."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._at_once = -_AT_ONCE_EVERY
+        self._quiet: WeakKeyDictionary[Queue, tuple[float, int]] = WeakKeyDictionary()
+        """Since when a queue has been almost empty, and the number published by then."""
 
-    def look(self, look: Look, now: float) -> None:
-        """Give back what has been idle long enough. now: monotonic seconds."""
-        large = look.hot["arena_committed"] > _WORTH
+    def trim_idle(self, snapshot: Snapshot, now: float) -> None:
+        """Trim the queues that have been idle long enough. now: monotonic seconds."""
+        large = snapshot.hot["arena_committed"] > _WORTH
         for row in np.flatnonzero(large).tolist():
-            queue, hot = look.queues[row], look.hot[row]
+            queue, hot = snapshot.queues[row], snapshot.hot[row]
             published = int(hot["enqueued"])
             few = _used(hot) * _FEW <= int(hot["slots_committed"])
-            quiet = published - queue.quiet_since[1] <= int(hot["slots_committed"]) // _FEW
-            if not (few and quiet) or queue.quiet_since[0] == math.inf:
-                queue.quiet_since = (now, published)
-            elif now - queue.quiet_since[0] >= _AFTER:
-                queue.quiet_since = (now + _AGAIN - _AFTER, published)
-                self._give_back(queue)
+            since, before = self._quiet.get(queue, (math.inf, 0))
+            quiet = published - before <= int(hot["slots_committed"]) // _FEW
+            if not (few and quiet) or since == math.inf:
+                self._quiet[queue] = (now, published)
+            elif now - since >= _AFTER:
+                self._quiet[queue] = (now + _AGAIN - _AFTER, published)
+                self._trim(queue)
 
-    def at_once(self, queues: Iterable[Queue]) -> int:
-        """For somebody who found no room: what all queues that are almost empty can give, in bytes;
-        0 if this was done a moment ago."""
+    def trim_now(self, queues: Iterable[Queue]) -> int:
+        """Trim all queues that are almost empty, for somebody who found no room. Returns the bytes
+        given back, 0 if the last call was a moment ago."""
         now = time.monotonic()
         if now - self._at_once < _AT_ONCE_EVERY:
             return 0
         self._at_once = now
-        look = Look.at([queue for queue in queues if not queue.gone])
+        snapshot = Snapshot.of([queue for queue in queues if not queue.gone])
         given = 0
-        for row in np.flatnonzero(look.hot["arena_committed"] > _WORTH // 16).tolist():
-            if _used(look.hot[row]) * _FEW <= int(look.hot[row]["slots_committed"]):
-                given += self._give_back(look.queues[row])
+        for row in np.flatnonzero(snapshot.hot["arena_committed"] > _WORTH // 16).tolist():
+            if _used(snapshot.hot[row]) * _FEW <= int(snapshot.hot[row]["slots_committed"]):
+                given += self._trim(snapshot.queues[row])
         return given
 
-    def _give_back(self, queue: Queue) -> int:
+    def _trim(self, queue: Queue) -> int:
         try:
-            given = self._broker.give_back(queue.index)
-        except ShmqError:  # removed, held by a stopped process, cannot be repaired: not now
+            given = self._broker.trim(queue.index)
+        except ShmqError:  # removed, locked by a stopped process, or not repairable
             return 0
         if given:
             _log.info("%s: gave %d KiB of memory back", queue, given >> 10)
@@ -76,7 +80,7 @@ class Thrift:
 
 
 def scarce(needed: int) -> bool:
-    """Whether /dev/shm has no room for so many bytes."""
+    """True if /dev/shm has no room for `needed` bytes."""
     try:
         room = os.statvfs("/dev/shm")
     except OSError:
@@ -85,6 +89,6 @@ def scarce(needed: int) -> bool:
 
 
 def _used(hot: np.void) -> int:
-    """Slots that are not free."""
+    """The number of slots that are not free."""
     free = (int(hot["free_tail"]) - int(hot["free_head"])) & NONE
     return int(hot["slots_committed"]) - free

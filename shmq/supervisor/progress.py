@@ -1,5 +1,5 @@
-"""How far a long start or stop has come: a line every two seconds, in the log and for the service
-manager, and nothing at all if it is over before."""
+"""Reports how far a long start or stop has come, every two seconds, in the log and to the service
+manager. Work that ends within two seconds is not reported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from shmq.supervisor.systemd import Notifier
 
 _EVERY = 2.0  # seconds
-_EXTEND_BY = 30.0  # seconds: the manager gives up no earlier after a line
+_EXTEND_BY = 30.0  # seconds that the service manager is asked to wait after each line
 
 _log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Of one piece of work on a known number of queues."""
+    """The progress of one piece of work on a known number of queues."""
 
     def __init__(self, what: str, queues: int, notifier: Notifier | None = None) -> None:
-        """what: the work, as in `adopting`. notifier: who else is told; while it stops, a broker
-        tells its manager by itself (`Service.stopping`)."""
+        """what: the work, as in `adopting`. notifier: the service manager; none while the broker
+        stops, because `Watchdog.stopping` then reports to it."""
         self._what = what
         self._queues = queues
         self._notifier = notifier
@@ -27,12 +27,12 @@ class Progress:
         self._next = time.monotonic() + _EVERY
 
     def step(self) -> None:
-        """One more queue is done."""
+        """Count one more finished queue."""
         self._done += 1
         self.within()
 
     def within(self, detail: str = "") -> None:
-        """The queue under way has come some way; detail: how far."""
+        """Report, if it is time, from within the work on one queue. detail: how far it is."""
         now = time.monotonic()
         if now < self._next:
             return

@@ -1,15 +1,16 @@
-"""Returns what dead clients held, within milliseconds of their death.
+"""Returns the messages that dead clients held, within milliseconds of their death.
 
-Each client holds a robust `life` lock; the core's `reap_scan` tries them all. A free one says only
-that the thread which attached is gone, so `/proc` decides what ended:
+Each client holds a robust `life` lock, and the core's `reap_scan` tries all of them. A free lock
+shows only that the thread which attached has ended, so `/proc` decides what else ended:
 
-* the process (gone, another start time, zombie, on its way out), or its program (an exec):
-  everything it held goes back, its client entry last. Another user's program cannot be read; if its
-  first thread attached and still runs, then only an exec can have freed the lock;
-* that thread only: the entry lives on and is watched by its pid.
+* The process ended (it is gone, has another start time, is a zombie or is exiting), or its program
+  did (an exec): everything it held is returned, and its client entry is freed last. Another user's
+  program cannot be read; but if its first thread attached and still runs, only an exec can have
+  freed the lock.
+* Only that thread ended: the entry stays, and its pid is watched from now on.
 
-A pidfd per client is the fallback, and what watches those, as long as there are descriptors. It
-alone would be too slow: it fires after the address space is gone, 160 ms per GiB.
+The reaper also watches a pidfd per client, as long as descriptors last. The pidfds alone would be
+too slow: one fires only when the process's address space is gone, about 160 ms per GiB.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ import numpy as np
 
 from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.layout import ClientState
-from shmq.supervisor import descriptors
-from shmq.supervisor.arbiter import Bell
-from shmq.supervisor.process import Process, is_running, program_name
-from shmq.supervisor.roster import Roster
+from shmq.procfs import Process, is_running, program_name
+from shmq.supervisor import rlimits
+from shmq.supervisor.loops import Bell
+from shmq.supervisor.registry import Registry
 
 _SCAN_EVERY = 0.010  # seconds
-_LOOK_EVERY = 0.250  # at the client table, for new clients and spared ones
+_LOOK_EVERY = 0.250  # seconds between two looks at the client table, for new and spared clients
 _TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK: of the first word of a glibc mutex
 _EXEC = "became another program (exec)"
 _RETRY_AFTER = 0.5  # seconds until a client whose reaping failed is tried again
@@ -41,41 +42,41 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Watched:
-    """A client entry and the process behind it."""
+    """A client entry and its process."""
 
     client: int
     generation: int
     pid: int
     start_time: int
     program: int
-    pidfd: int  # -1: none could be spared; its lock tells, and if that is free, /proc
-    title: str  # for the log; it cannot be asked for any more after the death
-    thread: int  # that holds its life lock, 0 if none did
+    pidfd: int  # -1: no descriptor was left; then its lock and /proc show its death
+    title: str  # for the log, because /proc cannot be read after the death
+    thread: int  # the thread that holds its life lock, 0 if none did
 
 
 class Reaper:
-    """One loop. `freed` is called after each client entry that has become free."""
+    """The loop that reaps clients. `freed` is called after each client entry that becomes free."""
 
-    def __init__(self, broker: Broker, roster: Roster, freed: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, registry: Registry, freed: Callable[[], None]) -> None:
         self._broker = broker
-        self._directory = roster.directory
+        self._directory = registry.directory
         self._freed = freed
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._by_fd: dict[int, _Watched] = {}
-        self._below = descriptors.below()
+        self._below = rlimits.below()
         self._epoll = select.epoll()
         self._roused = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._roused, select.EPOLLIN | select.EPOLLET)
-        self._suspects: set[tuple[int, int]] = set()  # free lock, process looked alive
+        self._suspects: set[tuple[int, int]] = set()  # their lock is free, their process lives
         self._retry: dict[tuple[int, int], float] = {}
         self.reaped = 0
 
     def run(self, bell: Bell) -> None:
-        """The loop. It sleeps in the core, which tries the locks."""
+        """Reap until the bell is stopped. The loop sleeps in the core, which tries the locks."""
         next_look = 0.0
         bell.call_too(lambda: os.eventfd_write(self._roused, 1))
         try:
-            while not bell.stopped:
+            while not bell.check():
                 now = time.monotonic()
                 if now >= next_look:
                     next_look = now + _LOOK_EVERY
@@ -93,7 +94,7 @@ class Reaper:
                 self._unwatch(watched)
 
     def _scan(self, free: list[tuple[int, int, int, int, int]]) -> None:
-        """Everyone whose life lock is free."""
+        """Decide about the clients whose life lock is free."""
         suspects = set()
         for client, generation, pid, start_time, program in free:
             process = Process.look(pid)
@@ -102,7 +103,7 @@ class Reaper:
             elif process.program == 0 and self._has_execed((client, generation), pid):
                 self._ended(client, generation, pid, _EXEC)
             elif (client, generation) in self._suspects:
-                # Still there at the second look, so no kill is under way: only the thread ended.
+                # It lives at the second look, so no kill is under way: only the thread ended.
                 self._broker.reap_spare(client, generation)
                 _log.info("client %d (pid %d): the thread that attached has ended", client, pid)
             else:
@@ -110,13 +111,14 @@ class Reaper:
         self._suspects = suspects
 
     def _has_execed(self, key: tuple[int, int], pid: int) -> bool:
-        """A free life lock whose thread still runs. (A thread that execs becomes the first one, so
-        of another thread nothing can be said.)"""
+        """True if a client's life lock is free although its thread still runs: it called exec.
+        (A thread that calls exec becomes the first thread, so this tells nothing of other
+        threads.)"""
         watched = self._watched.get(key)
         return watched is not None and watched.thread == pid and is_running(pid, pid)
 
     def _look(self) -> None:
-        """Watch new clients; those without their lock may also have become another program."""
+        """Watch new clients. A client that was spared may also have become another program."""
         clients = self._directory.clients
         live = np.flatnonzero(clients["state"] == ClientState.LIVE)
         live = live[live != self._broker.client]
@@ -183,14 +185,15 @@ class Reaper:
             if watched is not None:
                 self._unwatch(watched)
             return
-        except Busy:  # a stopped process holds a lock it could have held: the others first
+        except Busy:  # a stopped process holds a lock that this client may have held: later
             return
         except (ShmqError, OSError) as exc:
             self._retry[key] = now + _RETRY_AFTER
             if watched is not None:
-                self._unwatch(watched)  # its pidfd would stay ready; `_look` takes it up again
-            _log.error("client %d (%s) %s; cannot return what it held yet: %s",
-                       client, title, how, exc)  # fmt: skip
+                self._unwatch(watched)  # its pidfd would stay ready; `_look` watches it again
+            _log.error(
+                "client %d (%s) %s; cannot return what it held yet: %s", client, title, how, exc
+            )
             return
         self._retry.pop(key, None)
         if watched is not None:

@@ -1,14 +1,15 @@
 """Finds timed-out and due messages: nsqd's queueScanLoop, plus a look at every queue's deadline.
 
 Every `queue_scan_interval` some queues are chosen at random from a list that is refreshed every
-`queue_scan_refresh_interval`, and scanned by a pool of workers; while more than
-`queue_scan_dirty_percent` of them had something, at once again. Random choice alone would notice a
-timeout in one of 10 000 channels after 50 s, so each round also compares the directory's columns
-`next_deadline[]` and `next_due[]` with the clocks and adds the queues that are overdue. While none
-will be before long it sleeps longer than that interval; who makes something earlier rings.
+`queue_scan_refresh_interval`, and a pool of workers scans them. If more than
+`queue_scan_dirty_percent` of them had something, the next round follows at once. With random
+choice alone a timeout in one of 10 000 channels would be noticed after 50 s, so each round also
+compares the directory's columns `next_deadline[]` and `next_due[]` with the clocks and adds the
+overdue queues. While no queue will be overdue soon, the loop sleeps longer than the interval; a
+client that sets an earlier deadline rings.
 
-With each refresh every queue is audited too: whoever maps a segment can overwrite it, and a ring
-index that is wrong hides messages that are all there.
+With each refresh every queue is also audited: any process that maps a segment can overwrite it, and
+a wrong ring index hides messages that are still intact.
 
 Source: nsqd, `nsqd/nsqd.go` (queueScanLoop, resizePool, queueScanWorker).
 """
@@ -24,54 +25,54 @@ from concurrent.futures import ThreadPoolExecutor
 from shmq import _native
 from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
 from shmq.options import Options
-from shmq.supervisor.arbiter import Bell
-from shmq.supervisor.roster import Roster
+from shmq.supervisor.loops import Bell
+from shmq.supervisor.registry import Registry
 
 _BITE = 256  # messages a worker moves under one lock
-_LONGEST_NS = 1_000_000_000  # without a look: a step of the system clock rings nobody
+_LONGEST_NS = 1_000_000_000  # longest sleep: a step of the system clock rings no bell
 
 _log = logging.getLogger(__name__)
 
 
 class Scanner:
-    """One loop and its pool of workers."""
+    """The loop that scans queues, with its pool of workers."""
 
     def __init__(
         self,
         broker: Broker,
-        roster: Roster,
+        registry: Registry,
         options: Options,
         broken: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """broken: called with the index of each queue that cannot be repaired, again and again."""
+        """broken: called with the index of each queue that cannot be repaired, at every audit."""
         self._broken = broken
         self._broker = broker
-        self._roster = roster
+        self._registry = registry
         self._options = options
         self._queues: list[int] = []
         self._workers = 1
         self._pool: ThreadPoolExecutor | None = None
-        self._corrupt: set[int] = set()  # that were told of
+        self._corrupt: set[int] = set()  # indices that were logged
         self.timed_out = 0
         self.due = 0
 
     def run(self, bell: Bell) -> None:
-        """The loop."""
+        """Scan until the bell is stopped."""
         options, refresh_at = self._options, 0
         dirty_share = options.queue_scan_dirty_percent / 100
         try:
-            while not bell.stopped:
+            while not bell.check():
                 began = time.monotonic()
                 if _native.now() >= refresh_at:
                     refresh_at = _native.now() + int(options.queue_scan_refresh_interval * 1e9)
                     self._refresh()
                     self._audit(bell)
-                while not bell.stopped:
+                while not bell.check():
                     chosen = self._choose()
                     if not chosen or self._scan(chosen, bell) <= dirty_share * len(chosen):
                         break
                 bell.wait(self._rest())
-                while not bell.stopped:
+                while not bell.check():
                     left = began + options.queue_scan_interval - time.monotonic()
                     if left <= 0:
                         break
@@ -80,25 +81,25 @@ class Scanner:
             self._resize(1)
 
     def _rest(self) -> float:
-        """Seconds until something times out or is due, as far as is known now."""
+        """Seconds until the next known timeout or due time."""
         now, realtime = _native.now(), _native.realtime()
         self._broker.scan_at(now + _LONGEST_NS, realtime + _LONGEST_NS)
-        deadline, due = self._roster.earliest()
+        deadline, due = self._registry.earliest()
         return max(min(deadline - now, due - realtime, _LONGEST_NS), 0) / 1e9
 
     def overdue(self) -> list[int]:
-        """Queues whose earliest deadline or due time has passed. (Lower bounds: a scan may find
-        nothing, and corrects them.)"""
-        return self._roster.overdue(_native.now(), _native.realtime())
+        """Indices of queues whose earliest deadline or due time has passed. (These are lower
+        bounds: a scan may find nothing, and then corrects them.)"""
+        return self._registry.overdue(_native.now(), _native.realtime())
 
     def _refresh(self) -> None:
-        self._queues = [queue.index for queue in self._roster.queues]
+        self._queues = [queue.index for queue in self._registry.queues]
         most = self._options.queue_scan_worker_pool_max
         self._resize(max(1, min(len(self._queues) // 4, most)))
 
     def _audit(self, bell: Bell) -> None:
         for index in self._queues:
-            if bell.stopped:
+            if bell.check():
                 break
             try:
                 if self._broker.audit(index):
@@ -118,7 +119,7 @@ class Scanner:
             _log.error("%s", exc)
 
     def _resize(self, workers: int) -> None:
-        """A single worker is the loop's own thread."""
+        """Change the number of workers. With one worker the loop's own thread scans."""
         if workers == self._workers:
             return
         if self._pool is not None:
@@ -131,19 +132,20 @@ class Scanner:
         return list({*random.sample(self._queues, count), *self.overdue()})
 
     def _scan(self, chosen: list[int], bell: Bell) -> int:
-        """How many of these queues were dirty."""
+        """Scan these queues. Returns how many had a message that timed out or was due."""
 
         def one(index: int) -> bool:
             return self._expire(index, bell)
 
         if self._pool is None or len(chosen) <= self._options.queue_scan_selection_count:
-            return sum(map(one, chosen))  # a hand-over would take longer than the work
+            return sum(map(one, chosen))  # passing it to the pool would take longer than the work
         return sum(self._pool.map(one, chosen))
 
     def _expire(self, index: int, bell: Bell) -> bool:
-        """Whether a queue had anything; bite after bite, so that its consumers get in between."""
+        """Expire a queue's messages. Returns whether there were any. The work is done in bites, so
+        that consumers get the lock in between."""
         dirty = False
-        while not bell.stopped:
+        while not bell.check():
             try:
                 timed_out, due = self._broker.expire(index, _BITE)
             except (Gone, Busy):

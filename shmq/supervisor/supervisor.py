@@ -1,8 +1,8 @@
-"""The supervisor process: what must go on when nobody is calling.
+"""The supervisor process, from start to stop.
 
-Start (make or adopt the instance), run (the loops of `creator`, `scan`, `spill`, `reaper` and
-`ledger` under one arbiter, the heartbeat here), stop (flush everything to disk, remove the
-instance; or keep it for the next supervisor).
+* start: create or adopt the instance
+* run: the loops, each in its own thread; the main thread has the heartbeat and passes rings on
+* stop: flush everything to disk and remove the instance, or keep it for the next supervisor
 """
 
 from __future__ import annotations
@@ -18,106 +18,110 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from shmq import _native, layout, segments
+from shmq import _native, shm, sources
 from shmq._native import Broker, ShmqError
-from shmq.layout import DirectoryView
+from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options
-from shmq.segments import Permits
+from shmq.procfs import Process, is_alive
+from shmq.shm import Permits
 from shmq.storage import metadata
 from shmq.storage.dirlock import DirLock
-from shmq.supervisor import flush, start
-from shmq.supervisor.arbiter import Arbiter
-from shmq.supervisor.children import Children
-from shmq.supervisor.creator import Creator
-from shmq.supervisor.ledger import Ledger
-from shmq.supervisor.process import Process, is_alive
+from shmq.supervisor import shutdown, startup
+from shmq.supervisor.adoption import adopt
+from shmq.supervisor.loops import Loops
+from shmq.supervisor.metadata_writer import MetadataWriter
+from shmq.supervisor.overflow.spiller import Spiller
 from shmq.supervisor.reaper import Reaper
-from shmq.supervisor.roster import Roster
+from shmq.supervisor.registry import Registry
+from shmq.supervisor.requests import RequestServer
 from shmq.supervisor.scan import Scanner
-from shmq.supervisor.service import Service
-from shmq.supervisor.spill import Spiller
 from shmq.supervisor.systemd import Notifier
+from shmq.supervisor.topics import TopicManager
 from shmq.supervisor.trouble import DiskTrouble
+from shmq.supervisor.watchdog import Watchdog
+from shmq.supervisor.workers import Workers
+from shmq.views import DirectoryView
 
-_REQUEST, _SPILLER, _LEFT, _CHANGED, _DEADLINE = 1, 2, 4, 8, 16  # bits of supervisor_wait
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
-_BREATH = 0.001  # after the spiller was rung for: publishers ring again with every message
-_STARTER_EVERY = 0.250  # seconds between two looks at the starter
+_BREATH = 0.001  # seconds after a ring for the spiller: publishers ring with every message
+_PARENT_EVERY = 0.250  # seconds between two looks at the process that started this one
 _HANGING_UP = 5.0  # seconds after a SIGHUP in which its terminal may still be about to go
 
 _log = logging.getLogger(__name__)
 
 
 class Companions(Protocol):
-    """Processes beside the supervisor: what they need is opened before the instance begins, so
-    that nothing has to be undone when it cannot be."""
+    """Processes beside the supervisor. Their resources are opened before the instance starts, so a
+    failure needs no rollback."""
 
     def opened(self) -> contextlib.AbstractContextManager[object]:
-        """Around the supervisor's life. Raises OSError with a sentence."""
+        """A context that opens their resources for the supervisor's life. Raises OSError with a
+        sentence."""
 
-    def children(self, news: Callable[[], dict[str, Any]]) -> Children | None:
-        """The processes; None: there are none to run. news: what to tell them when it changes."""
+    def workers(self, news: Callable[[], dict[str, Any]]) -> Workers | None:
+        """The loop that keeps the processes running; None if there are none. news: returns what to
+        tell the processes when it changes."""
 
     def reload(self) -> None:
-        """Take up what can change while the instance runs. Says in the log what cannot be."""
+        """Apply changed settings that can change while the instance runs, and log the others."""
 
 
 class Supervisor:
-    """One instance's supervisor. `run` is for the process's main thread: it holds the client
-    entry's life lock, and signals come there."""
+    """One instance's supervisor. `run` must be called from the main thread, which holds the life
+    lock of the client entry and receives the signals."""
 
     def __init__(
         self,
         options: Options,
-        starter_pid: int | None = None,
+        parent_pid: int | None = None,
         notifier: Notifier | None = None,
         companions: Companions | None = None,
     ) -> None:
-        """starter_pid: stop when this process is dead and no client is attached. notifier: the
-        service manager. companions: processes to keep beside this one."""
+        """parent_pid: stop when this process is dead and no client is attached. notifier: for the
+        service manager. companions: processes to run beside this one."""
         self._options = options
         self._notifier = notifier or Notifier()
         self._companions = companions
         self._data_path = Path(options.data_path or ".")
-        self._starter = None if starter_pid is None else _Starter(starter_pid)
+        self._parent = None if parent_pid is None else _Parent(parent_pid)
         self._signal = 0
-        self._hung_up = False  # a SIGHUP has come and was not looked at yet
+        self._hung_up = False  # a SIGHUP has come and was not handled yet
         self._terminal = os.isatty(0) and _has_terminal()
-        self._lost = ""  # why the instance must begin anew
+        self._lost = ""  # why the instance must be flushed and recreated
         self._flushing = False
 
     def run(self) -> int:
-        """Start, run until told to stop, stop. The exit status: 0, or 1 if messages could not be
-        written and were left in shared memory.
+        """Start, run until a signal asks for the end, stop. Returns the exit status: 0, or 1 if
+        messages could not be written and were left in shared memory.
 
         Raises ShmqError or OSError, with a sentence, if it cannot start.
         """
         with self._signals(), DirLock(self._data_path), self._open_companions():
-            directory = start.enter(self._options)
+            directory = startup.enter(self._options)
             try:
                 return self._live(directory)
             finally:
                 directory.close()
 
     def drain(self) -> int:
-        """Adopt what a supervisor of this release left, write it to disk, remove the instance; as
-        `run`, but nobody is served. Nothing to do if there is no instance. Without a data path: to
-        the one that it has its files in.
+        """Adopt an instance that a supervisor of this release left, write it to disk and remove it,
+        without serving clients. Returns the exit status as `run` does, 0 if there is no instance.
+        Without a data path in the options, the instance's own is used.
 
-        Raises ShmqError or OSError, with a sentence: a supervisor lives, or another release made
-        it.
+        Raises ShmqError or OSError, with a sentence, if its supervisor lives or another release
+        made it.
         """
         if not self._options.data_path:
-            found = layout.data_path_left(self._options.instance)
+            found = sources.data_path_left(self._options.instance)
             self._options = dataclasses.replace(self._options, data_path=found)
             self._data_path = Path(found or ".")
         options = self._options
         with self._signals(), DirLock(self._data_path):
-            if not segments.list_objects(options.instance):
+            if not shm.list_objects(options.instance):
                 _log.info("instance %s: nothing is left in shared memory", options.instance)
                 return 0
-            directory = start.enter(options)
+            directory = startup.enter(options)
             try:
                 self._begin_or_undo(directory)
                 self._flushing = True
@@ -127,7 +131,7 @@ class Supervisor:
 
     @property
     def health(self) -> str:
-        """nsqd's: `OK`, or `NOK - ` and what the disk said."""
+        """nsqd's health text: `OK`, or `NOK - ` and the disk's last error."""
         return self._spiller.health
 
     # -- companions
@@ -140,83 +144,93 @@ class Supervisor:
 
     # -- life
 
-    def _live(self, directory: start.Directory) -> int:
+    def _live(self, directory: startup.Directory) -> int:
         options = self._options
         self._begin_or_undo(directory)
-        arbiter = Arbiter()
-        self._creator_bell = arbiter.add("creator", self._creator.run)
-        self._spiller_bell = arbiter.add("spiller", self._spiller.run)
-        self._scanner_bell = arbiter.add(
-            "scanner", Scanner(self._broker, self._roster, options, self._is_broken).run
+        loops = Loops()
+        self._request_bell = loops.add("request server", self._request_server.run)
+        self._spiller_bell = loops.add("spiller", self._spiller.run)
+        self._scanner_bell = loops.add(
+            "scanner", Scanner(self._broker, self._registry, options, self._is_broken).run
         )
-        arbiter.add("reaper", Reaper(self._broker, self._roster, self._client_reaped).run)
-        self._ledger_bell = arbiter.add("ledger", self._ledger.run)
-        service = Service(
-            self._notifier, arbiter, self._broker, self._roster, options,
-            lambda: self._spiller.health, self._has_lost, self._is_broken,
-        )  # fmt: skip
-        arbiter.add("service", service.run)
+        loops.add("reaper", Reaper(self._broker, self._registry, self._client_reaped).run)
+        self._metadata_bell = loops.add("metadata writer", self._metadata_writer.run)
+        watchdog = Watchdog(
+            self._notifier,
+            loops,
+            self._broker,
+            self._registry,
+            options,
+            lambda: self._spiller.health,
+            self._has_lost,
+            self._is_broken,
+        )
+        loops.add("watchdog", watchdog.run)
         if self._companions is not None:
-            children = self._companions.children(self._news)
-            if children is not None:
-                arbiter.add("gateway", children.run)
-        arbiter.start()
+            workers = self._companions.workers(self._news)
+            if workers is not None:
+                loops.add("gateway", workers.run)
+        loops.start()
         _log.info("instance %s: running, pid %d", options.instance, os.getpid())
-        service.ready()
+        watchdog.ready()
         self._beat()
         keep = options.on_stop == "keep" and not self._lost
-        with service.stopping("keeping" if keep else "flushing to disk"):
-            self._stop(arbiter, keep)
-            return self._keep() if keep else self._flush(service.owns_name)
+        with watchdog.stopping("keeping" if keep else "flushing to disk"):
+            self._stop(loops, keep)
+            return self._keep() if keep else self._flush(watchdog.owns_name)
 
-    def _begin_or_undo(self, directory: start.Directory) -> None:
+    def _begin_or_undo(self, directory: startup.Directory) -> None:
         try:
             self._begin(directory)
         except BaseException:
             if directory.fresh:  # nobody could attach yet
-                segments.unlink_instance(self._options.instance)
+                shm.unlink_instance(self._options.instance)
             raise
 
-    def _begin(self, directory: start.Directory) -> None:
-        """Attach, take up or make everything, then let clients in."""
+    def _begin(self, directory: startup.Directory) -> None:
+        """Attach, adopt or create topics and queues, then admit clients."""
         options = self._options
-        start.check_data_path(directory, options)
+        startup.check_data_path(directory, options)
         reserve = metadata.load_reserve(self._data_path)
 
         def opener(serial: int) -> int:
-            return start.open_queue(options, serial)
+            return startup.open_queue(options, serial)
 
         self._broker = broker = Broker(directory.fd, opener, 1, options.instance)
         before = int(DirectoryView(broker.view()).limits["max_msg_size"])
-        self._roster = Roster(broker, options, max(before, options.max_msg_size))
+        self._registry = Registry(broker, options, max(before, options.max_msg_size))
         trouble = DiskTrouble(broker)
-        self._ledger = Ledger(broker, self._roster, self._data_path, reserve, trouble)
-        self._creator = Creator(broker, self._roster, options, self._ledger.floor)
-        self._spiller = Spiller(broker, self._roster, options, trouble)
-        trouble.clear()  # of the last supervisor; from here on readers believe it
+        self._metadata_writer = MetadataWriter(
+            broker, self._registry, self._data_path, reserve, trouble
+        )
+        self._manager = TopicManager(broker, self._registry, options, self._metadata_writer.floor)
+        self._request_server = RequestServer(broker, self._registry, self._manager)
+        self._spiller = Spiller(broker, self._registry, options, trouble)
+        trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
         broker.set_data_path(str(self._data_path.absolute()))
         if directory.fresh:
-            start.recreate(self._creator, self._data_path, self._notifier)
+            startup.recreate(self._manager, self._data_path, self._notifier)
         else:
-            start.adopt(broker, self._roster, self._creator, options, self._notifier)
-        self._ledger.flush()
+            adopt(broker, self._registry, self._manager, options, self._notifier)
+        self._metadata_writer.flush()
         mode, group = options.permissions()
-        free = self._roster.directory.free_clients
+        free = self._registry.directory.free_clients
         self._permits = Permits.create(options.instance, free, mode, group)
 
     def _beat(self) -> None:
-        """The main loop: pass on what clients ring for, see signals and the starter's end."""
+        """The main loop: pass the clients' rings on to the loops, handle signals, and watch for the
+        end of the process that started this one."""
         look_at = hanging_up = 0.0
         while not self._signal and not self._lost:
             why = self._broker.supervisor_wait(_native.now() + _BEAT_NS)
-            if why & (_REQUEST | _LEFT):
-                self._creator_bell.ring()
-            if why & _CHANGED:
-                self._ledger_bell.ring()
-            if why & _DEADLINE:
+            if why & (Ring.REQUEST | Ring.LEFT):
+                self._request_bell.ring()
+            if why & Ring.CHANGED:
+                self._metadata_bell.ring()
+            if why & Ring.DEADLINE:
                 self._scanner_bell.ring()
-            if why & _SPILLER:
+            if why & Ring.SPILLER:
                 self._spiller_bell.ring()
                 time.sleep(_BREATH)
             now = time.monotonic()
@@ -228,29 +242,29 @@ class Supervisor:
             if now < hanging_up and not self._has_its_terminal():
                 _log.info("the terminal has gone")
                 self._signal = signal.SIGHUP
-            if self._starter is not None and now >= look_at:
-                look_at = now + _STARTER_EVERY
+            if self._parent is not None and now >= look_at:
+                look_at = now + _PARENT_EVERY
                 with contextlib.suppress(OSError):
-                    shorten_log()  # what the starter gave us as stderr has no other bound
-                alone = self._roster.other_clients(self._broker.client) == 0
-                if alone and not self._starter.alive:
+                    shorten_log()  # the file that the parent passed as stderr has no other bound
+                alone = self._registry.other_clients(self._broker.client) == 0
+                if alone and not self._parent.alive:
                     _log.info("the process that started this instance has ended; stopping")
                     return
 
     def _client_reaped(self) -> None:
         self._permits.give()
-        self._creator_bell.ring()
+        self._request_bell.ring()
 
     def _is_broken(self, index: int) -> None:
-        self._creator.broken.append(index)
-        self._creator_bell.ring()
+        self._request_server.broken.append(index)
+        self._request_bell.ring()
 
     def _has_lost(self, sentence: str) -> None:
         self._lost = sentence
 
     # -- end
 
-    def _stop(self, arbiter: Arbiter, keep: bool) -> None:
+    def _stop(self, loops: Loops, keep: bool) -> None:
         if self._lost:
             _log.critical("%s", self._lost)
         elif self._signal:
@@ -260,33 +274,37 @@ class Supervisor:
             self._broker.stopping()
 
         def patience(name: str, seconds: float) -> None:
-            _log.warning("waiting for the %s since %d s (a stopped client may hold a lock)",
-                         name, seconds)  # fmt: skip
+            _log.warning(
+                "waiting for the %s since %d s (a stopped client may hold a lock)", name, seconds
+            )
 
-        arbiter.stop(patience)
+        loops.stop(patience)
 
     def _keep(self) -> int:
-        flush.keep(self._roster, self._ledger)
+        shutdown.keep(self._registry, self._metadata_writer)
         self._broker.detach()
         _log.info("instance %s: kept for the next supervisor", self._options.instance)
         return 0
 
     def _flush(self, owns_name: Callable[[], bool] = lambda: True) -> int:
-        """owns_name: whether the instance's name has not become another's."""
+        """owns_name: returns false if the instance's name now refers to another instance."""
         options = self._options
         try:
-            flush.flush(self._broker, self._roster, self._creator, self._spiller, self._ledger)
+            shutdown.flush(
+                self._broker, self._registry, self._manager, self._spiller, self._metadata_writer
+            )
         except (OSError, ShmqError) as exc:
             _log.critical(
                 "cannot write everything to disk: %s; the rest stays in shared memory: make room "
-                "and start `shmq serve` again on the same data path", exc,
-            )  # fmt: skip
+                "and start `shmq serve` again on the same data path",
+                exc,
+            )
             self._broker.detach()
             return 1
         self._permits.close()
         self._broker.detach()
         if owns_name():
-            segments.unlink_instance(options.instance)
+            shm.unlink_instance(options.instance)
         _log.info("instance %s: bye", options.instance)
         return 1 if self._lost else 0
 
@@ -294,10 +312,12 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT ask for the end. SIGHUP asks for a reload, but for the end if it came
-        because the terminal has gone that this process was started from."""
-        before = {number: signal.signal(number, self._caught)
-                  for number in (signal.SIGTERM, signal.SIGINT)}  # fmt: skip
+        """Handle signals in this context: SIGTERM and SIGINT ask for the end, SIGHUP for a reload.
+        A SIGHUP that comes because this process's terminal has gone asks for the end."""
+        before = {
+            number: signal.signal(number, self._caught)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._caught_hangup)
         try:
             yield
@@ -315,12 +335,12 @@ class Supervisor:
         self._hung_up = True
 
     def _has_its_terminal(self) -> bool:
-        """False: it was started from one, which has gone since."""
+        """False if this process was started from a terminal that has gone since."""
         return not self._terminal or _has_terminal()
 
 
 def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal, and that is still there."""
+    """True if this process has a controlling terminal that still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -328,7 +348,7 @@ def _has_terminal() -> bool:
     return True
 
 
-class _Starter:
+class _Parent:
     """The process that started this one."""
 
     def __init__(self, pid: int) -> None:
@@ -338,5 +358,5 @@ class _Starter:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still there, the same process."""
+        """True if the same process still lives."""
         return self._start_time is not None and is_alive(self._pid, self._start_time)

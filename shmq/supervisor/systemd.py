@@ -1,7 +1,7 @@
-"""What systemd and a service say to each other, without libsystemd: sd_notify and passed sockets.
+"""systemd's protocols for a service, without libsystemd: sd_notify and passed sockets.
 
-Nothing here knows the broker. Whoever reads a variable of the protocol takes it out of the
-environment, so that no child believes it was meant.
+Nothing here knows the broker. Reading a variable of the protocols removes it from the environment,
+so that no child process takes it for its own.
 
 Protocols: sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3).
 """
@@ -22,57 +22,57 @@ _log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Sends what the service manager is to know. Without a manager every method does nothing.
+    """Sends messages to the service manager. Without a manager every method does nothing.
 
-    Never raises: a broker does not end because nobody listens to how it is.
+    It never raises: a broker does not end because its messages cannot be sent.
     """
 
     def __init__(self, address: str = "", watchdog: float = 0.0) -> None:
-        """address: NOTIFY_SOCKET's, empty for none. watchdog: seconds within which the manager
-        wants a sign of life, 0 for none."""
+        """address: the value of NOTIFY_SOCKET, empty for none. watchdog: seconds within which the
+        manager expects a ping, 0 for none."""
         self._address = _address(address)
         self.watchdog = watchdog if self._address is not None else 0.0
-        """Seconds within which `alive` must be called again; 0: nobody asks."""
+        """Seconds within which `alive` must be called again. 0: the manager has no watchdog."""
         self._socket: socket.socket | None = None
         self._trouble = ""
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] | None = None) -> Self:
-        """As the manager that started this process wants it; takes its variables away."""
+        """A notifier for the manager that started this process. Removes the variables."""
         environ = os.environ if environ is None else environ
         address = environ.pop("NOTIFY_SOCKET", "")
         usec = environ.pop("WATCHDOG_USEC", "")
         pid = environ.pop("WATCHDOG_PID", "")
-        # without WATCHDOG_PID it is meant for whoever gets it
+        # without WATCHDOG_PID it is meant for any process that gets it
         mine = not pid or pid == str(os.getpid())
         return cls(address, int(usec) / 1e6 if mine and usec.isdecimal() else 0.0)
 
     def __bool__(self) -> bool:
-        """Whether there is a manager to tell."""
+        """True if there is a manager to send to."""
         return self._address is not None
 
     def ready(self, status: str = "") -> None:
-        """The service is open to its clients."""
+        """Tell the manager that the service is open to its clients."""
         self._send(f"READY=1\nMAINPID={os.getpid()}", status)
 
     def stopping(self, status: str = "") -> None:
-        """The service has begun to stop."""
+        """Tell the manager that the service has begun to stop."""
         self._send("STOPPING=1", status)
 
     def status(self, status: str) -> None:
-        """One line for people."""
+        """Send the status line, which `systemctl status` shows."""
         self._send("", status)
 
     def alive(self) -> None:
-        """The watchdog's sign of life."""
+        """Ping the watchdog."""
         self._send("WATCHDOG=1")
 
     def extend(self, seconds: float, status: str = "") -> None:
-        """It takes longer: do not give up for so many seconds from now."""
+        """Ask the manager to wait `seconds` more from now for a start or stop to end."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", status)
 
     def close(self) -> None:
-        """Close the socket. Idempotent."""
+        """Close the socket. May be called again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -86,7 +86,7 @@ class Notifier:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.settimeout(_PATIENCE)
-            # not connected: a manager that was re-executed has another socket of the same name
+            # not connected, because a re-executed manager has another socket of the same name
             data = message.strip().encode()
             self._socket.sendmsg([data], [], socket.MSG_NOSIGNAL, self._address)
             self._trouble = ""
@@ -97,7 +97,7 @@ class Notifier:
 
 
 def _address(text: str) -> str | None:
-    """As the socket module takes it: a path, or with a zero byte an abstract name."""
+    """The address in the socket module's form: a path, or an abstract name after a zero byte."""
     if not text:
         return None
     if text.startswith("@") and len(text) > 1:
@@ -110,18 +110,18 @@ def _address(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class PassedSocket:
-    """A socket that was opened for this process before it began."""
+    """A socket that the manager opened before it started this process."""
 
     fd: int
     name: str
-    """FileDescriptorName= of the socket unit; `unknown` if it has none."""
+    """FileDescriptorName= of the socket unit, or `unknown` if it has none."""
 
 
 def listen_fds(environ: MutableMapping[str, str] | None = None) -> tuple[PassedSocket, ...]:
-    """The sockets that the manager passed to this process, close-on-exec from now on.
+    """The sockets that the manager passed to this process, made close-on-exec.
 
-    Takes the variables away, so it is for the one who keeps the sockets, once. Empty if none were
-    passed, or to another process. ValueError if the variables cannot be right.
+    It removes the variables, so only the first call returns the sockets. Empty if none were passed,
+    or if they are for another process. Raises ValueError if the variables are impossible.
     """
     environ = os.environ if environ is None else environ
     pid, count, names = (

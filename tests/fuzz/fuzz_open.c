@@ -1,6 +1,7 @@
 /*
- * Segments as they are opened: any bytes over the header of a directory or a queue. Input: which (1),
- * from where (2, in bytes), then the bytes. Nobody but the opener looks; it says so or is right.
+ * Segments as they are opened: any bytes over the header of a directory or a queue. Input: which
+ * (1), from where (2, in bytes), then the bytes. Nobody but the opener looks; it says so or is
+ * right.
  */
 #include "../native/scene.h"
 
@@ -37,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(to + at, data + 3, size - 3 < room - at ? size - 3 : room - at);
 	if (is_queue) {
 		r = shmq_broker_map(s->b, s->queue[0], s->serial[0], s->w->queues[s->serial[0]]);
-		/* What everything is placed by is as it was made, or it was not opened. */
+		/* An opened segment has the offsets with which it was created. */
 		CHECK(r || !memcmp(to + PLACES, queue + PLACES, PLACES_END - PLACES));
 		memcpy(to, queue, room);
 	} else {
@@ -48,6 +49,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (!r)
 			shmq_broker_close(b);
 	}
-	CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_CORRUPT || r == SHMQ_GONE);
+	CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_NOT_READY || r == SHMQ_CORRUPT || r == SHMQ_GONE);
 	return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * Disk records: any bytes where a segment file's are read. What is found in them lies inside, adds up,
- * and is what a plain reader of the format finds; and the queue takes in what was found.
+ * Disk records: any bytes in place of a segment file. The records found lie inside, add up, and are
+ * those that a plain reader of the format finds; and the queue takes them in.
  */
 #include "../native/scene.h"
 
@@ -14,19 +14,23 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	(void)argc;
 	(void)argv;
 	s = scene_make();
-	wall = (uint8_t *)mmap(NULL, 2 * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + MOST;
+	wall = (uint8_t *)mmap(NULL, 2 * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+	                       0) +
+	       MOST;
 	EQUAL(mprotect(wall, MOST, PROT_NONE), 0);
 	return 0;
 }
 
 /* int32 BE length | at least 26 bytes, at most max_msg_size more */
-static uint32_t plainly(const uint8_t *data, size_t size, uint64_t most, uint64_t *used, bool *damaged)
+static uint32_t plainly(const uint8_t *data, size_t size, uint64_t most, uint64_t *used,
+                        bool *damaged)
 {
 	uint32_t n = 0;
 
 	for (*used = 0, *damaged = false; size - *used >= 4; n++) {
 		const uint8_t *at = data + *used;
-		uint64_t length = (uint64_t)at[0] << 24 | (uint64_t)at[1] << 16 | (uint64_t)at[2] << 8 | at[3];
+		uint64_t length = (uint64_t)at[0] << 24 | (uint64_t)at[1] << 16 | (uint64_t)at[2] << 8 |
+		                  at[3];
 
 		if (length < 26 || length > most + 26) {
 			*damaged = true;
@@ -59,15 +63,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 	if (!records)
 		return 0;
 	scene_restore(s);
-	r = shmq_restore(s->w->supervisor, s->queue[0], data, used, 0, used, soon(), &taken, &taken_bytes);
+	r = shmq_restore(s->w->supervisor, s->queue[0], data, used, 0, used, soon(), &taken,
+	                 &taken_bytes);
 	CHECK(r == 0 || r == SHMQ_GONE);
 	CHECK(taken <= records && taken_bytes <= used);
 	if (records <= 64) {
-		r = shmq_chunk_load(s->w->supervisor, s->queue[1], data, used, dues, records, 1 << 24, soon(),
-		                    &taken);
+		r = shmq_chunk_load(s->w->supervisor, s->queue[1], data, used, dues, records, 1 << 24,
+		                    soon(), &taken);
 		CHECK(r == 0 || r == SHMQ_GONE);
 		CHECK(taken <= records);
 	}
-	(void)shmq_restore(s->w->supervisor, s->queue[2], data, size, 0, size, soon(), &taken, &taken_bytes);
+	(void)shmq_restore(s->w->supervisor, s->queue[2], data, size, 0, size, soon(), &taken,
+	                   &taken_bytes);
 	return 0;
 }

@@ -1,17 +1,21 @@
 /*
- * A live queue, overwritten in up to 16 words anywhere, and a program of calls. Input: how many words;
- * for each its place (region, word, value: 1, 2 and 4 bytes; the word's upper 3 bits: what the value
- * is); then a byte for each call. Nothing may leave the segments, hang, or touch the queue beside.
+ * A live queue, overwritten in up to 16 words anywhere, and a program of calls. Input: how many
+ * words; for each its place (region, word, value: 1, 2 and 4 bytes; the word's upper 3 bits: what
+ * the value is); then a byte for each call. Nothing may leave the segments, hang, or touch the
+ * queue beside.
  */
 #include "../native/scene_use.h"
 
 #include <sys/resource.h>
 
 #define PER_WORD 7
-#define CALLS 12 /* the first ones find the garbage: those behind them find what it was mended to */
+#define CALLS                                                                                      \
+	12               /* the first ones find the garbage: those behind them find what it was    \
+        mended to */
 #define HOW_SHIFT 13 /* no region has more than 2^13 words */
 
-/* A lock that looks held is waited for, rightly; and glibc follows the pointers in one that is held. */
+/* A lock that looks held is waited for, rightly; and glibc follows the pointers in one that is
+ * held. */
 static bool is_a_lock(const uint8_t *at)
 {
 	const shmq_lock_desc *locks[] = {&w->supervisor->d->registry, &s->map[0]->q->deliver,
@@ -29,9 +33,10 @@ static bool is_a_lock(const uint8_t *at)
 	return false;
 }
 
-/* Garbage that might be true gets further than any number: what is there, changed a little; an index;
-   what stands elsewhere in the same region or in another one. */
-static uint32_t garbage(uint32_t how, uint32_t value, const struct scene_part *part, const uint8_t *to)
+/* Garbage that might be true gets further than any number: what is there, changed a little; an
+ * index; what stands elsewhere in the same region or in another one. */
+static uint32_t garbage(uint32_t how, uint32_t value, const struct scene_part *part,
+                        const uint8_t *to)
 {
 	const struct scene_part *other = &s->parts[value % s->parts_count];
 	uint32_t there;
@@ -87,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		memcpy(&value, data + at + 3, sizeof(value));
 		value = garbage(word >> HOW_SHIFT, value, part, to);
 		memcpy(to, &value, sizeof(value));
-		/* What is the other queue's, or everybody's, may spoil the other queue. */
+		/* Garbage in the other queue, or in what all queues share, may spoil the other queue. */
 		beside &= (to >= s->map[0]->base && to < s->map[0]->base + s->map[0]->size) ||
 		          (to >= s->map[1]->base && to < s->map[1]->base + s->map[1]->size);
 	}

@@ -1,7 +1,7 @@
 /*
- * nsqd's TCP protocol where it comes many at a time: whatever the bytes, what is read of them is what
- * a plain reader reads, and the same whether they come at once or in pieces. The first byte says how
- * long the pieces are.
+ * nsqd's TCP protocol where many commands come at a time. For any bytes the result is that of a
+ * plain reader, and the same whether they come at once or in pieces. The first byte says how long
+ * the pieces are.
  */
 #include "../native/harness.h"
 
@@ -17,12 +17,14 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
 	(void)argc;
 	(void)argv;
-	wall = (uint8_t *)mmap(NULL, 2 * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + MOST;
+	wall = (uint8_t *)mmap(NULL, 2 * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+	                       0) +
+	       MOST;
 	EQUAL(mprotect(wall, MOST, PROT_NONE), 0);
 	return 0;
 }
 
-/* What was read: where bodies are, how long; or ids. */
+/* The result: where bodies are and how long; or ids. */
 typedef struct reading {
 	uint64_t at[MOST], length[MOST], used;
 	uint32_t n;
@@ -72,7 +74,8 @@ static void plain_batches(const uint8_t *data, uint64_t size, reading *r)
 		    count > 5)
 			return;
 		while (count && size - at >= 4 && size_at(data + at) > 0 &&
-		       size_at(data + at) <= MAX_MSG_SIZE && size - at - 4 >= (uint64_t)size_at(data + at)) {
+		       size_at(data + at) <= MAX_MSG_SIZE &&
+		       size - at - 4 >= (uint64_t)size_at(data + at)) {
 			note(r, at + 4, (uint64_t)size_at(data + at));
 			at += 4 + (uint64_t)size_at(data + at);
 			count--;
@@ -100,7 +103,7 @@ static void plain_finishes(const uint8_t *data, uint64_t size, reading *r)
 
 typedef void reader(const uint8_t *data, uint64_t size, reading *r);
 
-/* From r->used on, at most a few at a time, as whoever reads a socket does. */
+/* From r->used on, at most a few at a time, as a reader of a socket does. */
 static void bodies(const uint8_t *data, uint64_t size, reading *r)
 {
 	shmq_body found[7];
@@ -123,8 +126,8 @@ static void publishes(const uint8_t *data, uint64_t size, reading *r)
 	uint32_t n;
 
 	do {
-		n = shmq_wire_publishes(data + r->used, size - r->used, "PUB t\n", 6, MAX_MSG_SIZE, 5, found,
-		                        &used);
+		n = shmq_wire_publishes(data + r->used, size - r->used, "PUB t\n", 6, MAX_MSG_SIZE, 5,
+		                        found, &used);
 		for (uint32_t i = 0; i < n; i++)
 			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
 		r->used += used;
@@ -163,7 +166,8 @@ static void finishes(const uint8_t *data, uint64_t size, reading *r)
 static void hold(reader *step, const uint8_t *input, uint64_t size, uint64_t piece, bool judge_bad)
 {
 	read_.n = 0, read_.used = 0, read_.wrong = false, read_.bad = 0;
-	for (uint64_t end = piece < size ? piece : size;; end = size - end < piece ? size : end + piece) {
+	for (uint64_t end = piece < size ? piece : size;;
+	     end = size - end < piece ? size : end + piece) {
 		memcpy(wall - end, input, end);
 		step(wall - end, end, &read_);
 		if (end == size || read_.wrong)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shmq.storage import deferred, diskqueue
+from shmq.storage import deferred
+from shmq.storage.records import encode_records
 
 CORPUS = Path(__file__).parent / "corpus"
 
-RECORDS = diskqueue.encode_records(
+RECORDS = encode_records(
     [1, 1767225600000000000], [0, 3], [b"0" * 16, 0x123456789ABCDEF0], [b"x", b"body " * 8]
 )
 CHUNK = deferred.encode([(5, RECORDS[:31]), (7, RECORDS[31:])], 2)
@@ -32,7 +33,7 @@ INPUTS: dict[str, dict[str, bytes]] = {
     "meta": {"two": b"2\n0,0\n1,140\n", "spaces": b" -1\r\n+1, 5\r\n 2,7", "none": b""},
     "metadata": {"nsqd": TOPICS, "null": b"null", "empty": b"{}", "deep": b"[" * 2000},
     "reserve": {"clock": b'{"id_clock":123456789}', "null": b"null"},
-    "sidecar": {"two": CHUNK, "cut": CHUNK[:-20], "flipped": CHUNK[:60] + b"?" + CHUNK[61:]},
+    "chunk": {"two": CHUNK, "cut": CHUNK[:-20], "flipped": CHUNK[:60] + b"?" + CHUNK[61:]},
     "open": {"directory": b"\0\x80\0" + b"\xff" * 8, "queue": b"\1\x80\0" + b"\xff" * 16},
     "session": {
         "publish": CUT + PUBLISH,

@@ -2,10 +2,9 @@
 
     python tests/fuzz/readers.py TARGET [libFuzzer's options and corpus]
 
-Whatever the bytes, a reader answers, or raises the error it is documented to raise; and what it
-answers, written again, is read the same. A session says and publishes the same in whatever pieces
-its bytes come. `--planted` weakens the reader in one place, which must be found.
-"""
+For any bytes a reader answers, or raises the error it is documented to raise; and its answer,
+written again, is read the same. A session answers and publishes the same however its bytes are cut.
+`--mutant` weakens the reader in one place, which must be found."""
 
 from __future__ import annotations
 
@@ -21,27 +20,32 @@ from pathlib import Path
 from typing import Any
 
 import atheris
+from support.session_without_socket import Host, drive
 
 import shmq
 from shmq import _native
-from shmq.gateway import protocol
+from shmq.gateway import delivery, identify, protocol, publish
 from shmq.gateway import session as gateway
-from shmq.storage import deferred, diskqueue, metadata
-
-sys.path.append(str(Path(__file__).parents[1]))
-from sessions import Host, drive
+from shmq.storage import deferred, metadata, positions, records
+from shmq.storage.positions import parse_meta, unpack
+from shmq.storage.records import (
+    RECORD_OVERHEAD,
+    decode_records,
+    encode_records,
+    scan_records,
+)
 
 MOST = 1000  # max_msg_size
 FILE = Path("/somewhere/file.dat")
 
 
 def meta(data: bytes) -> None:
-    found = diskqueue.parse_meta(data)
+    found = parse_meta(data)
     if found is None:
         return
-    read, write = diskqueue.unpack(found.read_position), diskqueue.unpack(found.write_position)
+    read, write = unpack(found.read_position), unpack(found.write_position)
     text = f"{found.depth}\n{read[0]},{read[1]}\n{write[0]},{write[1]}\n"
-    assert diskqueue.parse_meta(text.encode()) == found
+    assert parse_meta(text.encode()) == found
 
 
 def topics(data: bytes) -> None:
@@ -61,14 +65,14 @@ def reserve(data: bytes) -> None:
         return
 
 
-def sidecar(data: bytes) -> None:
+def chunk(data: bytes) -> None:
     try:
         found = deferred.decode(data)
     except deferred.DamagedChunk:
         _without_crc(data)
         return
     assert len(found.numbers) == len(found.entries)
-    assert all(len(entry.record) >= diskqueue.RECORD_OVERHEAD for entry in found.entries)
+    assert all(len(entry.record) >= RECORD_OVERHEAD for entry in found.entries)
     found.left(found.first + 1)
     again = deferred.decode(deferred.encode(found.entries, max(found.first, 0)))
     assert (again.entries, again.wrong) == (found.entries, "")
@@ -88,15 +92,15 @@ def _without_crc(data: bytes) -> None:
     except deferred.DamagedChunk:
         return
     for one in found.entries:
-        assert diskqueue.RECORD_OVERHEAD <= len(one.record) <= len(record)
+        assert RECORD_OVERHEAD <= len(one.record) <= len(record)
 
 
 def record(data: bytes) -> None:
-    scan = diskqueue.scan_records(data, MOST)
+    scan = scan_records(data, MOST)
     assert (len(scan.offsets), scan.used, scan.stop == "length") == _native.scan_records(data, MOST)
-    found = list(diskqueue.decode_records(data, MOST))
+    found = list(decode_records(data, MOST))
     columns = list(zip(*found, strict=True)) or [(), (), (), ()]
-    assert diskqueue.encode_records(*columns) == data[: scan.used]
+    assert encode_records(*columns) == data[: scan.used]
 
 
 _consumer: Any = None  # of an empty channel: commands of a subscriber are read too
@@ -121,7 +125,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "meta": meta,
     "metadata": topics,
     "reserve": reserve,
-    "sidecar": sidecar,
+    "chunk": chunk,
     "record": record,
     "session": session,
 }
@@ -158,15 +162,15 @@ def fuzz(target: Callable[[bytes], None], arguments: list[str]) -> None:
     atheris.Fuzz()
 
 
-def plant(name: str) -> None:
+def weaken(name: str) -> None:
     """One check less in the reader."""
     if name in ("metadata", "reserve"):
         real = metadata._nonsense
         metadata._nonsense = lambda path, what: KeyError(real(path, what))  # type: ignore[assignment,return-value]
     elif name == "meta":
-        diskqueue.MAX_FILE = 10  # not what pack's callers expect
-        diskqueue.pack = lambda file, offset: file * 7 + offset  # type: ignore[assignment]
-    elif name == "sidecar":
+        positions.MAX_FILE = 10  # not what pack's callers expect
+        positions.pack = lambda file, offset: file * 7 + offset  # type: ignore[assignment]
+    elif name == "chunk":
         deferred._LEAST_ENTRY = 1
     elif name == "session":
         whole = gateway.Session._whole
@@ -176,18 +180,29 @@ def plant(name: str) -> None:
             )
         )
     else:
-        diskqueue.MESSAGE_HEADER = 20
+        records.MESSAGE_HEADER = 20
 
 
 def main() -> None:
     logging.disable()
-    arguments = [word for word in sys.argv if word != "--planted"]
+    arguments = [word for word in sys.argv if word != "--mutant"]
     name = arguments.pop(1)
     if len(arguments) < len(sys.argv) - 1:
-        plant(name)
-    modules = (deferred, diskqueue, metadata, protocol, gateway)
+        weaken(name)
+    modules = (
+        deferred,
+        positions,
+        records,
+        metadata,
+        protocol,
+        gateway,
+        identify,
+        publish,
+        delivery,
+    )
+    classes = (gateway.Session, publish.Publishing, delivery.Delivery)
     names = {module.__name__ for module in modules}
-    for place in (*modules, gateway.Session):  # an editable install has an importer of its own
+    for place in (*modules, *classes):  # an editable install has an importer of its own
         for _, function in inspect.getmembers(place, inspect.isfunction):
             if function.__module__ in names:
                 function.__code__ = atheris.patch_code(function.__code__, trace_dataflow=False)

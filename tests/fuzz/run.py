@@ -2,17 +2,17 @@
 
 use, open    shared memory: a live queue that is overwritten, segments as they are opened
 core-record  disk records, in C
-record, meta, sidecar, metadata, reserve   the same and the other files' readers, in Python
+record, meta, chunk, metadata, reserve   the same and the other files' readers, in Python
 session      nsqd's TCP protocol, whole and in pieces
 wire         those parts of it that the core reads, in C
 
-What is new in what they find is kept in build/fuzz/corpus. Exit status 1 if anything is found; the
-input that shows it is named.
-"""
+New inputs that they find are kept in build/fuzz/corpus. Exit status 1 if anything is found; the
+input that shows it is named."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -22,39 +22,51 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 BUILD = TOP / "build" / "fuzz"
 CORE = {"use": "use", "open": "open", "core-record": "record", "wire": "wire"}
-READERS = ("record", "meta", "sidecar", "metadata", "reserve", "session")
+READERS = ("record", "meta", "chunk", "metadata", "reserve", "session")
 SOME = 4000  # runs where no number is given: a moment each
 LONGEST = {"use": 125, "session": 160}  # bytes: all that counts of a program; a few commands
 
 
-def command(target: str, planted: bool) -> list[str]:
+def command(target: str, mutant: bool) -> list[str]:
     """The program that fuzzes a target."""
     if target in CORE:
-        return [str(BUILD / f"fuzz_{CORE[target]}{'_planted' if planted else ''}")]
-    plant = ["--planted"] if planted else []
-    return [sys.executable, str(Path(__file__).parent / "readers.py"), target, *plant]
+        return [str(BUILD / f"fuzz_{CORE[target]}{'_mutant' if mutant else ''}")]
+    options = ["--mutant"] if mutant else []
+    return [sys.executable, str(Path(__file__).parent / "readers.py"), target, *options]
 
 
-def fuzz(target: str, runs: int, seconds: int, planted: bool) -> tuple[bool, int]:
+def fuzz(target: str, runs: int, seconds: int, mutant: bool) -> tuple[bool, int]:
     """Whether it found something, and how many inputs it tried."""
-    kept = BUILD / "corpus" / (target + ("-planted" if planted else ""))
+    kept = BUILD / "corpus" / (target + ("-mutant" if mutant else ""))
     kept.mkdir(parents=True, exist_ok=True)
     corpus = Path(__file__).parent / "corpus" / CORE.get(target, target)
     words = [
-        *command(target, planted), str(kept), str(corpus),
-        f"-runs={runs}", f"-max_len={LONGEST.get(target, 400)}", "-timeout=30",
-        f"-artifact_prefix={BUILD}/{target}-", "-print_final_stats=1",
+        *command(target, mutant),
+        str(kept),
+        str(corpus),
+        f"-runs={runs}",
+        f"-max_len={LONGEST.get(target, 400)}",
+        "-timeout=30",
+        f"-artifact_prefix={BUILD}/{target}-",
+        "-print_final_stats=1",
         "-entropic=0",  # to weigh inputs by how rare they are takes longer than to run them
-    ]  # fmt: skip
+    ]
     words += [
         f"-dict={path}" for path in [Path(__file__).parent / f"{target}.dict"] if path.exists()
     ]
     if seconds:
         words.append(f"-max_total_time={seconds}")
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(TOP / "tests")},
+    )
     said = done.stderr + done.stdout
     count = re.search(r"number_of_executed_units: (\d+)|Done (\d+) runs", said)
-    if done.returncode and not planted:
+    if done.returncode and not mutant:
         print(said[-6000:])
     return done.returncode != 0, int(next(filter(None, count.groups()))) if count else 0
 
@@ -65,8 +77,9 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", metavar="TARGET")
     parser.add_argument("--runs", type=int, default=SOME, help=f"of each (default {SOME})")
     parser.add_argument("--seconds", type=int, default=0, help="at most, of each")
-    parser.add_argument("--planted", action="store_true",
-                        help="weaken what is fuzzed: that must be found")  # fmt: skip
+    parser.add_argument(
+        "--mutants", action="store_true", help="fuzz readers with a seeded fault: it must be found"
+    )
     arguments = parser.parse_args()
     known = [*CORE, *READERS]
     wrong = [name for name in arguments.targets if name not in known]
@@ -75,9 +88,9 @@ def main() -> int:
     bad = 0
     for target in arguments.targets or known:
         began = time.monotonic()
-        found, count = fuzz(target, arguments.runs, arguments.seconds, arguments.planted)
+        found, count = fuzz(target, arguments.runs, arguments.seconds, arguments.mutants)
         seconds = time.monotonic() - began
-        right = found == arguments.planted and count > 0
+        right = found == arguments.mutants and count > 0
         bad += not right
         words = "found" if found else "nothing found"
         print(f"{target:12} {count:>10} inputs {seconds:6.1f} s  {words}", flush=True)

@@ -16,10 +16,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a slot that is held counts for in held_bytes. */
+/* The bytes that a slot in use adds to in_use_bytes. */
 #define CHECKER_HELD_BYTES(s) ((uint64_t)(s)->capacity + SHMQ_ARENA_HEAD)
 
-enum checker_place { NOWHERE, IN_READY, IN_DEFER, IN_REQUEUE, IN_FREE, IN_FLIGHT_HEAP, IN_DEFERRED_HEAP };
+enum checker_place {
+	NOWHERE,
+	IN_READY,
+	IN_DEFER,
+	IN_REQUEUE,
+	IN_FREE,
+	IN_FLIGHT_HEAP,
+	IN_DEFERRED_HEAP
+};
 
 typedef struct checker_block {
 	uint64_t at, size;
@@ -38,12 +46,12 @@ typedef struct checker {
 	char wrong[256];
 } checker;
 
-static const char *const checker_names[] = {"nowhere",           "the ready ring",
-                                            "the defer ring",    "the requeue ring",
-                                            "the free ring",     "the in-flight heap",
-                                            "the deferred heap"};
+static const char *const checker_names[] = {
+	"nowhere",       "the ready ring",     "the defer ring",   "the requeue ring",
+	"the free ring", "the in-flight heap", "the deferred heap"};
 
-__attribute__((format(printf, 2, 3))) static inline bool checker_says(checker *c, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static inline bool checker_says(checker *c,
+                                                                      const char *format, ...)
 {
 	va_list args;
 
@@ -125,7 +133,7 @@ static inline bool checker_places(checker *c)
 	    !checker_ring(c, q->defer_at, q->defer_head, q->defer_tail, IN_DEFER, false) ||
 	    !checker_ring(c, q->requeue_at, q->requeue_head, q->requeue_tail, IN_REQUEUE, true) ||
 	    !checker_ring(c, q->free_at, q->free_head, q->free_tail, IN_FREE, false) ||
-	    !checker_heap(c, q->inflight_when_at, q->inflight_slot_at, q->inflight_len,
+	    !checker_heap(c, q->in_flight_when_at, q->in_flight_slot_at, q->in_flight_len,
 	                  IN_FLIGHT_HEAP) ||
 	    !checker_heap(c, q->deferred_when_at, q->deferred_slot_at, q->deferred_len,
 	                  IN_DEFERRED_HEAP))
@@ -133,8 +141,8 @@ static inline bool checker_places(checker *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		static const uint8_t right[SHMQ_STATES] = {[SHMQ_FREE] = IN_FREE,
 		                                           [SHMQ_READY] = IN_READY,
-		                                           [SHMQ_INFLIGHT] = IN_FLIGHT_HEAP,
-		                                           [SHMQ_BACK] = IN_REQUEUE,
+		                                           [SHMQ_IN_FLIGHT] = IN_FLIGHT_HEAP,
+		                                           [SHMQ_REQUEUED] = IN_REQUEUE,
 		                                           [SHMQ_DEFERRED] = IN_DEFERRED_HEAP};
 		unsigned state = checker_state(c, i);
 
@@ -157,14 +165,15 @@ static inline bool checker_places(checker *c)
 static inline bool checker_limits(checker *c)
 {
 	const shmq_queue_desc *q = c->q;
-	const shmq_topic_desc *t =
-	        (const shmq_topic_desc *)(const void *)(c->directory + c->d->topics_at) + q->topic;
+	const shmq_topic_desc *t = (const shmq_topic_desc *)(const void *)(c->directory +
+	                                                                   c->d->topics_at) +
+	                           q->topic;
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		if (checker_state(c, i) == SHMQ_READY && c->slots[i].order > t->committed)
 			return checker_says(c, "slot %u is READY beyond the commit word", i);
-		if (checker_state(c, i) == SHMQ_BACK && c->slots[i].order > q->order)
-			return checker_says(c, "slot %u is BACK beyond the order counter", i);
+		if (checker_state(c, i) == SHMQ_REQUEUED && c->slots[i].order > q->order)
+			return checker_says(c, "slot %u is REQUEUED beyond the order counter", i);
 		if (checker_state(c, i) == SHMQ_SPILLING &&
 		    (c->slots[i].previous == SHMQ_DEFERRED ? c->slots[i].pos <= q->deferred_write
 		                                           : c->slots[i].pos < q->disk_write))
@@ -172,11 +181,11 @@ static inline bool checker_limits(checker *c)
 	}
 	if (q->disk_read > q->disk_write)
 		return checker_says(c, "the read position is behind the write position");
-	if (q->free_tail_seen - q->free_head > q->free_tail - q->free_head)
+	if (q->free_tail_cached - q->free_head > q->free_tail - q->free_head)
 		return checker_says(c, "P has seen more free slots than there are");
-	if (q->ready_tail - q->ready_head_seen < q->ready_tail - q->ready_head)
+	if (q->ready_tail - q->ready_head_cached < q->ready_tail - q->ready_head)
 		return checker_says(c, "P has seen the ready ring's head ahead of where it is");
-	if ((int32_t)(q->ready_tail_seen - q->ready_tail) > 0)
+	if ((int32_t)(q->ready_tail_cached - q->ready_tail) > 0)
 		return checker_says(c, "D has seen the ready ring's tail ahead of where it is");
 	if (c->states[SHMQ_SPILLING] != c->to_chunks && !q->spilling)
 		return checker_says(c, "slots are SPILLING and nobody spills");
@@ -187,26 +196,26 @@ static inline bool checker_counts(checker *c)
 {
 	const shmq_queue_desc *q = c->q;
 	uint32_t held = 0, deferred_ring = q->defer_tail - q->defer_head, ready, all;
-	uint64_t held_bytes = 0;
+	uint64_t in_use_bytes = 0;
 
 	for (uint32_t i = 0; i < c->n; i++) {
 		unsigned state = checker_state(c, i);
 
-		if (state == SHMQ_INFLIGHT || state == SHMQ_BACK || state == SHMQ_DONE ||
+		if (state == SHMQ_IN_FLIGHT || state == SHMQ_REQUEUED || state == SHMQ_PINNED ||
 		    state == SHMQ_LEASED || (state == SHMQ_DEFERRED && c->place[i] != IN_DEFER) ||
 		    (state == SHMQ_SPILLING && c->slots[i].previous == SHMQ_DEFERRED)) {
 			held++;
-			held_bytes += CHECKER_HELD_BYTES(&c->slots[i]);
+			in_use_bytes += CHECKER_HELD_BYTES(&c->slots[i]);
 		}
 	}
-	if (q->held != held)
-		return checker_says(c, "held is %u, counted %u", q->held, held);
-	if (q->held_bytes != held_bytes)
-		return checker_says(c, "held_bytes is %llu, counted %llu", (unsigned long long)q->held_bytes,
-		                    (unsigned long long)held_bytes);
-	if (q->inflight_len != c->states[SHMQ_INFLIGHT])
-		return checker_says(c, "inflight_len is %u, counted %u", q->inflight_len,
-		                    c->states[SHMQ_INFLIGHT]);
+	if (q->in_use != held)
+		return checker_says(c, "held is %u, counted %u", q->in_use, held);
+	if (q->in_use_bytes != in_use_bytes)
+		return checker_says(c, "in_use_bytes is %llu, counted %llu",
+		                    (unsigned long long)q->in_use_bytes, (unsigned long long)in_use_bytes);
+	if (q->in_flight_len != c->states[SHMQ_IN_FLIGHT])
+		return checker_says(c, "in_flight_len is %u, counted %u", q->in_flight_len,
+		                    c->states[SHMQ_IN_FLIGHT]);
 	if (q->deferred_len + deferred_ring != c->states[SHMQ_DEFERRED])
 		return checker_says(c, "deferred: %u and %u, counted %u", q->deferred_len, deferred_ring,
 		                    c->states[SHMQ_DEFERRED]);
@@ -221,7 +230,7 @@ static inline bool checker_counts(checker *c)
 	return true;
 }
 
-/* What a slot says of its owner, and the owners' logs of the slots. */
+/* A slot's owner, and the owners' logs of their slots, agree. */
 static inline bool checker_owners(checker *c)
 {
 	const shmq_client_desc *clients = (const void *)(c->directory + c->d->clients_at);
@@ -245,22 +254,21 @@ static inline bool checker_owners(checker *c)
 		if (c->slots[i].pins != pins[i])
 			ok = checker_says(c, "slot %u has %u pins, the logs say %u", i, c->slots[i].pins,
 			                  pins[i]);
-		else if (state == SHMQ_DONE && !pins[i])
-			ok = checker_says(c, "slot %u is DONE and not pinned", i);
+		else if (state == SHMQ_PINNED && !pins[i])
+			ok = checker_says(c, "slot %u is PINNED without a pin", i);
 		else if (state == SHMQ_FREE && pins[i])
 			ok = checker_says(c, "slot %u is FREE and pinned", i);
-		else if (state != SHMQ_INFLIGHT && state != SHMQ_LOANED)
+		else if (state != SHMQ_IN_FLIGHT && state != SHMQ_LOANED)
 			continue;
-		else if (owner >= c->d->clients_committed ||
-		         clients[owner].state != SHMQ_CLIENT_LIVE)
+		else if (owner >= c->d->clients_committed || clients[owner].state != SHMQ_CLIENT_LIVE)
 			ok = checker_says(c, "slot %u belongs to client %u, which is not there", i, owner);
 		else if (!(clients[owner].touched[c->q->index / 64] >> c->q->index % 64 & 1))
 			ok = checker_says(c, "client %u owns slot %u and has not touched the queue", owner, i);
-		else if (state == SHMQ_INFLIGHT && (session >= c->q->sessions_committed ||
-		                                    sessions[session].client != owner + 1))
+		else if (state == SHMQ_IN_FLIGHT &&
+		         (session >= c->q->sessions_committed || sessions[session].client != owner + 1))
 			ok = checker_says(c, "slot %u is in flight to session %u, not client %u's", i, session,
 			                  owner);
-		else if (state == SHMQ_INFLIGHT)
+		else if (state == SHMQ_IN_FLIGHT)
 			in_flight[session]++;
 	}
 	for (uint32_t i = 0; ok && i < c->q->sessions_committed; i++)
@@ -381,7 +389,7 @@ static inline bool checker_columns(checker *c)
 	for (uint32_t i = 0; i < c->n; i++) {
 		unsigned state = checker_state(c, i);
 
-		if (state == SHMQ_INFLIGHT && c->slots[i].deadline < deadline)
+		if (state == SHMQ_IN_FLIGHT && c->slots[i].deadline < deadline)
 			return checker_says(c, "slot %u times out before next_deadline", i);
 		if (state == SHMQ_DEFERRED && c->slots[i].deadline < due)
 			return checker_says(c, "slot %u is due before next_due", i);

@@ -2,9 +2,10 @@
 #ifndef HARNESS_H
 #define HARNESS_H
 
-#include "checker.h"
 #include "arena.h"
 #include "atomics.h"
+#include "bounds.h"
+#include "checker.h"
 #include "chunk.h"
 #include "clock.h"
 #include "consumer.h"
@@ -20,14 +21,12 @@
 #include "locking.h"
 #include "mapping.h"
 #include "names.h"
-#include "plant.h"
 #include "prepend.h"
 #include "process.h"
 #include "producer.h"
 #include "rebuild.h"
 #include "record.h"
 #include "room.h"
-#include "sane.h"
 #include "segment.h"
 #include "session.h"
 #include "shmq_supervisor.h"
@@ -108,7 +107,7 @@ static inline void world_map(world *w, shmq_broker *b)
 		r_;                                                                                        \
 	})
 
-static inline shmq_limits small_limits(uint32_t mem_queue_size, uint32_t inflight_slots)
+static inline shmq_limits small_limits(uint32_t mem_queue_size, uint32_t in_flight_slots)
 {
 	return (shmq_limits){.msg_timeout_ns = 60 * NS_PER_S,
 	                     .max_msg_timeout_ns = 900 * NS_PER_S,
@@ -117,7 +116,7 @@ static inline shmq_limits small_limits(uint32_t mem_queue_size, uint32_t infligh
 	                     .arena_size = 8 << 20,
 	                     .node_id = 5,
 	                     .mem_queue_size = mem_queue_size,
-	                     .inflight_slots = inflight_slots};
+	                     .in_flight_slots = in_flight_slots};
 }
 
 static inline shmq_broker *world_attach(world *w, enum shmq_kind kind)
@@ -157,8 +156,14 @@ static inline uint32_t world_queue(world *w, uint32_t topic, const char *channel
 
 	EQUAL(shmq_queue_reserve(w->supervisor, soon(), &queue, serial), 0);
 	w->queues[*serial] = fd;
-	EQUAL(shmq_queue_create(w->supervisor, fd, queue, *serial, topic, "t:c", 0, 0, 0,
-	                        channel && shmq_name_ephemeral(channel, strlen(channel)), false),
+	EQUAL(shmq_queue_create(
+				  w->supervisor, fd,
+				  &(shmq_queue_spec){.queue = queue,
+				                     .serial = *serial,
+				                     .topic = topic,
+				                     .base = "t:c",
+				                     .ephemeral = channel &&
+				                                  shmq_name_ephemeral(channel, strlen(channel))}),
 	      0);
 	EQUAL(MAPPED(w, w->supervisor,
 	             shmq_queue_enter(w->supervisor, queue, *serial, topic, channel, soon())),

@@ -1,10 +1,10 @@
 /*
- * A broker to scribble in: a topic with two channels and one topic beside it, with messages in every
- * state, and a program of calls that uses all of it. What is in its segments can be put back as it
- * was, so that thousands of cases need one scene.
+ * A broker to scribble in: a topic with two channels and one topic beside it, with messages in
+ * every state, and a program of calls that uses all of it. The bytes of its segments can be put
+ * back, so that thousands of cases need one scene.
  *
- * Its mappings stand alone between areas that nobody may touch: what reaches beyond one dies, it does
- * not meet another one by chance.
+ * Its mappings stand alone between inaccessible areas: an access beyond one is a fault, and never
+ * meets another mapping by chance.
  */
 #ifndef SCENE_H
 #define SCENE_H
@@ -15,7 +15,9 @@
 #include <sys/syscall.h>
 
 #ifndef __SANITIZE_THREAD__
-#define SCENE_GUARD (UINT64_C(1) << 40) /* more than 2^32 slots of 128 bytes */
+#define SCENE_GUARD                                                                                \
+	(UINT64_C(1) << 40) /* more than 2^32 slots of 128 bytes   \
+                                         */
 
 static struct scene_view {
 	char *at;
@@ -23,7 +25,7 @@ static struct scene_view {
 	ino_t file;
 	bool used;
 } scene_views[64];
-/* Of how many unmappings one is done: to map and to touch anew takes longer than what is tried. */
+/* One in this number of unmappings is done: to map and to touch again takes longer than a case. */
 static uint32_t scene_unmaps_every = 1;
 
 static bool scene_view_is(const struct scene_view *view, ino_t file, size_t length)
@@ -92,7 +94,7 @@ typedef struct scene {
 	shmq_producer *p, *beside_p, *borrower;
 	shmq_consumer *c, *d, *o;
 	shmq_loan *loan; /* stays open */
-	shmq_lessee lessee;
+	shmq_lease_holder holder;
 	shmq_lease lease; /* stays held */
 	shmq_message pinned;
 	int64_t monotonic, realtime;
@@ -138,20 +140,21 @@ static inline void scene_remember(scene *s)
 		scene_part_add(s, m->defer, ring);
 		scene_part_add(s, m->requeue, ring);
 		scene_part_add(s, m->free, ring);
-		scene_part_add(s, m->inflight.when, n * 8);
-		scene_part_add(s, m->inflight.slot, n * 4);
+		scene_part_add(s, m->in_flight.when, n * 8);
+		scene_part_add(s, m->in_flight.slot, n * 4);
 		scene_part_add(s, m->deferred.when, n * 8);
 		scene_part_add(s, m->deferred.slot, n * 4);
 		scene_part_add(s, m->sessions, 8 * sizeof(*m->sessions));
 		if (ld(&m->q->leases_committed)) {
 			scene_part_add(s, m->leases, SHMQ_LEASES * sizeof(*m->leases));
-			scene_part_add(s, m->lessees, 4 * sizeof(*m->lessees));
+			scene_part_add(s, m->lease_holders, 4 * sizeof(*m->lease_holders));
 		}
 		scene_part_add(s, m->arena, m->arena_max);
 	}
 }
 
-/* The producer is a new one: it knows its topic's queues by a version that garbage may have had too. */
+/* The producer is a new one: it knows its topic's queues by a version that garbage may have had
+ * too. */
 static inline void scene_restore(scene *s)
 {
 	for (uint32_t i = 0; i < s->parts_count; i++)
@@ -250,10 +253,11 @@ static inline scene *scene_make(void)
 	scene_fill(s, s->p, s->realtime, SCENE_MESSAGES, SCENE_MESSAGES + 1); /* in the defer ring */
 	EQUAL(shmq_loan_begin(s->borrower, 500, soon(), &s->loan), 0);
 	memset(shmq_loan_data(s->loan), 0x6c, 500);
-	EQUAL(MAPPED(s->w, s->b, shmq_lessee_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
-	                                         &s->lessee)),
+	EQUAL(MAPPED(s->w, s->b,
+	             shmq_lease_holder_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
+	                                    &s->holder)),
 	      0);
-	EQUAL(shmq_lease_take(s->b, &s->lessee, 0, 4, UINT64_MAX, 2, NULL, soon(), &s->lease), 0);
+	EQUAL(shmq_lease_take(s->b, &s->holder, 0, 4, UINT64_MAX, 2, NULL, soon(), &s->lease), 0);
 	EQUAL(s->lease.count, 4);
 	s->monotonic = shmq_now() + 10000 * NS_PER_S;
 	s->realtime += 10000 * NS_PER_S;

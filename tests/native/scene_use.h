@@ -1,5 +1,6 @@
 /*
- * Every call there is, on a scene whose shared memory may be garbage: for test_garbage and the fuzzer.
+ * Every call there is, on a scene whose shared memory may be garbage: for test_garbage and the
+ * fuzzer.
  */
 #ifndef SCENE_USE_H
 #define SCENE_USE_H
@@ -9,7 +10,7 @@
 static scene *s;
 static world *w;
 
-/* Whatever a call answers must be in the table. */
+/* Every status that a call returns must be in the table. */
 static int known(int r)
 {
 	CHECK(strcmp(shmq_status_name(r), "UNKNOWN"));
@@ -67,7 +68,7 @@ static void publish(shmq_producer *p)
 	(void)CALL(shmq_publish(p, bodies, 1, s->realtime - 12000 * NS_PER_S, shortly(), &id));
 }
 
-static void spill(enum shmq_spill_from from)
+static void spill(enum shmq_spill_source from)
 {
 	static uint32_t slots[400], lengths[400];
 	static uint64_t positions[400];
@@ -88,18 +89,18 @@ static void spill(enum shmq_spill_from from)
 
 static void restore(void)
 {
-	static const uint8_t one[] = {0, 0, 0, 27, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, '0', '0',
-	                                 '0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0', '0',
-	                                 '0', '1', 'x'};
+	static const uint8_t one[] = {0,   0,   0,   27,  0,   0,   0,   0,   0,   0,   0,
+	                              1,   0,   1,   '0', '0', '0', '0', '0', '0', '0', '0',
+	                              '0', '0', '0', '0', '0', '0', '0', '1', 'x'};
 	uint64_t used, read = ld(&s->map[0]->q->disk_read);
 	int64_t due = s->realtime;
 	uint32_t taken;
 
-	(void)CALL(shmq_restore(w->supervisor, s->queue[0], one, sizeof(one), read,
-	                        read + sizeof(one), shortly(), &taken, &used));
+	(void)CALL(shmq_restore(w->supervisor, s->queue[0], one, sizeof(one), read, read + sizeof(one),
+	                        shortly(), &taken, &used));
 	(void)CALL(shmq_chunk_load(w->supervisor, s->queue[0], one, sizeof(one), &due, 1, 1 << 24,
 	                           shortly(), &taken));
-	(void)CALL(shmq_unrestore(w->supervisor, s->queue[0], shortly(), &taken));
+	(void)CALL(shmq_evict_read_ahead(w->supervisor, s->queue[0], shortly(), &taken));
 	(void)CALL(shmq_disk_set(w->supervisor, s->queue[0], read, read, 0, shortly()));
 }
 
@@ -119,15 +120,15 @@ static void lease(void)
 		(void)CALL(shmq_lease_copy(s->b, &cursor, count, size, ids, timestamps, attempts, offsets,
 		                           data));
 	}
-	(void)CALL(shmq_lease_look(s->b, &s->lessee, s->lease.id, true, shortly(), &more));
-	(void)CALL(shmq_lease_list(s->b, &s->lessee, found, 4, shortly(), &count));
-	if (!CALL(shmq_lease_take(s->b, &s->lessee, 0, 3, 1000, 2, NULL, shortly(), &more)))
-		(void)CALL(shmq_lease_finish(s->b, &s->lessee, more.id, shortly(), &messages));
-	(void)CALL(shmq_lease_return(s->b, &s->lessee, s->lease.id, shortly(), &messages));
-	(void)CALL(shmq_lessee_touch(s->b, &s->lessee, shortly()));
+	(void)CALL(shmq_lease_look(s->b, &s->holder, s->lease.id, true, shortly(), &more));
+	(void)CALL(shmq_lease_list(s->b, &s->holder, found, 4, shortly(), &count));
+	if (!CALL(shmq_lease_take(s->b, &s->holder, 0, 3, 1000, 2, NULL, shortly(), &more)))
+		(void)CALL(shmq_lease_finish(s->b, &s->holder, more.id, shortly(), &messages));
+	(void)CALL(shmq_lease_return(s->b, &s->holder, s->lease.id, shortly(), &messages));
+	(void)CALL(shmq_lease_holder_touch(s->b, &s->holder, shortly()));
 }
 
-/* Whatever became of channel c. */
+/* No matter what became of channel c. */
 static void the_one_beside_has_all(void)
 {
 	uint32_t got;
@@ -189,7 +190,7 @@ static void spill_ready_ones(void)
 
 static void spill_returned_ones(void)
 {
-	spill(SHMQ_SPILL_RETURNED);
+	spill(SHMQ_SPILL_REQUEUED);
 }
 
 static void spill_everything(void)
@@ -199,17 +200,17 @@ static void spill_everything(void)
 
 static void spill_ahead(void)
 {
-	spill(SHMQ_SPILL_AHEAD);
+	spill(SHMQ_SPILL_PREPEND_FLUSH);
 }
 
 static void spill_in_front(void)
 {
-	spill(SHMQ_SPILL_FRONT);
+	spill(SHMQ_SPILL_PREPEND);
 }
 
 static void spill_what_was_out(void)
 {
-	spill(SHMQ_SPILL_OUT);
+	spill(SHMQ_SPILL_DELIVERED);
 }
 
 static void spill_to_a_chunk(void)
@@ -221,7 +222,7 @@ static void scan(void)
 {
 	uint32_t n, expired, due;
 
-	(void)CALL(shmq_advance(w->supervisor, s->queue[0], 3, shortly(), &n));
+	(void)CALL(shmq_stage_oldest(w->supervisor, s->queue[0], 3, shortly(), &n));
 	(void)CALL(shmq_expire(w->supervisor, s->queue[0], s->monotonic, s->realtime, 100, shortly(),
 	                       &expired, &due));
 }
@@ -292,11 +293,30 @@ static void empty(void)
 	(void)CALL(shmq_queue_empty(s->b, s->queue[0], s->serial[0], shortly(), &dropped));
 }
 
-/* What clients and a supervisor do. */
+/* The calls of clients and of a supervisor. */
 static void (*const operations[])(void) = {
-	publish_some, loan, take, unpin, lease, spill_ready_ones, spill_returned_ones, spill_everything,
-	spill_ahead, spill_in_front, spill_what_was_out, spill_to_a_chunk, restore, scan,
-	another_consumer, pump_and_audit, registry, request, publish_some, rebuild, adopt, empty,
+	publish_some,
+	loan,
+	take,
+	unpin,
+	lease,
+	spill_ready_ones,
+	spill_returned_ones,
+	spill_everything,
+	spill_ahead,
+	spill_in_front,
+	spill_what_was_out,
+	spill_to_a_chunk,
+	restore,
+	scan,
+	another_consumer,
+	pump_and_audit,
+	registry,
+	request,
+	publish_some,
+	rebuild,
+	adopt,
+	empty,
 	publish_some,
 };
 #define OPERATIONS (sizeof(operations) / sizeof(operations[0]))

@@ -175,17 +175,17 @@ static void garbage_is_not_claimed(void)
 		uint64_t body;
 		uint32_t capacity;
 	} garbage[] = {
-		{0, 48},                         /* no room for its head */
-		{15, 48},                        /* before the arena */
-		{UINT64_MAX, 48},                /* past any arena */
-		{UINT64_MAX - 47, 48},           /* wraps */
-		{17, 48},                        /* not at a block */
-		{16, 47},                        /* not a multiple */
-		{16, UINT32_MAX},                /* longer than all */
-		{16, SIZE - 16},                 /* over the sentinel */
-		{SIZE - 64 + 16, 48},            /* the sentinel */
-		{SIZE + 16, 48},                 /* behind it */
-		{64 + 16, 48},                   /* inside the one claimed before */
+		{0, 48},               /* no room for its head */
+		{15, 48},              /* before the arena */
+		{UINT64_MAX, 48},      /* past any arena */
+		{UINT64_MAX - 47, 48}, /* wraps */
+		{17, 48},              /* not at a block */
+		{16, 47},              /* not a multiple */
+		{16, UINT32_MAX},      /* longer than all */
+		{16, SIZE - 16},       /* over the sentinel */
+		{SIZE - 64 + 16, 48},  /* the sentinel */
+		{SIZE + 16, 48},       /* after it */
+		{64 + 16, 48},         /* inside the one claimed before */
 	};
 	arena_cursor cursor = {0, 0};
 

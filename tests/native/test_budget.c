@@ -1,5 +1,5 @@
-/* Hole 5: what is held never takes the room that publishing and spilling need; and a full budget
- * never stops what would empty it. */
+/* Messages in use never take the room that publishing and spilling need; and a full budget never
+ * stops the calls that would empty it. */
 #include "harness.h"
 
 typedef struct stage {
@@ -68,8 +68,8 @@ static void in_flight_leaves_room_to_publish(void)
 	teardown(x);
 }
 
-/* All that may be held is held, requeued, and to wait its turn behind READY, which nobody may take:
- * then its turn is now. */
+/* The in-flight budget is full of requeued messages that wait for READY ones, which nobody may
+ * take: then it is their turn now. */
 static void requeued_messages_fill_the_budget_and_still_come(void)
 {
 	stage x = setup(small_limits(300, 16));
@@ -99,7 +99,8 @@ static void a_restore_stops_at_the_budget(void)
 
 	for (int i = 0; i < 300; i++)
 		EQUAL(publish(&x, "x", 1, 1, 0), 0);
-	EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 300, 1 << 16, soon(), &s), 0);
+	EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 300, 1 << 16, soon(), &s),
+	      0);
 	EQUAL(s.count, 300);
 	EQUAL(publish(&x, "x", 1, 1, 0), SHMQ_FULL); /* SPILLING counts until it is written */
 	EQUAL(shmq_spill_encode(x.w->supervisor, &s, disk), 0);
@@ -110,8 +111,8 @@ static void a_restore_stops_at_the_budget(void)
 	for (;;) {
 		uint64_t from = ld(&x.q->disk_read);
 
-		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, at - from, from, at, soon(), &taken,
-		                   &used),
+		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, at - from, from, at, soon(),
+		                   &taken, &used),
 		      0);
 		n += taken;
 		if (!taken)
@@ -135,7 +136,8 @@ static void deferred_messages_have_a_budget_too(void)
 	EQUAL(publish(&x, "x", 1, 1, due), SHMQ_FULL);
 	for (int i = 0; i < 300; i++)
 		EQUAL(publish(&x, "x", 1, 1, 0), 0);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, shmq_realtime(), 100, soon(), &expired, &came), 0);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, shmq_realtime(), 100, soon(), &expired, &came),
+	      0);
 	EQUAL(publish(&x, "x", 1, 1, due), SHMQ_FULL);
 	teardown(x);
 }
@@ -157,13 +159,13 @@ static void deferred_bytes_leave_room_to_publish(void)
 			break;
 		EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, 0, 100, soon(), &expired, &came), 0);
 	}
-	CHECK(ld(&x.q->held_bytes) <= 3 * limits.arena_size / 4);
+	CHECK(ld(&x.q->in_use_bytes) <= 3 * limits.arena_size / 4);
 	EQUAL(publish(&x, body, 100000, 1, 0), 0);
 	free(body);
 	teardown(x);
 }
 
-/* Small messages in the large blocks of earlier ones: the bytes behind them count. */
+/* Small messages in the large blocks of earlier ones: the whole blocks count. */
 static void blocks_larger_than_their_bodies_count_in_full(void)
 {
 	shmq_limits limits = small_limits(1000, 1000);
@@ -187,7 +189,9 @@ static void blocks_larger_than_their_bodies_count_in_full(void)
 	for (int round = 0; round < 5; round++) {
 		for (n = 0; n < 100; n++)
 			EQUAL(publish(&x, body, 1000, 1, 0), 0);
-		EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 300, 1 << 19, soon(), &s), 0);
+		EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 300, 1 << 19, soon(),
+		                       &s),
+		      0);
 		EQUAL(shmq_spill_encode(x.w->supervisor, &s, disk + at), 0);
 		for (uint32_t i = 0; i < s.count; at += lengths[i++])
 			positions[i] = at;
@@ -196,18 +200,18 @@ static void blocks_larger_than_their_bodies_count_in_full(void)
 	do {
 		uint64_t from = ld(&x.q->disk_read), to = from + 200 * 1030 < at ? from + 200 * 1030 : at;
 
-		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, to - from, from, to, soon(), &taken,
-		                   &used),
+		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, to - from, from, to, soon(),
+		                   &taken, &used),
 		      0);
 	} while (taken);
-	CHECK(ld(&x.q->held_bytes) <= 3 * ld(&x.q->arena_committed) / 4);
+	CHECK(ld(&x.q->in_use_bytes) <= 3 * ld(&x.q->arena_committed) / 4);
 	EQUAL(publish(&x, body, 4000, 1, 0), 0);
 	free(body);
 	free(disk);
 	teardown(x);
 }
 
-/* Hole 16: the bytes hide behind free slots, and behind the very slots that are about to be used. */
+/* The bytes belong to free slots, and to the very slots that are about to be used. */
 static void bytes_behind_free_slots_are_found(void)
 {
 	shmq_limits limits = small_limits(300, 300);
@@ -225,7 +229,8 @@ static void bytes_behind_free_slots_are_found(void)
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
 	EQUAL(shmq_finish(x.c, &m, 1, NULL, soon()), 0);
 	/* its slot, with its body, is to be the second of the next batch */
-	while (world_view(x.w, x.queue)->free[(ld(&x.q->free_head) + 1) & ld(&x.q->ring_mask)] != m.slot) {
+	while (world_view(x.w, x.queue)->free[(ld(&x.q->free_head) + 1) & ld(&x.q->ring_mask)] !=
+	       m.slot) {
 		shmq_message other;
 
 		EQUAL(publish(&x, "x", 1, 1, 0), 0);
@@ -275,7 +280,7 @@ static void a_waiting_publisher_says_what_it_needs(void)
 	EQUAL(ld(&x.q->need_slots), 3);
 	EQUAL(ld(&x.q->need_bytes), 3 * arena_block_size(10));
 	EQUAL(shmq_supervisor_wait(x.w->supervisor, soon(), &why), 0);
-	CHECK(why & RING_SPILLER);
+	CHECK(why & SHMQ_RING_SPILLER);
 	EQUAL(shmq_take(x.c, m, 300, soon(), &got), 0);
 	EQUAL(publish(&x, "0123456789", 10, 3, 0), 0);
 	EQUAL(ld(&x.q->need_slots), 0);

@@ -1,4 +1,4 @@
-/* The recount itself: it says nothing of a sound queue and finds each fault that is planted. */
+/* The recount itself: it says nothing of a sound queue and finds each seeded fault. */
 #include "harness.h"
 
 typedef struct stage {
@@ -13,7 +13,8 @@ typedef struct stage {
 static stage setup(void)
 {
 	stage x = {.w = world_start(small_limits(300, 300))};
-	uint32_t generation, topic = world_topic(x.w, "t", &generation), queue, moved, got, expired, due;
+	uint32_t generation, topic = world_topic(x.w, "t", &generation), queue, moved, got, expired,
+						 due;
 	shmq_body later = {"later", 5};
 	shmq_message m[12];
 	uint64_t serial, id;
@@ -31,7 +32,9 @@ static stage setup(void)
 	EQUAL(shmq_finish(x.c, m + 6, 2, NULL, soon()), 0);
 	EQUAL(shmq_publish(x.p, &later, 1, shmq_realtime() + NS_PER_S, soon(), &id), 0);
 	EQUAL(shmq_expire(x.w->supervisor, queue, 0, 0, 10, soon(), &expired, &due), 0);
-	EQUAL(MAPPED(x.w, x.w->supervisor, shmq_advance(x.w->supervisor, queue, 2, soon(), &moved)), 0);
+	EQUAL(MAPPED(x.w, x.w->supervisor,
+	             shmq_stage_oldest(x.w->supervisor, queue, 2, soon(), &moved)),
+	      0);
 	EQUAL(shmq_publish(x.p, &later, 1, shmq_realtime() + NS_PER_S, soon(), &id), 0);
 	x.map = world_view(x.w, queue);
 	return x;
@@ -42,7 +45,7 @@ static const char *says(stage *x)
 	return checker_queue(x->w->supervisor->base, x->map->base);
 }
 
-/* Plant, see it found, take it out again. */
+/* Seed a fault, see it found, take it out again. */
 #define FOUND(x, words, plant, undo)                                                               \
 	do {                                                                                           \
 		const char *says_;                                                                         \
@@ -69,14 +72,15 @@ static void rings_are_counted(stage *x)
 	uint32_t *none = &x->map->free[(ld(&q->free_tail) - 1) & mask], f = *none;
 	uint32_t *back = &x->map->requeue[ld(&q->requeue_head) & mask], k = *back;
 
-	FOUND(x, "is in nowhere", bump(&q->free_tail, UINT32_MAX); q->free_tail_seen = ld(&q->free_tail),
-	      bump(&q->free_tail, 1));
+	FOUND(x, "is in nowhere", bump(&q->free_tail, UINT32_MAX);
+	      q->free_tail_cached = ld(&q->free_tail), bump(&q->free_tail, 1));
 	FOUND(x, "is in the ready ring and in the ready ring", *second = a, *second = b);
 	FOUND(x, "is in the ready ring and in the free ring", *none = a, *none = f);
 	FOUND(x, "is in the ready ring and in the requeue ring", *back = a, *back = k);
 	FOUND(x, "comes behind", (*first = b, *second = a), (*first = a, *second = b));
 	FOUND(x, "holds slot", *none = 100000, *none = f);
-	FOUND(x, "has state", st(&x->map->slots[f].word, word_next(ld(&x->map->slots[f].word), SHMQ_READY)),
+	FOUND(x, "has state",
+	      st(&x->map->slots[f].word, word_next(ld(&x->map->slots[f].word), SHMQ_READY)),
 	      st(&x->map->slots[f].word, word_next(ld(&x->map->slots[f].word), SHMQ_FREE)));
 	FOUND(x, "undecided",
 	      st(&x->map->slots[f].word, word_next(ld(&x->map->slots[f].word), SHMQ_PREPARED)),
@@ -89,21 +93,24 @@ static void counters_are_recounted(stage *x)
 	shmq_queue_desc *q = x->map->q;
 	shmq_session_desc *session = x->map->sessions;
 
-	FOUND(x, "held is", bump(&q->held, 1), bump(&q->held, UINT32_MAX));
-	FOUND(x, "held_bytes is", bump(&q->held_bytes, 1), bump(&q->held_bytes, UINT64_MAX));
-	FOUND(x, "is in nowhere", bump(&q->inflight_len, UINT32_MAX), bump(&q->inflight_len, 1));
+	FOUND(x, "held is", bump(&q->in_use, 1), bump(&q->in_use, UINT32_MAX));
+	FOUND(x, "in_use_bytes is", bump(&q->in_use_bytes, 1), bump(&q->in_use_bytes, UINT64_MAX));
+	FOUND(x, "is in nowhere", bump(&q->in_flight_len, UINT32_MAX), bump(&q->in_flight_len, 1));
 	FOUND(x, "is in nowhere", bump(&q->deferred_len, UINT32_MAX), bump(&q->deferred_len, 1));
-	FOUND(x, "spilling_count is", bump(&q->spilling_count, 1), bump(&q->spilling_count, UINT32_MAX));
-	FOUND(x, "in flight, counted", bump(&session->in_flight, 1), bump(&session->in_flight, UINT32_MAX));
+	FOUND(x, "spilling_count is", bump(&q->spilling_count, 1),
+	      bump(&q->spilling_count, UINT32_MAX));
+	FOUND(x, "in flight, counted", bump(&session->in_flight, 1),
+	      bump(&session->in_flight, UINT32_MAX));
 }
 
 static void heaps_are_walked(stage *x)
 {
-	heap *h = &x->map->inflight;
+	heap *h = &x->map->in_flight;
 	int64_t when = h->when[0];
 	uint32_t slot = h->slot[0];
 
-	FOUND(x, "earlier than its parent", (h->when[0] += NS_PER_S * 1000, x->map->slots[slot].deadline = h->when[0]),
+	FOUND(x, "earlier than its parent",
+	      (h->when[0] += NS_PER_S * 1000, x->map->slots[slot].deadline = h->when[0]),
 	      (h->when[0] = when, x->map->slots[slot].deadline = when));
 	FOUND(x, "another time", x->map->slots[slot].deadline--, x->map->slots[slot].deadline++);
 	FOUND(x, "thinks it is at", x->map->slots[slot].heap = 3, x->map->slots[slot].heap = 0);
@@ -141,15 +148,16 @@ static void bodies_are_laid_side_by_side(stage *x)
 static void owners_and_pins_are_looked_up(stage *x)
 {
 	shmq_client_desc *client = &x->b->clients[x->b->client];
-	shmq_slot_desc *flying = &x->map->slots[x->map->inflight.slot[0]];
+	shmq_slot_desc *flying = &x->map->slots[x->map->in_flight.slot[0]];
 	uint64_t word = ld(&flying->word), pin = ld(&client->pins[0]);
 	uint64_t touched = ld(&client->touched[0]);
 
 	FOUND(x, "has not touched", st(&client->touched[0], 0), st(&client->touched[0], touched));
 	FOUND(x, "which is not there", st(&flying->word, word | 0xff00), st(&flying->word, word));
 	FOUND(x, "pins, the logs say", st(&client->pins[0], 0), st(&client->pins[0], pin));
-	FOUND(x, "and not pinned", st(&client->pins[0], 0); x->map->slots[pin & 0xffffff].pins = 0,
-	      st(&client->pins[0], pin); x->map->slots[pin & 0xffffff].pins = 1);
+	FOUND(x, "without a pin", st(&client->pins[0], 0);
+	      x->map->slots[pin & 0xffffff].pins = 0, st(&client->pins[0], pin);
+	      x->map->slots[pin & 0xffffff].pins = 1);
 	FOUND(x, "to session", flying->session = 7, flying->session = 0);
 }
 

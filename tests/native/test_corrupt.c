@@ -39,13 +39,14 @@ static void each_field_of_the_prologue_is_checked(void)
 		int status;
 	} changes[] = {
 		{FIELD(shmq_segment_desc, magic), 0, SHMQ_LAYOUT},
-		{FIELD(shmq_segment_desc, magic), 0x1a73686d71310d0a, SHMQ_LAYOUT}, /* the other byte order */
+		{FIELD(shmq_segment_desc, magic), 0x1a73686d71310d0a,
+		 SHMQ_LAYOUT}, /* the other byte order */
 		{FIELD(shmq_segment_desc, layout_version), SHMQ_LAYOUT_VERSION + 1, SHMQ_LAYOUT},
 		{FIELD(shmq_segment_desc, kind), SHMQ_SEGMENT_QUEUE, SHMQ_LAYOUT},
 		{FIELD(shmq_segment_desc, fingerprint), 12345, SHMQ_LAYOUT},
 		{offsetof(shmq_segment_desc, boot_id), 8, 1, SHMQ_LAYOUT},
 		{FIELD(shmq_segment_desc, size), 4096, SHMQ_LAYOUT},
-		{FIELD(shmq_segment_desc, ready), SHMQ_RAW_STATE, SHMQ_LAYOUT},
+		{FIELD(shmq_segment_desc, ready), SHMQ_RAW_STATE, SHMQ_NOT_READY},
 		{FIELD(shmq_segment_desc, ready), SHMQ_CLOSED_STATE, SHMQ_GONE},
 		{FIELD(shmq_segment_desc, ready), 77, SHMQ_LAYOUT},
 	};
@@ -56,7 +57,7 @@ static void each_field_of_the_prologue_is_checked(void)
 		uint64_t old = poke(fd, changes[i].at, changes[i].size, changes[i].value);
 
 		EQUAL(open_directory(fd), changes[i].status);
-		CHECK(changes[i].status == SHMQ_GONE || *shmq_why()); /* and says why */
+		CHECK(changes[i].status == SHMQ_GONE || *shmq_error_detail()); /* and says why */
 		(void)poke(fd, changes[i].at, changes[i].size, old);
 		EQUAL(open_directory(fd), 0);
 	}
@@ -65,13 +66,19 @@ static void each_field_of_the_prologue_is_checked(void)
 
 static void a_truncated_or_foreign_file_is_refused(void)
 {
-	static const off_t sizes[] = {0, 1, 127, 128, 4095, 4096, 100000};
+	static const struct {
+		off_t size;
+		int status;
+	} sizes[] = {
+		{0, SHMQ_NOT_READY}, {1, SHMQ_LAYOUT},    {127, SHMQ_LAYOUT},    {128, SHMQ_LAYOUT},
+		{4095, SHMQ_LAYOUT}, {4096, SHMQ_LAYOUT}, {100000, SHMQ_LAYOUT},
+	};
 	int fd, pipes[2];
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		fd = directory();
-		EQUAL(ftruncate(fd, sizes[i]), 0);
-		EQUAL(open_directory(fd), SHMQ_LAYOUT);
+		EQUAL(ftruncate(fd, sizes[i].size), 0);
+		EQUAL(open_directory(fd), sizes[i].status);
 		close(fd);
 	}
 	fd = directory();
@@ -107,8 +114,8 @@ static void another_queue_is_not_taken_for_ours(void)
 	world_stop(other);
 }
 
-/* Every word of both headers, one after the other, with several kinds of garbage: whatever opens
- * may be looked at and closed. (What nobody checks — counters, names — may open.) */
+/* Every word of both headers is overwritten, one after the other, with several kinds of garbage: a
+ * segment that still opens can be looked at and closed. (Garbage in counters and names opens.) */
 static const uint64_t garbage[] = {0,          1,          UINT32_MAX, 0x80000000,
                                    0x5a5a5a5a, 0x7fffffff, 0x00010000};
 
@@ -122,7 +129,8 @@ static void any_word_of_the_directorys_header_may_be_garbage(void)
 			uint64_t old = poke(fd, at, 4, garbage[g]);
 			int r = open_directory(fd);
 
-			CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_CORRUPT || r == SHMQ_GONE);
+			CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_NOT_READY || r == SHMQ_CORRUPT ||
+			      r == SHMQ_GONE);
 			refused += r != 0;
 			(void)poke(fd, at, 4, old);
 		}
@@ -143,7 +151,8 @@ static void any_word_of_a_queues_header_may_be_garbage(void)
 		for (size_t g = 0; g < sizeof(garbage) / sizeof(garbage[0]); g++) {
 			uint64_t old = poke(w->queues[serial], at, 4, garbage[g]);
 			int r = shmq_broker_map(b, queue, serial, w->queues[serial]);
-			CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_CORRUPT || r == SHMQ_GONE);
+			CHECK(r == 0 || r == SHMQ_LAYOUT || r == SHMQ_NOT_READY || r == SHMQ_CORRUPT ||
+			      r == SHMQ_GONE);
 			refused += r != 0;
 			(void)poke(w->queues[serial], at, 4, old);
 		}

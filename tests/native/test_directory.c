@@ -1,11 +1,11 @@
-/* Names, entries and who may have them; full tables; requests. */
+/* Names and entries; full tables; requests. */
 #include "harness.h"
 
 static void names_are_nsqds(void)
 {
 	static const char *const good[] = {"a", "Topic_1.x-y", "x#ephemeral", "0", "."};
-	static const char *const bad[] = {"", "a b", "a/b", "#ephemeral", "x#ephemeral2", "x#", "\xc3\xa9",
-	                                  "a#ephemeral#ephemeral"};
+	static const char *const bad[] = {
+		"", "a b", "a/b", "#ephemeral", "x#ephemeral2", "x#", "\xc3\xa9", "a#ephemeral#ephemeral"};
 	char longest[66];
 
 	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
@@ -46,17 +46,12 @@ static void a_topic_is_created_once_and_found_by_its_whole_name(void)
 	world_stop(w);
 }
 
-static void a_queue_is_entered_found_and_removed(void)
+static void a_queue_is_entered_and_found(void)
 {
 	world *w = world_start(small_limits(300, 300));
-	uint32_t generation, topic = world_topic(w, "t", &generation), queue, found, got;
+	uint32_t generation, topic = world_topic(w, "t", &generation), queue, found;
 	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
-	uint64_t serial, again, id;
-	shmq_producer *p;
-	shmq_consumer *c;
-	shmq_message m;
-	shmq_body body = {"x", 1};
-	int fd;
+	uint64_t serial, again;
 
 	EQUAL(shmq_queue_find(b, topic, "c", &found, &again), SHMQ_GONE);
 	queue = world_queue(w, topic, "c", &serial);
@@ -69,18 +64,57 @@ static void a_queue_is_entered_found_and_removed(void)
 	EQUAL(shmq_queue_enter(w->supervisor, queue, 77, topic, "d", soon()), SHMQ_INVALID);
 	EQUAL(shmq_queue_enter(w->supervisor, queue + 1, 77, topic, "d d", soon()), SHMQ_BAD_NAME);
 	EQUAL(shmq_queue_enter(w->supervisor, queue + 1, 77, topic + 1, "d", soon()), SHMQ_GONE);
+	EQUAL(shmq_broker_detach(b, soon()), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
+
+static int remove_queue(world *w, uint32_t queue, uint64_t serial)
+{
+	return MAPPED(w, w->supervisor, shmq_queue_remove(w->supervisor, queue, serial, false, soon()));
+}
+
+/* A new queue with the index of a removed one. */
+static uint64_t use_index_again(world *w, uint32_t queue, uint32_t topic)
+{
+	int fd = memfd_create("queue", MFD_CLOEXEC);
+	uint32_t found;
+	uint64_t serial;
+
+	EQUAL(shmq_queue_reserve(w->supervisor, soon(), &found, &serial), 0);
+	EQUAL(found, queue);
+	w->queues[serial] = fd;
+	EQUAL(shmq_queue_create(w->supervisor, fd,
+	                        &(shmq_queue_spec){
+								.queue = found, .serial = serial, .topic = topic, .base = "t:c"}),
+	      0);
+	EQUAL(MAPPED(w, w->supervisor,
+	             shmq_queue_enter(w->supervisor, found, serial, topic, "c", soon())),
+	      0);
+	return serial;
+}
+
+static void handles_on_a_removed_queue_are_told(void)
+{
+	world *w = world_start(small_limits(300, 300));
+	uint32_t generation, topic = world_topic(w, "t", &generation), found, got;
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	uint64_t serial, again, id;
+	uint32_t queue = world_queue(w, topic, "c", &serial);
+	shmq_body body = {"x", 1};
+	shmq_producer *p;
+	shmq_consumer *c;
+	shmq_message m;
 
 	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
 	EQUAL(world_publish(w, b, p, "x"), 0);
 	c = world_consumer(w, b, queue, serial, 10);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
 	EQUAL(shmq_pin(c, &m, soon()), 0);
-	EQUAL(MAPPED(w, w->supervisor, shmq_queue_remove(w->supervisor, queue, serial + 1, false, soon())),
-	      SHMQ_GONE);
-	EQUAL(MAPPED(w, w->supervisor, shmq_queue_remove(w->supervisor, queue, serial, false, soon())), 0);
+	EQUAL(remove_queue(w, queue, serial + 1), SHMQ_GONE);
+	EQUAL(remove_queue(w, queue, serial), 0);
 	EQUAL(shmq_queue_remove(w->supervisor, queue, serial, false, soon()), SHMQ_GONE);
 	EQUAL(shmq_queue_find(b, topic, "c", &found, &again), SHMQ_GONE);
-	/* everybody is told */
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), SHMQ_GONE);
 	EQUAL(shmq_finish(c, &m, 1, NULL, soon()), SHMQ_GONE);
 	EQUAL(shmq_requeue(c, &m, 1, 0, NULL, soon()), SHMQ_GONE);
@@ -93,25 +127,37 @@ static void a_queue_is_entered_found_and_removed(void)
 	shmq_consumer_free(c);
 	EQUAL(shmq_publish(p, &body, 1, 0, soon(), &id), SHMQ_NEED_BACKLOG);
 
-	/* the index is used again, under another number */
-	EQUAL(shmq_queue_reserve(w->supervisor, soon(), &found, &again), 0);
-	EQUAL(found, queue);
+	/* the index is used again, with another serial number */
+	again = use_index_again(w, queue, topic);
 	CHECK(again > serial);
-	fd = memfd_create("queue", MFD_CLOEXEC);
-	w->queues[again] = fd;
-	EQUAL(shmq_queue_create(w->supervisor, fd, found, again, topic, "t:c", 0, 0, 0, false, false), 0);
-	EQUAL(MAPPED(w, w->supervisor, shmq_queue_enter(w->supervisor, found, again, topic, "c", soon())),
-	      0);
 	EQUAL(shmq_consumer_open(b, queue, serial, 1, 0, soon(), &c), SHMQ_NEED_MAP); /* let go of */
 	EQUAL(world_publish(w, b, p, "y"), 0);
-	c = world_consumer(w, b, found, again, 10);
+	c = world_consumer(w, b, queue, again, 10);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
 	CHECK(body_is(&m, "y"));
 	SOUND(w);
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	shmq_consumer_free(c);
+	shmq_producer_close(p);
+	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
+	shmq_broker_close(b);
+	world_stop(w);
+}
 
-	/* the topic goes after its queues; handles on it are told */
+static void a_topic_is_removed_after_its_queues(void)
+{
+	world *w = world_start(small_limits(300, 300));
+	uint32_t generation, topic = world_topic(w, "t", &generation), found;
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	uint64_t serial, id;
+	uint32_t queue = world_queue(w, topic, "c", &serial);
+	shmq_body body = {"x", 1};
+	shmq_producer *p;
+
+	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
+	EQUAL(world_publish(w, b, p, "x"), 0);
 	EQUAL(shmq_topic_remove(w->supervisor, topic, generation, soon()), SHMQ_INVALID);
-	EQUAL(MAPPED(w, w->supervisor, shmq_queue_remove(w->supervisor, found, again, false, soon())), 0);
+	EQUAL(remove_queue(w, queue, serial), 0);
 	EQUAL(shmq_topic_remove(w->supervisor, topic, generation + 1, soon()), SHMQ_GONE);
 	EQUAL(shmq_topic_remove(w->supervisor, topic, generation, soon()), 0);
 	EQUAL(shmq_topic_remove(w->supervisor, topic, generation, soon()), SHMQ_GONE);
@@ -121,9 +167,6 @@ static void a_queue_is_entered_found_and_removed(void)
 	CHECK(found != generation);
 	EQUAL(shmq_publish(p, &body, 1, 0, soon(), &id), SHMQ_GONE);
 	EQUAL(shmq_topic_pause(b, topic, generation, true, soon()), SHMQ_GONE);
-
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
 	shmq_producer_close(p);
 	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
 	shmq_broker_close(b);
@@ -149,7 +192,7 @@ static void an_idle_queue_is_removed_and_one_with_a_consumer_is_not(void)
 	EQUAL(shmq_queue_find(b, topic, "c#ephemeral", &found, &again), 0);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), SHMQ_EMPTY);
 	EQUAL(shmq_consumer_close(c, soon()), 0);
-	/* while somebody is in it, it is not waited for, with P held */
+	/* with the publish lock held, a deliver lock that is held is not waited for */
 	EQUAL(lock_take(&c->map->q->deliver, 0), 0);
 	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), 0);
 	CHECK(!removed);
@@ -306,7 +349,7 @@ static void a_request_is_posted_answered_and_ended(void)
 	EQUAL(shmq_request_next(w->supervisor, soon(), &request), SHMQ_EMPTY);
 	EQUAL(shmq_request_post(b, SHMQ_CREATE_CHANNEL, "t", "c", soon(), &ticket), 0);
 	EQUAL(shmq_supervisor_wait(w->supervisor, soon(), &why), 0);
-	CHECK(why & RING_REQUEST);
+	CHECK(why & SHMQ_RING_REQUEST);
 	EQUAL(shmq_request_next(w->supervisor, soon(), &request), 0);
 	EQUAL(request.ticket, ticket);
 	EQUAL(request.kind, SHMQ_CREATE_CHANNEL);
@@ -425,7 +468,7 @@ static void a_forked_child_may_use_no_handle(void)
 		shmq_producer_close(p);
 		EQUAL(shmq_broker_detach(b, soon()), 0);
 		shmq_broker_close(b);
-		b = world_attach(w, SHMQ_AS_CLIENT); /* anew */
+		b = world_attach(w, SHMQ_AS_CLIENT); /* again */
 		EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
 		_exit(0);
 	}
@@ -449,10 +492,13 @@ int main(void)
 {
 	names_are_nsqds();
 	a_topic_is_created_once_and_found_by_its_whole_name();
-	a_queue_is_entered_found_and_removed();
+	a_queue_is_entered_and_found();
+	handles_on_a_removed_queue_are_told();
+	a_topic_is_removed_after_its_queues();
 	an_idle_queue_is_removed_and_one_with_a_consumer_is_not();
 	a_backlog_is_taken_over_once();
-#ifndef __SANITIZE_THREAD__ /* which lets a thread hold 64 locks; here one has 1024 clients */
+#ifndef __SANITIZE_THREAD__ /* which lets a thread hold 64 locks; here one has \
+                               1024 clients */
 	a_full_client_table_is_a_clear_error();
 #endif
 	full_tables_of_topics_and_queues_are_clear_errors();

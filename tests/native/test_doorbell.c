@@ -1,4 +1,4 @@
-/* Waiting and waking: no ring is lost, none is kept by who leaves. */
+/* Waiting and waking: no ring is lost, and a thread that leaves keeps none. */
 #include "harness.h"
 
 #include <pthread.h>
@@ -124,8 +124,8 @@ static void *taker(void *argument)
 	return NULL;
 }
 
-/* If a ring were lost, a waiter would sleep for 1 s each time; the whole takes far less than the
- * thousands of seconds that would be. Nothing is asserted about time. */
+/* A waiter that lost a ring would sleep for 1 s each time, thousands of seconds in all. Nothing is
+ * asserted about time. */
 static void nothing_published_is_left_lying_with_two_waiters(void)
 {
 	stage x = setup();
@@ -155,7 +155,7 @@ static void nothing_published_is_left_lying_with_two_waiters(void)
 	teardown(x);
 }
 
-/* One post for two messages, taken by one who takes one: he passes it on. */
+/* One post for two messages: a thread that takes only one passes the post on. */
 static void who_takes_less_than_there_is_wakes_the_next(void)
 {
 	stage x = setup();
@@ -318,7 +318,7 @@ static void beyond_the_table_a_waiter_polls(void)
 	teardown(x);
 }
 
-/* Killed between clearing the waiter's bit and posting: the reaper posts, whatever the bits say. */
+/* A death between clearing the waiter's bit and posting: the reaper posts all, set or not. */
 static void the_reaper_rings_every_waiter_of_the_dead_ones_queues(void)
 {
 	stage x = setup();

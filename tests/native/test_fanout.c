@@ -202,7 +202,8 @@ static void a_taken_over_queue_waits_for_its_files_name(void)
 	(void)world_queue(x.w, x.topic, NULL, &serial);
 	EQUAL(publish(&x, 0, 3, 0), 0);
 	EQUAL(shmq_queue_take_over(x.w->supervisor, x.topic, "a", soon(), &queue, &serial), 0);
-	EQUAL(shmq_spill_begin(x.w->supervisor, queue, SHMQ_SPILL_READY, 4, 1000, soon(), &s), SHMQ_EMPTY);
+	EQUAL(shmq_spill_begin(x.w->supervisor, queue, SHMQ_SPILL_READY, 4, 1000, soon(), &s),
+	      SHMQ_EMPTY);
 	EQUAL(shmq_queue_renamed(x.w->supervisor, queue, "t:a", soon()), 0);
 	EQUAL(shmq_spill_begin(x.w->supervisor, queue, SHMQ_SPILL_READY, 4, 1000, soon(), &s), 0);
 	EQUAL(s.count, 3);

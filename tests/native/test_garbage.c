@@ -1,19 +1,21 @@
 /*
- * Garbage in what is shared while it is in use. Every word of both headers, the rings and heaps, the
- * slots, the tags and lists of the arena, one after the other, with several kinds of garbage; then
- * every call there is. No call crashes, hangs or reaches beyond the segment; it does its work or says
- * SHMQ_CORRUPT or another status that is in shmq.h. The queue beside keeps all it has. And if what
- * was overwritten is derived, nothing of the queue itself is lost: all of it is delivered.
+ * Garbage in shared memory while it is in use. Every word of both headers, the rings and heaps, the
+ * slots, the tags and lists of the arena is overwritten, one after the other, with several kinds of
+ * garbage; then every call is made. No call crashes, hangs or reaches beyond the segment: it does
+ * its work, or answers SHMQ_CORRUPT or another status of shmq.h. The queue beside the damaged one
+ * keeps all its messages. If the overwritten word is derived, the damaged queue loses nothing
+ * either: all its messages are delivered.
  *
- * `--planted`: the core was compiled without its comparisons (SHMQ_TRUSTING), and that must be found.
+ * `--mutant`: the core believes all values (mutants/trust_everything.patch), and that must be
+ * found.
  */
 #include "scene_use.h"
 
 #include <signal.h>
 
-#define PIECE 500 /* cases a child does */
-#define SECONDS 20 /* it has for them */
-#define ENOUGH 20  /* faults that must be found where they were planted */
+#define PIECE 500  /* cases of one child */
+#define SECONDS 20 /* that a child may take */
+#define ENOUGH 20  /* crashes that a mutant must show */
 
 enum { DERIVED = 1, PRIMARY = 2 };
 
@@ -30,7 +32,8 @@ static void place(const char *what, void *at, uint64_t bytes, int kind)
 	places[places_count++] = (struct place){what, at, (uint32_t)bytes, kind};
 }
 
-#define HEADER(first, behind) &q->first, offsetof(shmq_queue_desc, behind) - offsetof(shmq_queue_desc, first)
+#define HEADER(first, behind)                                                                      \
+	&q->first, offsetof(shmq_queue_desc, behind) - offsetof(shmq_queue_desc, first)
 
 static void list_places(void)
 {
@@ -63,8 +66,8 @@ static void list_places(void)
 	place("defer ring", m->defer, 16, DERIVED);
 	place("requeue ring", m->requeue, 64, DERIVED);
 	place("free ring", m->free, 300, DERIVED);
-	place("in-flight times", m->inflight.when, 48, PRIMARY);
-	place("in-flight slots", m->inflight.slot, 24, DERIVED);
+	place("in-flight times", m->in_flight.when, 48, PRIMARY);
+	place("in-flight slots", m->in_flight.slot, 24, DERIVED);
 	place("deferred times", m->deferred.when, 64, PRIMARY);
 	place("deferred slots", m->deferred.slot, 32, DERIVED);
 	place("sessions", m->sessions, 2 * sizeof(*m->sessions), PRIMARY);
@@ -80,7 +83,7 @@ static void list_places(void)
 		at += block[0] & ~UINT64_C(63);
 	}
 	place("leases", m->leases, 3 * sizeof(*m->leases), PRIMARY);
-	place("lessee", m->lessees, sizeof(*m->lessees), PRIMARY);
+	place("holder", m->lease_holders, sizeof(*m->lease_holders), PRIMARY);
 	place("latency", m->latency, 8, PRIMARY);
 	place("directory's segment", d, sizeof(d->segment), PRIMARY);
 	place("limits", &d->limits, sizeof(d->limits), PRIMARY);
@@ -104,7 +107,7 @@ static void nothing_is_lost(const char *what, uint32_t word, uint64_t value)
 	shmq_message m;
 
 	EQUAL(CALL(shmq_audit(w->supervisor, s->queue[0], soon(), &repaired)), 0);
-	EQUAL(CALL(shmq_lease_return(s->b, &s->lessee, s->lease.id, soon(), &messages)), 0);
+	EQUAL(CALL(shmq_lease_return(s->b, &s->holder, s->lease.id, soon(), &messages)), 0);
 	EQUAL(messages, 4);
 	for (int turn = 0; turn < 3; turn++) {
 		EQUAL(CALL(shmq_expire(w->supervisor, s->queue[0], s->monotonic, s->realtime, 1000, soon(),
@@ -128,7 +131,7 @@ static void nothing_is_lost(const char *what, uint32_t word, uint64_t value)
 
 static const uint32_t garbage[] = {0, 1, 0x00010000, 0x5a5a5a5a, 0x7fffffff, 0xffffffff, 0x13};
 
-/* What a child is at, for when it does not come back. */
+/* The case a child is at, for a child that does not come back. */
 typedef struct progress {
 	uint32_t next, found; /* cases */
 	bool ended;
@@ -178,9 +181,9 @@ static void do_case(struct place p, uint32_t word, uint32_t value)
 	}
 }
 
-static void child(progress *at, bool planted)
+static void child(progress *at, bool mutant)
 {
-	if (planted && !freopen("/dev/null", "w", stderr))
+	if (mutant && !freopen("/dev/null", "w", stderr))
 		abort();
 	alarm(SECONDS);
 	s = scene_make();
@@ -202,26 +205,26 @@ static void child(progress *at, bool planted)
 
 int main(int argc, char **argv)
 {
-	bool planted = argc > 1 && !strcmp(argv[1], "--planted");
+	bool mutant = argc > 1 && !strcmp(argv[1], "--mutant");
 	progress *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 #ifdef __SANITIZE_THREAD__
 	return 77; /* there is one thread */
 #endif
-	while (!at->ended && (!planted || at->found < ENOUGH)) {
+	while (!at->ended && (!mutant || at->found < ENOUGH)) {
 		int status;
 		pid_t pid = fork();
 
 		if (!pid)
-			child(at, planted);
+			child(at, mutant);
 		EQUAL(waitpid(pid, &status, 0), pid);
 		if (!status)
 			continue;
-		if (!planted)
+		if (!mutant)
 			fprintf(stderr, "%s: wait status %#x\n", at->doing, status);
 		at->found++;
 		at->next++;
 	}
 	fprintf(stderr, "%u cases, %u of them found something\n", at->next, at->found);
-	return planted ? at->found < ENOUGH : at->found != 0;
+	return mutant ? at->found < ENOUGH : at->found != 0;
 }

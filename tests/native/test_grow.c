@@ -47,7 +47,8 @@ static int publish(world *w, shmq_broker *b, shmq_producer *p, uint32_t first, u
 static void a_queue_grows_under_traffic(uint32_t batch, uint32_t keep)
 {
 	world *w = world_start(small_limits(3000, 2000));
-	uint32_t generation, topic = world_topic(w, "t", &generation), queue, next = 0, expected = 0, got;
+	uint32_t generation, topic = world_topic(w, "t", &generation), queue, next = 0, expected = 0,
+						 got;
 	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
 	uint32_t sizes = 0, slots = 0;
 	uint64_t serial, bytes = 0, arenas = 0;

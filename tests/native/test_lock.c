@@ -131,11 +131,11 @@ static void take_and_drop(shmq_lock_desc *of, int64_t until)
 	lock_drop(of);
 }
 
-/* In a lock that nobody holds: whatever is there, it can be taken, excludes and is given back. */
+/* A lock that nobody holds can be taken with any garbage in it; it excludes and is given back. */
 static void garbage_in_a_lock_is_mended(void)
 {
-	static const uint32_t values[] = {0, 1, 0x3fffffff, 0x40000000, 0x5a5a5a5a, 0x7ffffffe,
-	                                  0x7fffffff, 0x80000000, 0xa5a5a5a5, 0xffffffff};
+	static const uint32_t values[] = {0,          1,          0x3fffffff, 0x40000000, 0x5a5a5a5a,
+	                                  0x7ffffffe, 0x7fffffff, 0x80000000, 0xa5a5a5a5, 0xffffffff};
 	uint32_t words = sizeof(pthread_mutex_t) / 4;
 	static shmq_lock_desc garbage;
 
@@ -155,7 +155,8 @@ static void garbage_in_a_lock_is_mended(void)
 	lock_drop(&garbage);
 }
 
-/* A stopped holder of P, of D, of the registry: everybody waits, says so, and nothing is repaired. */
+/* A stopped holder of a publish lock, a deliver lock or the registry lock: the others wait and say
+ * so, and nothing is repaired. */
 static void a_stopped_client_is_waited_for(void)
 {
 	world *w = world_start(small_limits(300, 300));

@@ -12,9 +12,9 @@ typedef struct bench {
 	shmq_consumer *c;
 } bench;
 
-static bench setup(uint32_t mem, uint32_t inflight)
+static bench setup(uint32_t mem, uint32_t in_flight)
 {
-	bench x = {.w = world_start(small_limits(mem, inflight))};
+	bench x = {.w = world_start(small_limits(mem, in_flight))};
 
 	x.topic = world_topic(x.w, "t", &x.generation);
 	x.queue = world_queue(x.w, x.topic, "c", &x.serial);
@@ -121,7 +121,7 @@ static void timed_out_messages_come_back_and_late_finish_fails(void)
 	                  soon(), &expired, &due),
 	      0);
 	EQUAL(expired, 1);
-	CHECK(!shmq_message_held(x.c, &m));
+	CHECK(!shmq_message_is_ours(x.c, &m));
 	again = take(&x);
 	EQUAL(again.attempts, 2);
 	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
@@ -229,9 +229,10 @@ static void spilled_messages_come_back_in_order(void)
 		snprintf(text, sizeof(text), "message %d", i);
 		EQUAL(world_publish(x.w, x.b, x.p, text), 0);
 	}
-	EQUAL(shmq_advance(x.w->supervisor, x.queue, 250, soon(), &moved), 0);
+	EQUAL(shmq_stage_oldest(x.w->supervisor, x.queue, 250, soon(), &moved), 0);
 	EQUAL(moved, 250);
-	EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 600, 1 << 20, soon(), &s), 0);
+	EQUAL(shmq_spill_begin(x.w->supervisor, x.queue, SHMQ_SPILL_READY, 600, 1 << 20, soon(), &s),
+	      0);
 	EQUAL(s.count, 600);
 	EQUAL(shmq_spill_encode(x.w->supervisor, &s, disk), 0);
 	for (uint32_t i = 0; i < s.count; at += lengths[i++])
@@ -295,7 +296,8 @@ static void a_killed_consumers_messages_go_back_first(void)
 
 		EQUAL(shmq_take(c, mine, 5, soon(), &got), 0);
 		EQUAL(got, 5);
-		EQUAL(lock_take(&b->topics[x.topic].publish, 0), 0); /* and dies with P and D held */
+		EQUAL(lock_take(&b->topics[x.topic].publish, 0),
+		      0); /* and dies with the publish lock and the deliver lock held */
 		EQUAL(lock_take(&ld(&b->maps[x.queue])->q->deliver, 0), 0);
 		raise(SIGKILL);
 	}

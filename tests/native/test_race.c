@@ -1,5 +1,6 @@
-/* Somebody writes where bodies are while they are used: what was checked is what is used, so nothing
- * outside the segment is touched. Garbage comes out, and errors; nothing else is asked for. */
+/* Somebody writes where bodies are while they are used: what was checked is what is used, so
+ * nothing outside the segment is touched. Garbage comes out, and errors; nothing else is asked
+ * for. */
 #include "harness.h"
 
 #include <pthread.h>
@@ -19,7 +20,8 @@ static void *scribble(void *unused)
 	while (!ld(&over))
 		for (uint32_t i = 0; i < n; i++) {
 			volatile uint64_t *body = &victim->slots[i].body;
-			volatile uint64_t *head = &a->heads[i % SHMQ_ARENA_FL][i / SHMQ_ARENA_FL % SHMQ_ARENA_SL];
+			volatile uint64_t
+					*head = &a->heads[i % SHMQ_ARENA_FL][i / SHMQ_ARENA_FL % SHMQ_ARENA_SL];
 			uint64_t was = *body, first = *head;
 
 			for (int k = 0; k < 4; k++) {

@@ -5,9 +5,10 @@
 static const uint8_t x3[] = {0x00, 0x00, 0x00, 0x1c, 0x18, 0xe9, 0xc5, 0x68, 0xcf, 0x6d, 0xc7,
                              0xa8, 0x00, 0x00, '1',  '8',  'a',  '1',  'f',  '2',  '6',  '2',
                              'a',  '9',  'a',  '6',  '9',  '0',  '0',  '1',  'x',  '3'};
-static const uint8_t hello[] = {0x00, 0x00, 0x00, 0x1f, 0x18, 0xe9, 0xc5, 0x67, 0xf2, 0xe9, 0x27, 0x62,
-                                0x00, 0x01, '1',  '8',  'a',  '1',  'f',  '2',  '5',  'f',  '3',  '7',
-                                'a',  '6',  '9',  '0',  '0',  '0',  'h',  'e',  'l',  'l',  'o'};
+static const uint8_t hello[] = {0x00, 0x00, 0x00, 0x1f, 0x18, 0xe9, 0xc5, 0x67, 0xf2,
+                                0xe9, 0x27, 0x62, 0x00, 0x01, '1',  '8',  'a',  '1',
+                                'f',  '2',  '5',  'f',  '3',  '7',  'a',  '6',  '9',
+                                '0',  '0',  '0',  'h',  'e',  'l',  'l',  'o'};
 
 static void golden_records_are_read(void)
 {
@@ -37,7 +38,7 @@ static void golden_records_are_written(void)
 	record_write(out, &s, (const uint8_t *)"x3");
 	CHECK(!memcmp(out, x3, sizeof(x3)));
 	s = (shmq_slot_desc){
-	        .id = 0x18a1f25f37a69000, .timestamp = 0x18e9c567f2e92762, .length = 5, .attempts = 1};
+		.id = 0x18a1f25f37a69000, .timestamp = 0x18e9c567f2e92762, .length = 5, .attempts = 1};
 	record_write(out, &s, (const uint8_t *)"hello");
 	CHECK(!memcmp(out, hello, sizeof(hello)));
 }
@@ -65,8 +66,8 @@ static void extremes_come_back(void)
 		uint64_t used;
 
 		record_write(out, &s, body);
-		EQUAL(record_read(out, s.length + RECORD_HEAD, 70000, &r, &used), 1);
-		EQUAL(used, s.length + RECORD_HEAD);
+		EQUAL(record_read(out, s.length + SHMQ_RECORD_HEAD, 70000, &r, &used), 1);
+		EQUAL(used, s.length + SHMQ_RECORD_HEAD);
 		EQUAL(r.id, s.id);
 		EQUAL(r.timestamp, s.timestamp);
 		EQUAL(r.attempts, s.attempts);

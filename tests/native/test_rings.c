@@ -1,5 +1,5 @@
-/* What the supervisor sleeps on: whoever has work for it notes the queue and rings, and nobody else
- * does. So it may sleep while nothing happens, however many queues there are. */
+/* The supervisor's doorbell: a process with work for it marks the queue and rings; no other does.
+ * So it sleeps while nothing happens, with any number of queues. */
 #include "harness.h"
 
 typedef struct stage {
@@ -57,7 +57,7 @@ static void take_and_finish(stage *x, uint32_t n)
 	}
 }
 
-/* What was rung for since the last look. */
+/* The reasons for which it was rung since the last look. */
 static uint32_t rung(stage *x)
 {
 	uint32_t why;
@@ -69,8 +69,8 @@ static uint32_t rung(stage *x)
 /* Whether the spiller was rung for, to look at `queue` and no other. */
 static bool asks(stage *x, uint32_t queue)
 {
-	uint32_t queues[SHMQ_QUEUES], n = shmq_attention(x->s, queues, SHMQ_QUEUES);
-	bool ring = rung(x) & RING_SPILLER;
+	uint32_t queues[SHMQ_QUEUES], n = shmq_spiller_pending(x->s, queues, SHMQ_QUEUES);
+	bool ring = rung(x) & SHMQ_RING_SPILLER;
 
 	CHECK(n <= 1 && (n ? ring && queues[0] == queue : true));
 	return n;
@@ -144,7 +144,7 @@ static void a_consumer_asks_below_the_low_water_mark(void)
 	spill(&x, disk, &end);
 	publish(&x, 200, 0);
 	CHECK(!asks(&x, x.queue));
-	publish(&x, 1, 0); /* all that comes waits behind the disk: half is the mark now */
+	publish(&x, 1, 0); /* new messages wait for those on disk: the mark is half now */
 	CHECK(asks(&x, x.queue));
 	EQUAL(shmq_restore(x.s, x.queue, disk, end - 31, 0, end - 31, soon(), &taken, &used), 0);
 	EQUAL(taken, 199);
@@ -156,7 +156,7 @@ static void a_consumer_asks_below_the_low_water_mark(void)
 	take_and_finish(&x, 99);
 	asks(&x, x.queue);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &taken), SHMQ_EMPTY);
-	CHECK(asks(&x, x.queue)); /* whoever waits asks again */
+	CHECK(asks(&x, x.queue)); /* waiting publishers ask again */
 	teardown(x);
 	free(disk);
 }
@@ -195,7 +195,7 @@ static void a_backlog_asks_when_it_can_move(void)
 	CHECK(!asks(&x, backlog));
 	EQUAL(shmq_topic_pause(x.b, x.topic, x.generation, false, soon()), 0);
 	CHECK(asks(&x, backlog));
-	publish(&x, 10, 0); /* behind the others */
+	publish(&x, 10, 0); /* after the others */
 	CHECK(asks(&x, backlog));
 	EQUAL(MAPPED(x.w, x.s, shmq_pump(x.s, x.topic, x.generation, 100, soon(), &moved)), 0);
 	EQUAL(moved, 20);
@@ -214,8 +214,9 @@ static void what_a_dead_client_may_have_forgotten_to_ring_for_is_looked_at(void)
 	CHECK(asks(&x, x.queue));
 	rung(&x);
 	EQUAL(shmq_broker_detach(x.b, soon()), 0); /* as the reaper does it */
-	EQUAL(rung(&x) & ~RING_REQUEST, RING_SPILLER | RING_LEFT | RING_CHANGED | RING_DEADLINE);
-	CHECK(shmq_attention(x.s, (uint32_t[64]){0}, 64) == 1);
+	EQUAL(rung(&x) & ~SHMQ_RING_REQUEST,
+	      SHMQ_RING_SPILLER | SHMQ_RING_LEFT | SHMQ_RING_CHANGED | SHMQ_RING_DEADLINE);
+	CHECK(shmq_spiller_pending(x.s, (uint32_t[64]){0}, 64) == 1);
 	shmq_consumer_free(x.c);
 	shmq_producer_close(x.p);
 	shmq_broker_close(x.b);
@@ -228,14 +229,14 @@ static void what_does_not_fit_is_left_for_the_next_look(void)
 	uint32_t queues[64];
 
 	asks(&x, x.queue);
-	shmq_attend(x.s, 3);
-	shmq_attend(x.s, 700);
-	shmq_attend(x.s, SHMQ_QUEUES);
-	EQUAL(shmq_attention(x.s, queues, 64), 1);
+	shmq_spiller_request(x.s, 3);
+	shmq_spiller_request(x.s, 700);
+	shmq_spiller_request(x.s, SHMQ_QUEUES);
+	EQUAL(shmq_spiller_pending(x.s, queues, 64), 1);
 	EQUAL(queues[0], 3);
-	EQUAL(shmq_attention(x.s, queues, 64), 1);
+	EQUAL(shmq_spiller_pending(x.s, queues, 64), 1);
 	EQUAL(queues[0], 700);
-	EQUAL(shmq_attention(x.s, queues, 64), 0);
+	EQUAL(shmq_spiller_pending(x.s, queues, 64), 0);
 	teardown(x);
 }
 
@@ -254,13 +255,13 @@ static void only_what_is_earlier_wakes_the_scanner(void)
 	EQUAL(shmq_requeue(x.c, &m, 1, 55 * NS_PER_S, NULL, soon()), 0);
 	EQUAL(rung(&x), 0);
 	publish(&x, 1, realtime + 10 * NS_PER_S);
-	EQUAL(rung(&x), RING_DEADLINE);
+	EQUAL(rung(&x), SHMQ_RING_DEADLINE);
 	publish(&x, 1, realtime + 11 * NS_PER_S);
 	EQUAL(rung(&x), 0);
 	EQUAL(shmq_expire(x.s, x.queue, now, realtime, 10, soon(), &expired, &due), 0);
 	shmq_scan_at(x.s, now + 70 * NS_PER_S, realtime + 5 * NS_PER_S);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
-	EQUAL(rung(&x), RING_DEADLINE);
+	EQUAL(rung(&x), SHMQ_RING_DEADLINE);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0); /* later than the one before */
 	EQUAL(rung(&x), 0);
 	teardown(x);
@@ -271,11 +272,11 @@ static void names_and_pauses_are_told(void)
 	stage x = setup(400, "c");
 	uint32_t generation;
 
-	CHECK(rung(&x) & RING_CHANGED);
+	CHECK(rung(&x) & SHMQ_RING_CHANGED);
 	EQUAL(shmq_channel_pause(x.b, x.queue, x.serial, true, soon()), 0);
-	EQUAL(rung(&x), RING_CHANGED);
+	EQUAL(rung(&x), SHMQ_RING_CHANGED);
 	(void)world_topic(x.w, "u", &generation);
-	EQUAL(rung(&x), RING_CHANGED);
+	EQUAL(rung(&x), SHMQ_RING_CHANGED);
 	teardown(x);
 }
 

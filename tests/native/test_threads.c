@@ -1,16 +1,18 @@
-/* All operations at once, by several threads on the same queues: for ThreadSanitizer, which sees
+/*
+ * All operations at once, by several threads on the same queues: for ThreadSanitizer, which sees
  * threads and not processes. Bounded by operations, not by time.
  *
- * Bodies are copied as a client does it that takes no pin: copy, then shmq_message_held. A timeout
- * may hand the message to another meanwhile and its bytes to a publisher: the copy is thrown away
- * then. That is a race of plain bytes on purpose (a seqlock), so here whoever copies pins first,
- * as the binding does for long ones; what is seen through a pin must be clean. */
+ * Bodies are copied as a client does it that takes no pin: copy, then shmq_message_is_ours. A
+ * timeout may hand the message to another meanwhile and its bytes to a publisher: the copy is
+ * thrown away then. That is a race of plain bytes on purpose (a seqlock), so here a consumer pins
+ * first, as the binding does for long ones; bytes seen through a pin must be clean.
+ */
 #include "harness.h"
 
 #include <pthread.h>
 
-/* ThreadSanitizer tells apart what it sees at two addresses: there all share one mapping. Without it
- * the first of each kind has a handle, and with it a mapping and a client entry, of its own. */
+/* ThreadSanitizer tells apart what it sees at two addresses: there all share one mapping. Without
+ * it the first of each kind has a handle, and with it a mapping and a client entry, of its own. */
 #ifdef __SANITIZE_THREAD__
 #define ROUNDS 4000u
 #define OWN_HANDLE(me) false
@@ -173,7 +175,7 @@ static void *consume(void *argument)
 			r = shmq_finish(c[k], m, got, ok, soon());
 			CHECK(r == 0 || r == SHMQ_NOT_IN_FLIGHT);
 			for (uint32_t i = 0; i < got; i++) {
-				CHECK(pinned[i] || !ok[i]); /* who was not pinned had timed out */
+				CHECK(pinned[i] || !ok[i]); /* a message that could not be pinned had timed out */
 				if (pinned[i])
 					look_at(x, k, &m[i], ok[i]);
 				atomic_fetch_add(&x->finished[k], ok[i]);
@@ -199,7 +201,7 @@ static void *consume(void *argument)
 	return NULL;
 }
 
-/* Scans: in-flight timeouts strike now and then, whatever is due becomes BACK. */
+/* Scans: in-flight timeouts strike now and then, and due messages become REQUEUED. */
 static void *scan(void *argument)
 {
 	stage *x = ((worker *)argument)->x;
@@ -209,14 +211,15 @@ static void *scan(void *argument)
 		int64_t now = chance(&seed, 20) ? 0 : shmq_now() + 61 * NS_PER_S;
 
 		for (int k = 0; k < 2; k++)
-			EQUAL(shmq_expire(x->w->supervisor, x->queue[k], now, shmq_realtime(), 50, soon(), &expired,
-			                  &due),
+			EQUAL(shmq_expire(x->w->supervisor, x->queue[k], now, shmq_realtime(), 50, soon(),
+			                  &expired, &due),
 			      0);
 		if (!chance(&seed, 50))
 			EQUAL(shmq_rebuild(x->w->supervisor, x->queue[seed >> 9 & 1], soon()), 0);
 		if (!chance(&seed, 50)) {
 			EQUAL(shmq_channel_pause(x->w->supervisor, x->queue[0], x->serial[0], true, soon()), 0);
-			EQUAL(shmq_channel_pause(x->w->supervisor, x->queue[0], x->serial[0], false, soon()), 0);
+			EQUAL(shmq_channel_pause(x->w->supervisor, x->queue[0], x->serial[0], false, soon()),
+			      0);
 		}
 		sched_yield();
 	}
@@ -242,7 +245,7 @@ static void *overflow(void *argument)
 			uint64_t from = ld(&q->disk_read), to;
 
 			if (from == at[k]) /* all read: go on at the file's end only while there is room */
-				EQUAL(shmq_advance(b, x->queue[k], 5, soon(), &moved), 0);
+				EQUAL(shmq_stage_oldest(b, x->queue[k], 5, soon(), &moved), 0);
 			if (at[k] < size / 2 &&
 			    !shmq_spill_begin(b, x->queue[k], SHMQ_SPILL_READY, 20, 1 << 20, soon(), &s)) {
 				bool fails = moved % 5 == 4;
@@ -256,8 +259,8 @@ static void *overflow(void *argument)
 			}
 			from = ld(&q->disk_read);
 			if (from != at[k])
-				EQUAL(shmq_restore(b, x->queue[k], disk[k] + from, at[k] - from, from, at[k], soon(),
-				                   &taken, &used),
+				EQUAL(shmq_restore(b, x->queue[k], disk[k] + from, at[k] - from, from, at[k],
+				                   soon(), &taken, &used),
 				      0);
 		}
 		sched_yield();

@@ -1,4 +1,4 @@
-/* nsqd's TCP protocol where it comes many at a time: golden bytes, cuts, and deliveries by id. */
+/* nsqd's TCP protocol where many commands come at a time: golden bytes, cuts, deliveries by id. */
 #include "harness.h"
 
 static void bodies_are_found_and_bad_sizes_are_told(void)
@@ -58,7 +58,8 @@ static void a_batch_is_read_when_it_is_whole(void)
 	static const struct {
 		uint64_t at;
 		char value;
-	} wrong[] = {{5, 'u'}, {10, 0}, {10, 101}, {7, -1}, {14, 0}, {14, 20}, {11, -1}, {18, 0}, {18, 101}};
+	} wrong[] = {{5, 'u'}, {10, 0},  {10, 101}, {7, -1},  {14, 0},
+	             {14, 20}, {11, -1}, {18, 0},   {18, 101}};
 	shmq_body bodies[3];
 	char copy[sizeof(data)];
 	uint64_t used;
@@ -81,7 +82,8 @@ static void a_batch_is_read_when_it_is_whole(void)
 
 static void fin_runs_end_where_something_else_begins(void)
 {
-	static const char lines[] = "FIN 18a1f262a9a69001\nFIN 0000000000000000\nFIN 18A1F262A9A69001\n";
+	static const char lines[] =
+			"FIN 18a1f262a9a69001\nFIN 0000000000000000\nFIN 18A1F262A9A69001\n";
 	uint64_t ids[3], used;
 
 	EQUAL(shmq_wire_finishes(lines, sizeof(lines) - 1, ids, 3, &used), 2);
@@ -97,10 +99,10 @@ static void fin_runs_end_where_something_else_begins(void)
 
 static void a_frame_is_nsqds(void)
 {
-	static const uint8_t golden[] = {
-	        0x00, 0x00, 0x00, 0x23, 0x00, 0x00, 0x00, 0x02, 0x18, 0xe9, 0xc5, 0x67, 0xf2, 0xe9, 0x27,
-	        0x62, 0x00, 0x01, '1',  '8',  'a',  '1',  'f',  '2',  '5',  'f',  '3',  '7',  'a',  '6',
-	        '9',  '0',  '0',  '0',  'h',  'e',  'l',  'l',  'o'};
+	static const uint8_t golden[] = {0x00, 0x00, 0x00, 0x23, 0x00, 0x00, 0x00, 0x02, 0x18, 0xe9,
+	                                 0xc5, 0x67, 0xf2, 0xe9, 0x27, 0x62, 0x00, 0x01, '1',  '8',
+	                                 'a',  '1',  'f',  '2',  '5',  'f',  '3',  '7',  'a',  '6',
+	                                 '9',  '0',  '0',  '0',  'h',  'e',  'l',  'l',  'o'};
 	shmq_message m = {.id = 0x18a1f25f37a69000,
 	                  .timestamp = 0x18e9c567f2e92762,
 	                  .attempts = 1,
@@ -112,7 +114,7 @@ static void a_frame_is_nsqds(void)
 	CHECK(!memcmp(out, golden, sizeof(golden)));
 }
 
-/* Taken, found and removed in any order; what is settled behind its back is swept, not kept. */
+/* Taken, found and removed in any order; entries of messages settled elsewhere are swept. */
 static void deliveries_are_found_by_id(void)
 {
 	enum { ROUNDS = 400, EACH = 50, MOST = ROUNDS * EACH };

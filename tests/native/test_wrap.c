@@ -19,11 +19,11 @@ static void move_indices(shmq_map *map, uint32_t start)
 	st(&q->requeue_tail, start);
 	st(&q->free_head, start);
 	st(&q->free_tail, start + n);
-	q->requeue_firsts = start;
-	q->reclaimed = start + n;
-	q->endowed = start;
-	q->free_tail_seen = start + n;
-	q->ready_head_seen = q->ready_tail_seen = start;
+	q->requeue_head_group_end = start;
+	q->bodies_reclaimed_to = start + n;
+	q->bodies_prepared_to = start;
+	q->free_tail_cached = start + n;
+	q->ready_head_cached = q->ready_tail_cached = start;
 	for (uint32_t i = 0; i < n; i++)
 		map->free[(start + i) & ld(&q->ring_mask)] = i;
 }

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import Child, answers, eventually
-from room import MIB, need_shared_memory
+from support.processes import Child, answers, eventually
+from support.resources import MIB, need_shared_memory
 
 import shmq
-from shmq import layout
+from shmq import sources, views
 from shmq.storage import metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 
@@ -39,9 +39,9 @@ class Watched:
     """Some channels, each with a message in flight that nobody will finish."""
 
     def __init__(self, broker: shmq.Broker, chosen: list[tuple[str, str]]) -> None:
-        source = layout.open_readonly(broker.instance)
-        self._before: dict[layout.QueueView, int] = {}
-        self._due: dict[layout.QueueView, float] = {}
+        source = sources.open_readonly(broker.instance)
+        self._before: dict[views.QueueView, int] = {}
+        self._due: dict[views.QueueView, float] = {}
         self._consumers = []
         for topic in {topic for topic, _ in chosen}:
             broker.producer(topic).publish(b"x", timeout=LONG)
@@ -76,7 +76,6 @@ class Watched:
         return sorted(found)
 
 
-@pytest.mark.timeout(600)
 def test_ten_thousand_channels(
     serve: Callable[..., Child],
     attach: Callable[[], shmq.Broker],
@@ -99,8 +98,11 @@ def test_ten_thousand_channels(
         return server
 
     def depths() -> dict[tuple[str, str], int]:
-        return {(topic.name, channel.name or ""): channel.depth
-                for topic in broker.stats().topics for channel in topic.channels}  # fmt: skip
+        return {
+            (topic.name, channel.name or ""): channel.depth
+            for topic in broker.stats().topics
+            for channel in topic.channels
+        }
 
     channels = tuple(ChannelMeta(f"channel-{number}") for number in range(CHANNELS))
     topics = [TopicMeta(f"topic-{number}", False, channels) for number in range(TOPICS)]

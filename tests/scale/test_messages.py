@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from processes import eventually
-from room import MIB, need_shared_memory
+from support.processes import eventually
+from support.resources import MIB, need_shared_memory
 
 import shmq
 
@@ -30,7 +30,7 @@ def take_million(consumer: shmq.Consumer) -> list[shmq.Batch]:
 def test_a_million_messages_in_flight_at_once(open_broker: OpenBroker) -> None:
     """They go back when their consumer is closed, and when they time out; then each is finished."""
     need_shared_memory(600 * MIB)
-    broker = open_broker(inflight_slots=MILLION, mem_queue_size=2 * LIST, arena_size=256 * MIB)
+    broker = open_broker(in_flight_slots=MILLION, mem_queue_size=2 * LIST, arena_size=256 * MIB)
 
     def counts() -> tuple[int, int]:
         channel = broker.stats().channel("t", "c")

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from processes import Child, eventually, say
-from room import MIB, need_memory
+from support.processes import Child, eventually, say
+from support.resources import MIB, need_memory
 
 import shmq
-from shmq import segments
+from shmq import shm
 from shmq.layout import constant
 
 CROWD = 1000
@@ -63,7 +63,6 @@ def crowd(instance: str) -> None:
     say("ended", *(os.waitpid(pid, 0)[1] for pid in children))
 
 
-@pytest.mark.timeout(600)
 def test_a_thousand_processes(
     serve: Callable[..., Child],
     attach: Callable[[], shmq.Broker],
@@ -91,7 +90,7 @@ def test_a_thousand_processes(
 
     # the table is full a few later, with a sentence
     more = []
-    for _ in range(constant("CLIENTS") - CROWD - 2 - segments.RESERVE):
+    for _ in range(constant("CLIENTS") - CROWD - 2 - shm.RESERVE):
         more.append(shmq.attach(instance))
     with pytest.raises(shmq.TooManyClients):
         shmq.attach(instance)

@@ -1,4 +1,4 @@
-"""What test_cluster.py runs in a process of its own: a session whose tasks run in two JVMs.
+"""The program that test_cluster.py starts: a session whose tasks run in two JVMs.
 
 python cluster_job.py INSTANCE SCRATCH
 """

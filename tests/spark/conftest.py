@@ -28,7 +28,7 @@ def need(*names: str) -> None:
 def broker(new_instance: Callable[[], str], data_path: Path) -> Iterator[shmq.Broker]:
     """A broker of the test's own; at the end nothing of it is left, staged rows neither."""
     instance = new_instance()
-    with shmq.Broker(data_path, instance, inflight_slots=50_000, mem_queue_size=50_000) as made:
+    with shmq.Broker(data_path, instance, in_flight_slots=50_000, mem_queue_size=50_000) as made:
         yield made
     staged = Path(f"/dev/shm/shmq-staged-{os.getuid()}") / instance
     left = list(staged.glob("*")) if staged.exists() else []

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from deliveries import take_all
-from processes import ROOT
+from support.deliveries import take_all
+from support.processes import ROOT
 
 import shmq
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("installed")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("installed"), pytest.mark.deep]
 
 MESSAGES = 2000
 JOB = Path(__file__).with_name("cluster_job.py")
@@ -44,7 +44,7 @@ def test_executors_in_two_processes_share_one_broker(broker: shmq.Broker, tmp_pa
         env={**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import shmq
-from shmq import LeaseFenced, LeaseLost, layout
+from shmq import LeaseFenced, LeaseLost, procfs
 
 pytest.importorskip("pyspark")
 pa = pytest.importorskip("pyarrow")
@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from shmq.spark import staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
-from shmq.spark.reading import ShmqReader, finish, give_back  # noqa: E402
+from shmq.spark.reading import ShmqReader, finish_lease, return_lease  # noqa: E402
 from shmq.spark.stream import DataLoss, ShmqStreamReader  # noqa: E402
 
 Offset = dict[str, Any]
@@ -143,7 +143,7 @@ def test_a_lost_batch_fails_the_query_or_is_left_out(broker: shmq.Broker) -> Non
     query = Query(broker)
     start = query.begin()
     end = query.latest(start)
-    broker.end_lease("t", "c", end["l"], requeue=True)
+    broker.return_lease("t", "c", end["l"])
     with pytest.raises(DataLoss, match=f"lease {end['l']}"):
         query.read(start, end)
     with pytest.raises(LeaseLost, match="onLostLease"):
@@ -165,7 +165,7 @@ def test_a_channel_made_anew_is_told_from_the_old_one(broker: shmq.Broker) -> No
     broker.delete_channel("t", "c")
     bodies = publish(broker, 5, 8)
     again = Query(broker)
-    with pytest.raises(LeaseLost, match="anew"):
+    with pytest.raises(LeaseLost, match="created again"):
         list(again.reader.read(parts[0]))
     with pytest.raises(DataLoss):
         again.read(start, end)
@@ -181,7 +181,7 @@ def test_a_batch_that_fails_for_ever_is_named(broker: shmq.Broker) -> None:
     end = query.latest(start)
     query.read(start, end)
     query.read(start, end)
-    with pytest.raises(shmq.ShmqError, match="shmq lease requeue"):
+    with pytest.raises(shmq.ShmqError, match="shmq lease return"):
         query.read(start, end)
 
 
@@ -232,10 +232,10 @@ def test_a_batch_read_sees_the_same_until_it_is_finished(broker: shmq.Broker) ->
         batches = [batch for part in reader.partitions() for batch in reader.read(part)]
         rows = [body for batch in batches for body in batch.column("body").to_pylist()]
         assert rows == bodies[:4]
-    assert give_back(broker.instance, "t", "c", "once") == 4
+    assert return_lease(broker.instance, "t", "c", "once") == 4
     assert len(reader.partitions()) > 0
-    assert finish(broker.instance, "t", "c", "once") == 4
-    assert finish(broker.instance, "t", "c", "once") == 0
+    assert finish_lease(broker.instance, "t", "c", "once") == 4
+    assert finish_lease(broker.instance, "t", "c", "once") == 0
     assert taken(broker) == [(bodies[4], 1), (bodies[5], 1)]
 
 
@@ -313,7 +313,7 @@ def test_a_commit_that_was_cut_short_goes_on_where_it_was(
 
     from shmq.client import Producer
 
-    whole, calls = Producer.publish_marked, []
+    whole, calls = Producer.publish_once, []
 
     def dies(self: Producer, *arguments: Any) -> Any:
         calls.append(arguments)
@@ -322,10 +322,10 @@ def test_a_commit_that_was_cut_short_goes_on_where_it_was(
         return whole(self, *arguments)
 
     first = stage(settings, 3, batch_of(*bodies))
-    monkeypatch.setattr(Producer, "publish_marked", dies, raising=False)
+    monkeypatch.setattr(Producer, "publish_once", dies, raising=False)
     with pytest.raises(Killed):
         staging.commit([first], settings, "q", 3)
-    monkeypatch.delattr(Producer, "publish_marked")
+    monkeypatch.delattr(Producer, "publish_once")
     reordered = stage(settings, 3, batch_of(*reversed(bodies)))
     assert staging.commit([reordered], settings, "q", 3) == 700
     assert [body for body, _ in taken(broker)] == bodies
@@ -354,7 +354,7 @@ def test_what_a_dead_application_staged_goes_with_the_next_commit(broker: shmq.B
     broker.create_channel("t", "c")
     settings = sink(broker)
     process = subprocess.Popen(["sleep", "1000"])
-    owner = f"{process.pid}-{layout.process_start_time(process.pid)}"
+    owner = f"{process.pid}-{procfs.start_time(process.pid)}"
     others = staging.stage([batch_of(b"of another")], settings, "other", 5, owner)
     decided = staging.stage([batch_of(b"decided")], settings, "third", 7, owner)
     assert others is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import missing, peer
+from support.external_programs import missing, peer
 
 import shmq
 
@@ -31,10 +31,10 @@ def java() -> None:
 
 def demo(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(TOP / "tools" / "demo.py"), *options, str(directory)],
+        [sys.executable, str(TOP / "tools" / "demo" / "demo.py"), *options, str(directory)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=850,
         check=False,
     )
 
@@ -50,6 +50,7 @@ def source_tree(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.usefixtures("java")
 def test_a_killed_worker_costs_no_path_and_doubles_none(tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_a_killed_worker_costs_no_path_and_doubles_none(tmp_path: Path) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("shmq.demo-")]
 
 
+@pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.usefixtures("java")
 def test_a_killed_driver_costs_no_event_and_doubles_none(tmp_path: Path) -> None:
@@ -81,14 +83,14 @@ def test_what_is_published_while_nobody_looks_is_waited_for(
     broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publishing process may do all its work, and end, between two looks at the topic."""
-    monkeypatch.syspath_prepend(str(TOP / "tools"))
-    demo_streaming: Any = importlib.import_module("demo_streaming")
+    monkeypatch.syspath_prepend(str(TOP / "tools" / "demo"))
+    streaming: Any = importlib.import_module("streaming")
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "module.py").write_text("pass\n" * 50)
-    work = demo_streaming.Work(broker.instance, str(tree), str(tmp_path), 40, 0.0)
-    broker.create_channel(demo_streaming.EVENTS, demo_streaming.QUERY)
-    broker.create_channel(demo_streaming.COUNTS, demo_streaming.TABLE)
+    work = streaming.Work(broker.instance, str(tree), str(tmp_path), 40, 0.0)
+    broker.create_channel(streaming.EVENTS, streaming.QUERY)
+    broker.create_channel(streaming.COUNTS, streaming.TABLE)
     # the driver is somebody who does nothing; the publishing process ends as soon as it may
     programs = {"produce": "import sys; sys.stdin.read()", "drive": "import time; time.sleep(1000)"}
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -99,25 +101,25 @@ def test_what_is_published_while_nobody_looks_is_waited_for(
         )
         return started[what]
 
-    takes, take = [0], demo_streaming.Table.take
+    takes, take = [0], streaming.Table.take
 
     def slow_take(table: Any, timeout: float) -> Any:
         takes[0] += 1
         if takes[0] == 1:
-            demo_streaming.produce(work)
+            streaming.produce(work)
             started["produce"].communicate()
         elif takes[0] == 3:
             rows = json.loads(work.tally.read_text())
             counts = [{"window": window, "package": name, "count": n} for window, name, n in rows]
-            producer = broker.producer(demo_streaming.COUNTS)
+            producer = broker.producer(streaming.COUNTS)
             producer.publish_many([json.dumps(row).encode() for row in counts])
         return take(table, min(timeout, 0.05))
 
-    monkeypatch.setattr(demo_streaming, "start", start)
-    monkeypatch.setattr(demo_streaming.Table, "take", slow_take)
-    table = demo_streaming.count(broker, work, with_kill=False)
+    monkeypatch.setattr(streaming, "start", start)
+    monkeypatch.setattr(streaming.Table, "take", slow_take)
+    table = streaming.count(broker, work, with_kill=False)
     for process in started.values():
         assert process.stdin is not None
         process.stdin.close()
     assert table.total == 40
-    demo_streaming.compare(table, work)
+    streaming.compare(table, work)

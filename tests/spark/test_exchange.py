@@ -1,4 +1,5 @@
-"""What a task of an exchange has taken is finished, or goes back, at the right moment. No JVM."""
+"""Messages that a task of an exchange has taken are finished, or returned, at the right moment. No
+JVM."""
 
 from __future__ import annotations
 

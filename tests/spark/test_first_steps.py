@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deliveries import take_all
-from processes import ROOT, WATCHDOG, eventually
+from support.deliveries import take_all
+from support.processes import ROOT, WATCHDOG, eventually
 
 import shmq
 import shmq.spark
@@ -26,9 +26,13 @@ PAGE = ROOT / "docs" / "spark.md"
 def python(code: str, cwd: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words, "-c", textwrap.dedent(code)],
-        cwd=cwd, capture_output=True, text=True, timeout=10 * WATCHDOG, check=False,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=10 * WATCHDOG,
+        check=False,
         env={**os.environ, **env},
-    )  # fmt: skip
+    )
 
 
 # ---- without Spark, or with another one ----
@@ -134,6 +138,7 @@ def installed() -> None:
             pytest.skip(f"{name} not installed: tools/dev test installs it")
 
 
+@pytest.mark.deep
 @pytest.mark.spark
 def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
     tmp_path: Path,
@@ -166,9 +171,14 @@ def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
     """)
     )
     done = subprocess.run(
-        [sys.executable, home / "job.py"], cwd=elsewhere, capture_output=True, text=True,
-        timeout=10 * WATCHDOG, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, home / "job.py"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=10 * WATCHDOG,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sum 20" in done.stdout
     assert "attempts: integer" in done.stdout
@@ -176,11 +186,15 @@ def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
     assert "replaced a statically registered" not in done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.spark
 def test_the_readmes_spark_program_runs_as_pasted(
-    installed: None, spark: Any, broker: shmq.Broker, tmp_path: Path,
+    installed: None,
+    spark: Any,
+    broker: shmq.Broker,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Only the names of the instance and of the checkpoint are the test's."""
     section = PAGE.read_text()
     (program,) = re.findall(r"```python\n(.*?)```", section.partition("\n### ")[0], re.DOTALL)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deliveries import take_all
-from processes import eventually
+from support.deliveries import take_all
+from support.processes import eventually
 
 import shmq
 import shmq.spark
@@ -57,12 +57,15 @@ def test_a_batch_is_read_more_than_once_and_then_finished(spark: Any, topics: sh
     # not registered by name here: Spark found pyspark_shmq
     rows = spark.read.format("shmq").options(**given, minPartitionRows="10").load()
     assert rows.dtypes == [
-        ("id", "bigint"), ("timestamp", "timestamp"), ("attempts", "int"), ("body", "binary"),
-    ]  # fmt: skip
+        ("id", "bigint"),
+        ("timestamp", "timestamp"),
+        ("attempts", "int"),
+        ("body", "binary"),
+    ]
     counts = rows.selectExpr("count(*)", "count(distinct id)", "max(attempts)")
     assert counts.first() == (1000, 1000, 1)
     assert sorted(bytes(row.body) for row in rows.select("body").collect()) == numbered(1000)
-    assert shmq.spark.finish(topics.instance, "t", "c", "once") == 1000
+    assert shmq.spark.finish_lease(topics.instance, "t", "c", "once") == 1000
     assert topics.channel_stats("t", "c").leased == 0
 
 
@@ -78,7 +81,7 @@ def test_a_batch_read_of_nothing_has_no_rows(
         topics.producer("t").publish_many(numbered(10))
         assert rows("first").count() == 10
     if why == "finished by the first run":
-        assert shmq.spark.finish(topics.instance, "t", "c", "first") == 10
+        assert shmq.spark.finish_lease(topics.instance, "t", "c", "first") == 10
     nothing = rows("second")
     assert nothing.count() == 0
     assert nothing.collect() == []
@@ -89,8 +92,8 @@ def test_a_batch_read_of_nothing_has_no_rows(
         instance=topics.instance, topic="out"
     ).save()
     assert topics.channel_stats("out", "o").message_count == 0
-    assert shmq.spark.finish(topics.instance, "t", "c", "second") == 0
-    assert shmq.spark.give_back(topics.instance, "t", "c", "first") == (
+    assert shmq.spark.finish_lease(topics.instance, "t", "c", "second") == 0
+    assert shmq.spark.return_lease(topics.instance, "t", "c", "first") == (
         10 if why == "leased by another" else 0
     )
 
@@ -160,7 +163,7 @@ def test_publish_in_foreach_batch_with_more_than_one_action(
     def each(rows: Any, epoch: int) -> None:
         counted[epoch] += rows.count()
         for _ in range(2):
-            shmq.spark.publish(rows, "out", topics.instance, writer_id="w", epoch=epoch)
+            shmq.spark.publish(rows, "out", topics.instance, txnAppId="w", txnVersion=epoch)
 
     query = (
         source(spark, topics, maxMessagesPerTrigger=300)

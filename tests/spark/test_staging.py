@@ -1,5 +1,6 @@
-"""Rows that wait for their commit: nobody else may read or replace them, whatever another user of
-the host puts in their way. The other user is one: these tests run as root, with setpriv."""
+"""Rows that wait for their commit: nobody else may read or replace them, and no file that another
+user of the host puts in their way changes that. The other user is one: these tests run as root,
+with setpriv."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import missing
+from support.external_programs import missing
 
 import shmq
 
@@ -95,9 +96,8 @@ def test_the_default_directory_that_somebody_else_made_is_refused(
     # /dev/shm itself has this user's directory already, that others may need meanwhile
     opened = Private.__init__
     monkeypatch.setattr(
-        Private, "__init__",
-        lambda self, base, *names: opened(self, str(sticky), *names),
-    )  # fmt: skip
+        Private, "__init__", lambda self, base, *names: opened(self, str(sticky), *names)
+    )
     stranger('mkdir -m 0777 "$1"', sticky / "shmq-staged-0")
     with pytest.raises(shmq.ShmqError, match="belongs to uid 65534"):
         stage(settings(broker, None), b"secret")

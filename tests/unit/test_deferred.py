@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from shmq.storage import deferred
-from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, DamagedChunk, Sidecar
-from shmq.storage.diskqueue import encode_records, remove_temporary
+from shmq.storage.data_path import remove_temporary
+from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, DamagedChunk, DeferredStore
+from shmq.storage.records import encode_records
 
 
 def record(number: int, body: bytes | None = None) -> bytes:
@@ -20,19 +21,19 @@ def entries(count: int, first: int = 0) -> list[tuple[int, bytes]]:
     return [(10 * i, record(i)) for i in range(first, first + count)]
 
 
-def put(sidecar: Sidecar, items: list[tuple[int, bytes]]) -> deferred.Chunk:
+def put(store: DeferredStore, items: list[tuple[int, bytes]]) -> deferred.Chunk:
     dues, records = [due for due, _ in items], [part for _, part in items]
-    chunk = sidecar.write(dues, [len(part) for part in records], b"".join(records))
-    sidecar.add(chunk)
+    chunk = store.write(dues, [len(part) for part in records], b"".join(records))
+    store.add(chunk)
     return chunk
 
 
-def read_all(sidecar: Sidecar) -> list[tuple[int, bytes]]:
+def read_all(store: DeferredStore) -> list[tuple[int, bytes]]:
     """Every message, in the order in which chunks give them, as the supervisor does it."""
     found: list[tuple[int, bytes]] = []
-    while sidecar.chunks:
-        chunk = min(sidecar.chunks.values(), key=lambda chunk: chunk.due)
-        piece = sidecar.read(chunk, 1 << 62, 3, 1 << 20)
+    while store.chunks:
+        chunk = min(store.chunks.values(), key=lambda chunk: chunk.due)
+        piece = store.read(chunk, 1 << 62, 3, 1 << 20)
         if piece is None:
             continue
         data = piece.data
@@ -41,15 +42,15 @@ def read_all(sidecar: Sidecar) -> list[tuple[int, bytes]]:
             found.append((due, data[:length]))
             data = data[length:]
         assert not data
-        sidecar.took(piece, len(piece.dues))
+        store.took(piece, len(piece.dues))
     return found
 
 
-def again(path: Path, **words: int) -> Sidecar:
-    """What the next start or (words given) adoption finds."""
-    sidecar = Sidecar(path, "t:c")
-    sidecar.take_up(deferred.existing(path).get("t:c", []), **words)
-    return sidecar
+def again(path: Path, **words: int) -> DeferredStore:
+    """The messages that the next start, or an adoption if `words` is given, finds."""
+    store = DeferredStore(path, "t:c")
+    store.take_up(deferred.existing(path).get("t:c", []), **words)
+    return store
 
 
 # ---- format ----
@@ -86,10 +87,10 @@ def test_every_truncation_is_noticed_and_leaves_what_is_whole(tmp_path: Path, cu
         assert contents.wrong
         assert contents.entries[:intact] == entries(4)[:intact]
     (tmp_path / "t:c.deferred.000001.dat").write_bytes(whole[:cut])
-    sidecar = again(tmp_path)
-    assert sidecar.bad_files == 1
+    store = again(tmp_path)
+    assert store.bad_files == 1
     assert (tmp_path / "t:c.deferred.000001.dat.bad").read_bytes() == whole[:cut]
-    assert read_all(sidecar)[:intact] == entries(4)[:intact]
+    assert read_all(store)[:intact] == entries(4)[:intact]
     assert not deferred.existing(tmp_path)
 
 
@@ -116,65 +117,65 @@ def test_garbage_is_set_aside(tmp_path: Path) -> None:
         with pytest.raises(DamagedChunk):
             deferred.decode(data)
         (tmp_path / f"t:c.deferred.{number:06d}.dat").write_bytes(data)
-    sidecar = again(tmp_path)
-    assert (sidecar.depth, sidecar.due, sidecar.bad_files) == (0, None, 4)
+    store = again(tmp_path)
+    assert (store.depth, store.due, store.bad_files) == (0, None, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"t:c.deferred.{number:06d}.dat.bad" for number in range(1, 5)
     ]
-    assert sidecar.highest == 4
+    assert store.highest == 4
 
 
 # ---- a queue's chunks ----
 
 
 def test_chunks_are_read_by_due_time_and_leave_nothing(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t:c")
-    put(sidecar, entries(10, 20))
-    put(sidecar, entries(10))
+    store = DeferredStore(tmp_path, "t:c")
+    put(store, entries(10, 20))
+    put(store, entries(10))
     (first, second) = sorted(path for path in tmp_path.iterdir())
     assert first.stat().st_mode & 0o777 == 0o600
-    assert (sidecar.depth, sidecar.due, sidecar.highest, sidecar.lowest) == (20, 0, 2, 1)
-    chunk = sidecar.chunks[2]
-    piece = sidecar.read(chunk, 35)
+    assert (store.depth, store.due, store.highest, store.lowest) == (20, 0, 2, 1)
+    chunk = store.chunks[2]
+    piece = store.read(chunk, 35)
     assert piece is not None
     assert (piece.dues.tolist(), piece.next_due) == ([0, 10, 20, 30], 40)
     assert piece.position == 2 << CHUNK_SHIFT
-    sidecar.took(piece, 2)
+    store.took(piece, 2)
     assert (chunk.due, chunk.read, chunk.count) == (20, 2, 8)
     assert not second.exists()
     assert (tmp_path / "t:c.deferred.000002.2.dat").exists()
-    assert read_all(sidecar) == [*entries(8, 2), *entries(10, 20)]
+    assert read_all(store) == [*entries(8, 2), *entries(10, 20)]
     assert not list(tmp_path.iterdir())
 
 
 def test_large_messages_and_limits_of_a_piece(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t:c")
+    store = DeferredStore(tmp_path, "t:c")
     items = [(i, record(i, bytes([i]) * 300_000)) for i in range(1, 6)]
-    chunk = put(sidecar, [(0, record(0)), *items, (6, record(6))])
-    piece = sidecar.read(chunk, 100, nbytes=400_000)
+    chunk = put(store, [(0, record(0)), *items, (6, record(6))])
+    piece = store.read(chunk, 100, nbytes=400_000)
     assert piece is not None
     assert len(piece.dues) == 3
-    piece = sidecar.read(chunk, 100, messages=1)
+    piece = store.read(chunk, 100, messages=1)
     assert piece is not None
     assert len(piece.dues) == 1
-    assert read_all(sidecar) == [(0, record(0)), *items, (6, record(6))]
+    assert read_all(store) == [(0, record(0)), *items, (6, record(6))]
 
 
 def test_a_start_goes_on_where_the_names_say(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t:c")
-    put(sidecar, entries(5))
-    piece = sidecar.read(sidecar.chunks[1], 25)
+    store = DeferredStore(tmp_path, "t:c")
+    put(store, entries(5))
+    piece = store.read(store.chunks[1], 25)
     assert piece is not None
-    sidecar.took(piece, 3)
+    store.took(piece, 3)
     after = again(tmp_path)
     assert (after.depth, after.due, after.highest) == (2, 30, 1)
     assert read_all(after) == entries(2, 3)
 
 
 def test_an_adoption_believes_the_header(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t:c")
+    store = DeferredStore(tmp_path, "t:c")
     for number in range(5):
-        put(sidecar, entries(3, 3 * number))
+        put(store, entries(3, 3 * number))
     # 1 was emptied, 5 does not count; of 3 two messages are in memory
     after = again(tmp_path, write=4, read=3 << CHUNK_SHIFT | 2, gone=1)
     assert sorted(after.chunks) == [2, 3, 4]
@@ -186,7 +187,7 @@ def test_an_adoption_believes_the_header(tmp_path: Path) -> None:
 
 
 def test_an_adoption_deletes_what_was_read_completely(tmp_path: Path) -> None:
-    put(Sidecar(tmp_path, "t:c"), entries(3))
+    put(DeferredStore(tmp_path, "t:c"), entries(3))
     after = again(tmp_path, write=1, read=1 << CHUNK_SHIFT | 3, gone=0)
     assert not after.chunks
     assert not list(tmp_path.iterdir())
@@ -194,60 +195,62 @@ def test_an_adoption_deletes_what_was_read_completely(tmp_path: Path) -> None:
 
 
 def test_damage_that_is_met_while_reading_costs_nothing_intact(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t:c")
-    chunk = put(sidecar, entries(10))
-    piece = sidecar.read(chunk, 15)
+    store = DeferredStore(tmp_path, "t:c")
+    chunk = put(store, entries(10))
+    piece = store.read(chunk, 15)
     assert piece is not None
-    sidecar.took(piece, 2)
+    store.took(piece, 2)
     path = tmp_path / chunk.name
     data = bytearray(path.read_bytes())
     data[data.index(b"body 5")] ^= 1
     path.write_bytes(data)
-    assert sidecar.read(chunk, 1 << 62) is None
-    assert sidecar.bad_files == 1
-    assert read_all(sidecar) == [*entries(3, 2), *entries(4, 6)]
+    assert store.read(chunk, 1 << 62) is None
+    assert store.bad_files == 1
+    assert read_all(store) == [*entries(3, 2), *entries(4, 6)]
 
 
 def test_a_salvage_keeps_the_numbers_of_messages(tmp_path: Path) -> None:
     (tmp_path / "t:c.deferred.000007.4.dat").write_bytes(deferred.encode(entries(10))[:-5])
-    sidecar = again(tmp_path)
-    assert read_numbers(sidecar) == (4, 5)
+    store = again(tmp_path)
+    assert read_numbers(store) == (4, 5)
     assert read_numbers(again(tmp_path)) == (4, 5)
     assert again(tmp_path).bad_files == 0
     assert read_all(again(tmp_path, write=7, read=7 << CHUNK_SHIFT | 6, gone=0)) == entries(3, 6)
 
 
-def read_numbers(sidecar: Sidecar) -> tuple[int, int]:
-    (chunk,) = sidecar.chunks.values()
+def read_numbers(store: DeferredStore) -> tuple[int, int]:
+    (chunk,) = store.chunks.values()
     return chunk.read, chunk.count
 
 
 def test_discard_drop_rename_and_remove(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t")
+    store = DeferredStore(tmp_path, "t")
     items = entries(2)
-    sidecar.discard(sidecar.write([0, 10], [len(part) for _, part in items], b"".join(
-        part for _, part in items)))  # fmt: skip
+    store.discard(
+        store.write([0, 10], [len(part) for _, part in items], b"".join(part for _, part in items))
+    )
     assert not list(tmp_path.iterdir())
     for _ in range(4):
-        put(sidecar, items)
-    sidecar.drop(2)
-    assert sorted(sidecar.chunks) == [3, 4]
-    sidecar.rename("t:c")
-    assert {base: [file.number for file in files] for base, files in
-            deferred.existing(tmp_path).items()} == {"t:c": [3, 4]}  # fmt: skip
-    sidecar = again(tmp_path)
-    assert sidecar.depth == 4
-    sidecar.remove_all()
+        put(store, items)
+    store.drop(2)
+    assert sorted(store.chunks) == [3, 4]
+    store.rename("t:c")
+    assert {
+        base: [file.number for file in files] for base, files in deferred.existing(tmp_path).items()
+    } == {"t:c": [3, 4]}
+    store = again(tmp_path)
+    assert store.depth == 4
+    store.remove_all()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_rename_cut_short_is_finished(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path, "t")
+    store = DeferredStore(tmp_path, "t")
     for _ in range(3):
-        put(sidecar, entries(2))
+        put(store, entries(2))
     (tmp_path / "t.deferred.000001.dat").rename(tmp_path / "t:c.deferred.000001.dat")
     found = deferred.existing(tmp_path)
-    after = Sidecar(tmp_path, "t")
+    after = DeferredStore(tmp_path, "t")
     after.take_up([*found["t"], *found["t:c"]], write=3)
     after.rename("t:c")
     assert [file.number for file in deferred.existing(tmp_path)["t:c"]] == [1, 2, 3]
@@ -262,8 +265,14 @@ def test_what_a_write_cut_short_leaves_is_removed(tmp_path: Path) -> None:
 
 
 def test_names_of_others_are_left_alone(tmp_path: Path) -> None:
-    for name in ("nsqd.dat", "t.diskqueue.000000.dat", "t.deferred.1.dat", "t!.deferred.000001.dat",
-                 "t.deferred.000001.dat.bad", "t.deferred.000001.dat.bad.1"):  # fmt: skip
+    for name in (
+        "nsqd.dat",
+        "t.diskqueue.000000.dat",
+        "t.deferred.1.dat",
+        "t!.deferred.000001.dat",
+        "t.deferred.000001.dat.bad",
+        "t.deferred.000001.dat.bad.1",
+    ):
         (tmp_path / name).write_bytes(b"x")
     assert not deferred.existing(tmp_path)
     (tmp_path / "t.deferred.000001.deferred.1000000.17.dat").write_bytes(b"x")

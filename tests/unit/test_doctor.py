@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fabricated import FakeDirectory, FakeQueue
+from support.fake_segments import FakeDirectory, FakeQueue
 
-from shmq import layout, segments
-from shmq.cli import host, stale
-from shmq.cli.report import Finding
-from shmq.cli.segment import boot_id
+from shmq import procfs, shm
+from shmq.diagnostics import host, instance_checks, instances, removal
+from shmq.diagnostics.findings import Finding
+from shmq.diagnostics.segment import boot_id
 from shmq.errors import ShmqError
 from shmq.layout import Ready
 
@@ -85,8 +85,18 @@ def test_shared_memory_that_is_missing_full_or_not_ours(
     assert "No such file" in problems(list(host.check_shared_memory(str(tmp_path / "shm"))))
 
     def check(kind: str, options: dict[str, str], blocks: int, free: int, **more: int) -> str:
-        values = [4096, 4096, blocks, free, free, 10**6, 10**6, more.get("inodes", 10**6),
-                  more.get("flags", 0), 255]  # fmt: skip
+        values = [
+            4096,
+            4096,
+            blocks,
+            free,
+            free,
+            10**6,
+            10**6,
+            more.get("inodes", 10**6),
+            more.get("flags", 0),
+            255,
+        ]
         with monkeypatch.context() as patch:
             patch.setattr(host, "_mount_of", lambda directory: (kind, options))
             patch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
@@ -167,8 +177,8 @@ def put(instance: str) -> Callable[..., Path]:
     """`put(bytes, serial=None)`: an object of this instance in /dev/shm; removed at the end."""
 
     def make(data: bytes, serial: int | None = None) -> Path:
-        name = segments.directory_name(instance)
-        path = Path(segments.path_of(name if serial is None else f"{name}.{serial}"))
+        name = shm.directory_name(instance)
+        path = Path(shm.path_of(name if serial is None else f"{name}.{serial}"))
         path.write_bytes(data)
         path.chmod(0o600)
         return path
@@ -188,7 +198,7 @@ def directory(**changes: int) -> bytes:
 
 
 def examine(instance: str) -> list[Finding]:
-    return list(stale.check_instance(instance))
+    return list(instance_checks.check_instance(instance))
 
 
 def the_fix(instance: str) -> Callable[[], str]:
@@ -208,18 +218,18 @@ def test_dead_instances_are_removed(instance: str, put: Callable[..., Path], kin
     }[kind]
     put(data)
     put(bytes(FakeQueue().buffer), 3)
-    assert stale.instances().count(instance) == 1
+    assert instances.instance_names().count(instance) == 1
     assert "2 objects" in the_fix(instance)()
-    assert not segments.list_objects(instance)
+    assert not shm.list_objects(instance)
 
 
 def test_orphans_are_removed(instance: str, put: Callable[..., Path]) -> None:
     put(bytes(FakeQueue().buffer), 3)
     put(bytes(FakeQueue().buffer), 12)
-    segments.Permits.create(instance, 5, 0o600).close()
-    assert instance in stale.instances()
+    shm.Permits.create(instance, 5, 0o600).close()
+    assert instance in instances.instance_names()
     assert the_fix(instance)() == "removed 3 objects"
-    assert not segments.list_objects(instance)
+    assert not shm.list_objects(instance)
 
 
 @pytest.mark.parametrize(
@@ -240,8 +250,8 @@ def test_what_may_hold_messages_is_never_removed(
     assert check in [finding.check for finding in found]
     assert all(finding.fix is None and finding.remedy for finding in found)
     with pytest.raises(ShmqError, match="come to life"):
-        stale.remove_leftover(instance)
-    assert segments.list_objects(instance)
+        removal.remove_leftover(instance)
+    assert shm.list_objects(instance)
 
 
 def test_what_a_process_has_mapped_stays(instance: str, put: Callable[..., Path]) -> None:
@@ -250,13 +260,13 @@ def test_what_a_process_has_mapped_stays(instance: str, put: Callable[..., Path]
         fd = os.open(path, os.O_RDWR)
         mapped = mmap.mmap(fd, 4096)  # keeps it open for writing, as attached clients do
         os.close(fd)
-        remove = stale.remove_leftover if serial is None else stale.remove_orphans
+        remove = removal.remove_leftover if serial is None else removal.remove_orphans
         with pytest.raises(ShmqError, match="a process uses it"):
             remove(instance)
         assert path.exists()
         assert not [finding for finding in examine(instance) if finding.fix and serial]
         mapped.close()
-        assert remove(instance).startswith("removed 1 ")
+        assert remove(instance) == 1
 
 
 def test_what_a_supervisor_has_locked_stays(instance: str, put: Callable[..., Path]) -> None:
@@ -266,7 +276,7 @@ def test_what_a_supervisor_has_locked_stays(instance: str, put: Callable[..., Pa
         fcntl.flock(fd, fcntl.LOCK_EX)
         assert {finding.level for finding in examine(instance)} == {"note"}  # it is being made
         with pytest.raises(ShmqError, match="supervisor has it"):
-            stale.remove_leftover(instance)
+            removal.remove_leftover(instance)
     finally:
         os.close(fd)
     assert path.exists()
@@ -278,10 +288,10 @@ def test_what_was_set_aside_is_named_and_stays(
     paths = []
     for serial in (3, 12):
         put(bytes(FakeQueue().buffer), serial)
-        paths.append(Path(segments.set_aside_queue(instance, serial)))
+        paths.append(Path(shm.set_aside_queue(instance, serial)))
         request.addfinalizer(paths[-1].unlink)
-    assert segments.list_set_aside(instance) == sorted(map(str, paths))
-    assert stale.instances().count(instance) == 1
+    assert shm.list_set_aside(instance) == sorted(map(str, paths))
+    assert instances.instance_names().count(instance) == 1
     found = examine(instance)
     assert f"{min(paths)} and 1 more" in problems(found)
     (aside,) = (finding for finding in found if finding.level == "problem")
@@ -300,7 +310,7 @@ def test_orphans_stay_when_an_instance_of_the_name_comes_up(
     put(directory())
     with pytest.raises(ShmqError, match="come up"):
         fix()
-    assert len(segments.list_objects(instance)) == 2
+    assert len(shm.list_objects(instance)) == 2
 
 
 def test_missing_and_stray_segments(
@@ -310,13 +320,13 @@ def test_missing_and_stray_segments(
     made.header["segment"]["boot_id"] = boot_id()
     made.header["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
     made.header["supervisor_pid"] = os.getpid()
-    made.header["supervisor_start_time"] = layout.process_start_time(os.getpid())
+    made.header["supervisor_start_time"] = procfs.start_time(os.getpid())
     made.header["next_serial"] = 9
     made.topic(0, "t")
     made.queue(0, 0, "c", 4)
     put(bytes(made.buffer))
     put(bytes(FakeQueue(serial=5).buffer), 5)
-    monkeypatch.setattr(stale, "_LONG_AGO", -1.0)
+    monkeypatch.setattr(instance_checks, "_LONG_AGO", -1.0)
     found = examine(instance)
     text = problems(found)
     assert "queue 4 (c) was removed" in text

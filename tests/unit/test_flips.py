@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from shmq import _native
-from shmq.storage import deferred, diskqueue, metadata
-from shmq.storage.deferred import Sidecar
-from shmq.storage.diskqueue import DamagedFile, DiskQueue, encode_records, pack
+from shmq.storage import deferred, metadata
+from shmq.storage import diskqueue_recovery as recovery
+from shmq.storage.deferred import DeferredStore
+from shmq.storage.diskqueue import DamagedFile, DiskQueue
 from shmq.storage.metadata import ChannelMeta, MetadataError, TopicMeta
+from shmq.storage.positions import pack, parse_meta
+from shmq.storage.records import encode_records, scan_records
 
 MOST = 200  # max_msg_size
 BODIES = [b"first", b"second" * 5, b"third", b"fourth" * 9, b"fifth"]
@@ -58,7 +61,7 @@ def read_all(path: Path) -> tuple[list[bytes], int]:
     """The records that a start and reading to the end give, and how many files were set aside."""
     came, aside = [], 0
     with DiskQueue(path, "t:c", max_msg_size=MOST) as queue:
-        found = queue.start(None, _native.scan_records)
+        found = recovery.recover_positions(queue, None, _native.scan_records)
         read, write = found.read_position, found.write_position
         for _ in range(50):
             if read == write:
@@ -67,7 +70,7 @@ def read_all(path: Path) -> tuple[list[bytes], int]:
                 chunk = queue.read(read, write, 100, _native.scan_records)
             except DamagedFile as exc:
                 named = exc.filename == str(queue.file_path(exc.file))
-                aside += named and queue.set_aside(exc.file) is not None
+                aside += named and recovery.set_aside(queue, exc.file) is not None
                 read, write = exc.next_position, max(write, exc.next_position)
                 continue
             for begin, length in zip(chunk.offsets.tolist(), chunk.lengths.tolist(), strict=True):
@@ -106,7 +109,7 @@ def test_of_a_position_file(tmp_path: Path, damage: Damage) -> None:
         with DiskQueue(path, "t:c", max_msg_size=MOST) as queue:
             queue.file_path(0).write_bytes(b"".join(RECORDS))
             queue.meta_path.write_bytes(data)
-        said = diskqueue.parse_meta(data)
+        said = parse_meta(data)
         came, _ = read_all(path)
         if said is None or said.read_position > said.write_position:
             assert came == RECORDS, at  # rather twice than never
@@ -157,14 +160,14 @@ def test_of_a_chunk(tmp_path: Path, damage: Damage) -> None:
     for at, damaged in damage(data):
         path = tmp_path / "x"
         path.mkdir()
-        sidecar = Sidecar(path, "t:c")
-        (path / sidecar.file_name(1)).write_bytes(damaged)
-        sidecar.take_up(deferred.existing(path).get("t:c", []))
+        store = DeferredStore(path, "t:c")
+        (path / store.file_name(1)).write_bytes(damaged)
+        store.take_up(deferred.existing(path).get("t:c", []))
         came = []
-        for chunk in list(sidecar.chunks.values()):
-            piece = sidecar.read(chunk, 1 << 62)
+        for chunk in list(store.chunks.values()):
+            piece = store.read(chunk, 1 << 62)
             assert piece is not None
-            scan = diskqueue.scan_records(piece.data, MOST)
+            scan = scan_records(piece.data, MOST)
             ends = [*scan.offsets[1:].tolist(), len(piece.data)]
             came += [piece.data[i:j] for i, j in zip(scan.offsets.tolist(), ends, strict=True)]
         # each that the damage does not touch; a file cut off has none behind it
@@ -174,7 +177,7 @@ def test_of_a_chunk(tmp_path: Path, damage: Damage) -> None:
             if end <= at or (begin > at and len(damaged) == len(data))
         ]
         assert came == [record for record in RECORDS if record in intact], at
-        assert sidecar.bad_files == 1, at
+        assert store.bad_files == 1, at
         assert list(path.glob("*.bad")), at
         shutil.rmtree(path)
 

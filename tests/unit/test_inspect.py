@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricated import FakeDirectory, FakeQueue
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fake_segments import FakeDirectory, FakeQueue
 
 from shmq import layout
-from shmq.cli import files, segment
-from shmq.cli.inspect import _document, _print, look
-from shmq.cli.report import Report
+from shmq.cli.inspect import _document, _print
+from shmq.diagnostics import disk_files, inspect, segment
+from shmq.diagnostics.findings import Report
 from shmq.errors import ShmqError
 from shmq.layout import Ready, State
-from shmq.storage import deferred, diskqueue, metadata
-from shmq.storage.diskqueue import encode_records, pack
+from shmq.storage import deferred, metadata
+from shmq.storage.diskqueue import DiskQueue
+from shmq.storage.positions import pack
+from shmq.storage.records import encode_records, scan_records
 
 _FIXTURE_IS_FINE = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -29,12 +31,12 @@ _FIXTURE_IS_FINE = settings(
 
 
 def report_on(path: Path, data: bytes | None = None, count: int = 10) -> Report:
-    """What inspect finds in a file, after it was printed in both ways."""
+    """The findings of inspect in a file, after printing them in both formats."""
     if data is not None:
         path.write_bytes(data)
     fd = os.open(path, os.O_RDONLY)
     try:
-        report = look(path, fd, count)
+        report = inspect.report_on(path, fd, count)
     finally:
         os.close(fd)
     json.dumps(_document(path, report), allow_nan=False)
@@ -67,7 +69,7 @@ def test_records_are_counted_and_shown(tmp_path: Path) -> None:
 def test_a_record_longer_than_a_block_is_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 64)
+    monkeypatch.setattr(disk_files, "_BLOCK", 64)
     data = records(b"a" * 10, b"b" * 1000, b"c" * 20)
     report = report_on(tmp_path / "t.diskqueue.000000.dat", data)
     assert report.damage == []
@@ -79,7 +81,7 @@ def test_a_record_longer_than_a_block_is_one_record(
 def test_a_bad_length_is_named_and_what_follows_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr(files, "_BLOCK", block)
+    monkeypatch.setattr(disk_files, "_BLOCK", block)
     good, middle, after = records(b"one"), records(b"middle"), records(b"x", b"y", first=9)
     broken = struct.pack(">i", 7) + middle[4:]
     report = report_on(tmp_path / "t.diskqueue.000000.dat.bad", good + broken + after)
@@ -106,9 +108,9 @@ def test_an_id_that_is_none_and_a_cut_off_end_are_damage(tmp_path: Path) -> None
 
 
 def test_what_the_disk_queue_writes_is_never_damaged(tmp_path: Path) -> None:
-    queue = diskqueue.DiskQueue(tmp_path, "t:c")
+    queue = DiskQueue(tmp_path, "t:c")
     data = records(*[bytes([n]) * n for n in range(1, 50)])
-    scan = diskqueue.scan_records(data, 1 << 20)
+    scan = scan_records(data, 1 << 20)
     positions = queue.plan(0, scan.lengths)
     queue.write(data, positions[:-1], scan.lengths, write_position=0)
     queue.sync(49, 0, int(positions[-1]))
@@ -240,9 +242,9 @@ def test_files_of_any_name_are_known_by_how_they_begin(tmp_path: Path) -> None:
 def full_queue() -> FakeQueue:
     queue = FakeQueue(slots=16)
     ready = [queue.message(State.READY) for _ in range(4)]
-    held = [queue.message(State.INFLIGHT, deadline=n) for n in range(3)]
+    held = [queue.message(State.IN_FLIGHT, deadline=n) for n in range(3)]
     queue.ring("ready", ready)
-    queue.heap("inflight", [(n, slot) for n, slot in enumerate(held)])
+    queue.heap("in_flight", [(n, slot) for n, slot in enumerate(held)])
     queue.ring("free", list(range(7, 16)))
     queue.header["base"] = b"t:c"
     queue.header["segment"]["boot_id"] = segment.boot_id()
@@ -286,9 +288,9 @@ def test_damaged_queues(image: Path) -> None:
     assert (place, "ready ring: slot 0 is there twice") in found(twice)
 
     def wrong_state(queue: FakeQueue) -> None:
-        queue.slots["word"][1] = int(State.DONE)
+        queue.slots["word"][1] = int(State.PINNED)
 
-    assert found(wrong_state) == [(place, "ready ring: slot 1 is DONE and not READY")]
+    assert found(wrong_state) == [(place, "ready ring: slot 1 is PINNED and not READY")]
 
     def dirty(queue: FakeQueue) -> None:
         wrong_state(queue)
@@ -300,7 +302,7 @@ def test_damaged_queues(image: Path) -> None:
         queue.slots["word"][15] = 77
 
     offset = int(full_queue().header["slots_at"]) + 15 * layout.dtype("slot").itemsize
-    assert (offset, "slot 15 has state 77, which is none") in found(no_state)
+    assert (offset, "slot 15 has state 77, which does not exist") in found(no_state)
 
     def far_body(queue: FakeQueue) -> None:
         queue.slots["body"][2] = (1 << 64) - 1
@@ -308,7 +310,7 @@ def test_damaged_queues(image: Path) -> None:
     assert "outside of the 1024 bytes" in found(far_body)[0][1]
 
     def heap_order(queue: FakeQueue) -> None:
-        queue.heaps["inflight"][0][0] = 50
+        queue.heaps["in_flight"][0][0] = 50
 
     assert "earlier than its parent" in found(heap_order)[0][1]
 
@@ -333,7 +335,7 @@ def test_segments_that_are_not_ready_or_not_ours(image: Path) -> None:
     queue.header["segment"]["ready"] = Ready.RAW
     assert "not finished" in damage(report_on(image, bytes(queue.buffer)))[0][1]
     queue.header["segment"]["ready"] = 9
-    assert "state 9 is none" in damage(report_on(image, bytes(queue.buffer)))[0][1]
+    assert "state 9 does not exist" in damage(report_on(image, bytes(queue.buffer)))[0][1]
     queue.header["segment"]["ready"] = Ready.CLOSED
     assert "closed" in report_on(image, bytes(queue.buffer)).notes[0]
 
@@ -370,8 +372,13 @@ def test_a_directory_and_its_damages(image: Path) -> None:
     directory.clients["state"][2] = 8
     directory.header["topics_committed"] = 1 << 20
     texts = " | ".join(text for _, text in damage(report_on(image, bytes(directory.buffer))))
-    for words in ("'no good'", "of topic 3", "serial 5 of 0", "client 2 has state 8",
-                  "topics_committed is 1048576"):  # fmt: skip
+    for words in (
+        "'no good'",
+        "of topic 3",
+        "serial 5 of 0",
+        "client 2 has state 8",
+        "topics_committed is 1048576",
+    ):
         assert words in texts
 
 

@@ -1,14 +1,15 @@
-"""shmq.layout: dtypes, what a view refuses, rings, heaps, peek."""
+"""shmq.layout, views and peek: dtypes, what a view refuses, rings, heaps, messages."""
 
 from __future__ import annotations
 
+import enum
 import os
 
 import numpy as np
 import pytest
-from fabricated import SECOND, FakeDirectory, FakeQueue
+from support.fake_segments import SECOND, FakeDirectory, FakeQueue
 
-from shmq import _native, layout
+from shmq import _native, layout, peek, sources, views
 from shmq.errors import Gone, LayoutMismatch
 from shmq.layout import Ready, State
 from shmq.options import Options
@@ -25,18 +26,24 @@ def test_a_dtype_covers_its_structure(structure: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "numbers", [State, layout.Role, layout.Kind, layout.ClientState, layout.EntryState]
+    ("numbers", "prefix"),
+    [
+        (layout.Role, "ROLE_"),
+        (layout.ClientKind, "AS_"),
+        (layout.ClientState, "CLIENT_"),
+        (layout.EntryState, "ENTRY_"),
+        (layout.SegmentKind, "SEGMENT_"),
+        (layout.SpillSource, "SPILL_"),
+        (layout.Ring, "RING_"),
+    ],
 )
-def test_numbers_are_those_of_the_core(numbers: type[layout.State]) -> None:
-    prefix = {"Role": "ROLE_", "Kind": "KIND_", "ClientState": "CLIENT_", "EntryState": "ENTRY_"}
-    for number in numbers:
-        name = prefix.get(numbers.__name__, "") + number.name
-        assert layout.constant(name) == number
+def test_every_number_of_the_core_has_a_name(numbers: type[enum.Enum], prefix: str) -> None:
+    names = {name.removeprefix(prefix) for name in _native.CONSTANTS if name.startswith(prefix)}
+    assert names == set(numbers.__members__)
 
 
-def test_fixed_numbers_are_those_of_the_core() -> None:
-    assert layout.constant("NONE") == layout.NONE
-    assert layout.constant("FLAG_EPHEMERAL") == layout.FLAG_EPHEMERAL
+def test_every_state_of_the_core_has_a_name() -> None:
+    assert sorted(State) == list(range(layout.constant("STATES")))
 
 
 def test_a_state_word_comes_apart() -> None:
@@ -55,7 +62,7 @@ def test_a_new_directory_can_be_viewed() -> None:
     try:
         _native.create_directory(fd, **Options(node_id=5).limits())
         size = os.fstat(fd).st_size
-        view = layout.DirectoryView(layout._map(os.dup(fd), "directory"))
+        view = views.DirectoryView(sources.map_readonly(os.dup(fd), "directory"))
     finally:
         os.close(fd)
     assert size == _native.directory_bytes()
@@ -150,9 +157,9 @@ def test_a_closed_segment_is_gone() -> None:
 
 def test_a_segment_that_is_too_short_is_refused() -> None:
     with pytest.raises(LayoutMismatch, match="only 7 bytes"):
-        layout.QueueView(bytes(7))
+        views.QueueView(bytes(7))
     with pytest.raises(LayoutMismatch, match="not ready"):
-        layout.QueueView(bytes(4096))
+        views.QueueView(bytes(4096))
 
 
 def test_live_entries_are_found_by_name() -> None:
@@ -182,10 +189,10 @@ def test_live_entries_are_found_by_name() -> None:
 def test_peek_shows_messages_in_the_order_of_delivery() -> None:
     queue = FakeQueue()
     ready = [queue.message(State.READY, f"r{number}".encode()) for number in range(3)]
-    back = queue.message(State.BACK, b"back")
+    back = queue.message(State.REQUEUED, b"back")
     queue.ring("ready", ready, head=3)
     queue.ring("requeue", [back])
-    found = layout.peek(queue.view(), "ready", 3)
+    found = peek.peek(queue.view(), "ready", 3)
     assert [message.body for message in found] == [b"back", b"r0", b"r1"]
     assert found[1].id == "0000000000000001"
     assert found[2].attempts == 1
@@ -194,12 +201,12 @@ def test_peek_shows_messages_in_the_order_of_delivery() -> None:
 
 def test_peek_shows_who_holds_a_message_and_until_when() -> None:
     queue = FakeQueue()
-    first = queue.message(State.INFLIGHT, deadline=300, client=9)
-    second = queue.message(State.INFLIGHT, deadline=100, client=8)
-    never = queue.message(State.INFLIGHT, deadline=np.iinfo(np.int64).max, client=7)
+    first = queue.message(State.IN_FLIGHT, deadline=300, client=9)
+    second = queue.message(State.IN_FLIGHT, deadline=100, client=8)
+    never = queue.message(State.IN_FLIGHT, deadline=np.iinfo(np.int64).max, client=7)
     entries = [(300, first), (100, second), (np.iinfo(np.int64).max, never)]
-    queue.heap("inflight", entries)
-    found = layout.peek(queue.view(), "in_flight")
+    queue.heap("in_flight", entries)
+    found = peek.peek(queue.view(), "in_flight")
     assert [(message.deadline, message.client) for message in found] == [
         (100, 8),
         (300, 9),
@@ -213,20 +220,20 @@ def test_peek_shows_deferred_messages_by_due_time_also_those_not_yet_in_the_heap
     soon = queue.message(State.DEFERRED, b"soon", deadline=200)
     queue.heap("deferred", [(300, late)])
     queue.ring("defer", [soon])
-    found = layout.peek(queue.view(), "deferred")
+    found = peek.peek(queue.view(), "deferred")
     assert [(message.body, message.due) for message in found] == [(b"soon", 200), (b"late", 300)]
 
 
 def test_peek_leaves_out_what_was_taken_meanwhile_and_bodies_without_pages() -> None:
     queue = FakeQueue()
-    taken = queue.message(State.INFLIGHT)
+    taken = queue.message(State.IN_FLIGHT)
     gone = queue.message(State.READY, b"gone")
     queue.slots[gone]["body"] = 10**9
     stays = queue.message(State.READY, b"stays")
     queue.ring("ready", [taken, gone, stays])
-    assert [message.body for message in layout.peek(queue.view())] == [b"stays"]
+    assert [message.body for message in peek.peek(queue.view())] == [b"stays"]
 
 
 def test_peek_refuses_a_state_it_does_not_know() -> None:
     with pytest.raises(ValueError, match="ready, in_flight, deferred"):
-        layout.peek(FakeQueue().view(), "done")
+        peek.peek(FakeQueue().view(), "done")

@@ -5,31 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from recount import count
-from world import SECOND, World
+from support.in_process_broker import SECOND, World
+from support.recount import count
 
 from shmq import LeaseFenced, LeaseLost, ShmqError
-from shmq.client import Consumer, Lessee, Producer
+from shmq.client import Consumer, LeaseHolder, Producer
 from shmq.client.disk import Files
 from shmq.client.lease import read_lease
-from shmq.layout import open_leases
+from shmq.peek import open_leases
 
 
 class Bench:
-    """A channel, who publishes and takes, and lessees."""
+    """A channel, who publishes and takes, and lease_holders."""
 
     def __init__(self, **limits: int) -> None:
-        self.world = World(**{"inflight_slots": 64, "mem_queue_size": 64} | limits)
+        self.world = World(**{"in_flight_slots": 64, "mem_queue_size": 64} | limits)
         self.topic, self.generation = self.world.create_topic("t")
         self.queue, self.serial = self.world.create_channel("t", "c")
         self.client = self.world.attach()
         self.producer: Producer = self.client.producer("t")
         self.consumer: Consumer = self.client.consumer("t", "c")
 
-    def lessee(self, name: str = "me", ttl: float = 0, grace: float = 0) -> Lessee:
+    def lease_holder(self, name: str = "me", ttl: float = 0, grace: float = 0) -> LeaseHolder:
         native = self.world.attach_native()
         times = (int(ttl * SECOND), int(grace * SECOND))
-        return Lessee(native, self.queue, self.serial, "t", "c", name, *times, False, self.files)
+        return LeaseHolder(
+            native, self.queue, self.serial, "t", "c", name, *times, False, self.files
+        )
 
     def files(self) -> Files:
         return Files(self.world.queue_view(self.queue), "", 1 << 20)
@@ -72,8 +74,8 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_lease_is_read_again_the_same_until_it_is_finished(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 10), bench.lessee()
-    lease = lessee.lease(6, parts=4)
+    bodies, holder = bench.numbers(0, 10), bench.lease_holder()
+    lease = holder.lease(6, parts=4)
     assert lease is not None
     assert (lease.count, lease.bytes, lease.parts, lease.parent) == (6, 18, 4, 0)
     for _ in range(3):
@@ -81,12 +83,12 @@ def test_a_lease_is_read_again_the_same_until_it_is_finished(bench: Bench) -> No
         assert [len(part) for part in parts] == [1, 2, 1, 2]
         assert [body for part in parts for body in part] == bodies[:6]
     assert bench.read(lease.id, 1, rows=1) == bench.read(lease.id, 1, max_bytes=1) == parts[1]
-    (batch,) = lessee.read_lease(lease.id, 3)
+    (batch,) = holder.read_lease(lease.id, 3)
     assert batch.attempts.tolist() == [1, 1]
     bench.check()
     assert bench.taken() == [(body, 1) for body in bodies[6:]]
-    assert lessee.finish_lease(lease.id) == 6
-    assert lessee.finish_lease(lease.id) == 0
+    assert holder.finish_lease(lease.id) == 6
+    assert holder.finish_lease(lease.id) == 0
     with pytest.raises(LeaseLost):
         bench.read(lease.id)
     assert bench.taken() == []
@@ -95,121 +97,121 @@ def test_a_lease_is_read_again_the_same_until_it_is_finished(bench: Bench) -> No
 
 def test_finishing_is_cumulative(bench: Bench) -> None:
     bench.numbers(0, 9)
-    lessee = bench.lessee()
-    leases = [lessee.lease(2, parent=parent) for parent in (0, 1, 2, 3)]
+    holder = bench.lease_holder()
+    leases = [holder.lease(2, parent=parent) for parent in (0, 1, 2, 3)]
     ids = [lease.id for lease in leases if lease]
-    assert [lease.id for lease in lessee.leases()] == ids
-    assert lessee.finish_lease(ids[1]) == 4
-    assert [lease.id for lease in lessee.leases()] == ids[2:]
-    assert lessee.finish_lease(ids[0]) == 0
-    assert lessee.finish_lease(ids[3]) == 4
+    assert [lease.id for lease in holder.leases()] == ids
+    assert holder.finish_lease(ids[1]) == 4
+    assert [lease.id for lease in holder.leases()] == ids[2:]
+    assert holder.finish_lease(ids[0]) == 0
+    assert holder.finish_lease(ids[3]) == 4
 
 
 def test_what_is_returned_goes_first_with_one_more_attempt(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 8), bench.lessee()
+    bodies, holder = bench.numbers(0, 8), bench.lease_holder()
     bench.consumer.take(0).requeue()  # type: ignore[union-attr]
-    first, second = lessee.lease(3), lessee.lease(2)
+    first, second = holder.lease(3), holder.lease(2)
     assert first is not None
     assert second is not None
-    assert lessee.return_lease(second.id) == 2
-    assert lessee.return_lease(first.id) == 3
+    assert holder.return_lease(second.id) == 2
+    assert holder.return_lease(first.id) == 3
     bench.check()
     with pytest.raises(LeaseLost):
-        lessee.return_lease(first.id)
+        holder.return_lease(first.id)
     with pytest.raises(LeaseLost):
-        lessee.finish_lease(first.id)
+        holder.finish_lease(first.id)
     came = bench.taken()
     rest = [(bodies[6], 1), (bodies[7], 1), (bodies[0], 2)]
     assert came == [(body, 2) for body in bodies[1:6]] + rest
 
 
 def test_a_lease_takes_what_came_back_and_keeps_its_attempts(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 2), bench.lessee()
+    bodies, holder = bench.numbers(0, 2), bench.lease_holder()
     bench.consumer.take_many(2, 0).requeue()
-    lease = lessee.lease(5)
+    lease = holder.lease(5)
     assert lease is not None
     for _ in range(2):
-        (batch,) = lessee.read_lease(lease.id)
+        (batch,) = holder.read_lease(lease.id)
         assert batch.bodies() == bodies
         assert batch.attempts.tolist() == [2, 2]
 
 
 def test_bytes_bound_a_lease_but_it_has_one_message(bench: Bench) -> None:
     bench.publish(b"x" * 50, b"y" * 10, b"z" * 10)
-    lessee = bench.lessee()
+    holder = bench.lease_holder()
     sizes = []
-    while lease := lessee.lease(100, max_bytes=20):
+    while lease := holder.lease(100, max_bytes=20):
         sizes.append((lease.count, lease.bytes))
     assert sizes == [(1, 50), (2, 20)]
 
 
 def test_who_opens_a_name_fences_the_one_before_and_has_its_leases(bench: Bench) -> None:
-    bodies, before = bench.numbers(0, 4), bench.lessee()
+    bodies, before = bench.numbers(0, 4), bench.lease_holder()
     lease = before.lease(3)
     assert lease is not None
-    after = bench.lessee()
+    after = bench.lease_holder()
     for call in (before.touch, lambda: before.lease(1), lambda: before.finish_lease(lease.id)):
         with pytest.raises(LeaseFenced):
             call()
     assert after.leases() == [lease]
     assert bench.read(lease.id) == bodies[:3]
-    other = bench.lessee("other")
+    other = bench.lease_holder("other")
     with pytest.raises(LeaseLost):
         other.finish_lease(lease.id)
     assert after.finish_lease(lease.id) == 3
 
 
 def test_a_lease_ends_with_its_time_to_live_and_a_sign_of_life_puts_it_off(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 3), bench.lessee(ttl=50)
-    lease = lessee.lease(3)
+    bodies, holder = bench.numbers(0, 3), bench.lease_holder(ttl=50)
+    lease = holder.lease(3)
     assert lease is not None
     bench.expire(49)
-    assert len(lessee.leases()) == 1
+    assert len(holder.leases()) == 1
     bench.expire(51)
     with pytest.raises(LeaseLost):
-        lessee.look(lease.id)
+        holder.look(lease.id)
     assert bench.taken() == [(body, 2) for body in bodies]
 
 
 def test_without_a_time_to_live_it_never_ends(bench: Bench) -> None:
     bench.numbers(0, 3)
-    lessee = bench.lessee()
-    lessee.lease(3)
+    holder = bench.lease_holder()
+    holder.lease(3)
     bench.expire(1e9)
-    assert len(lessee.leases()) == 1
+    assert len(holder.leases()) == 1
 
 
 def test_after_its_owner_went_a_lease_waits_for_the_grace(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 3), bench.lessee(ttl=1000, grace=5)
-    lessee.lease(3)
-    lessee.close()
+    bodies, holder = bench.numbers(0, 3), bench.lease_holder(ttl=1000, grace=5)
+    holder.lease(3)
+    holder.close()
     bench.expire(4)
-    again = bench.lessee(ttl=1000, grace=5)
+    again = bench.lease_holder(ttl=1000, grace=5)
     bench.expire(6)
     assert len(again.leases()) == 1
     again._native.detach()
     bench.expire(4)
     (found,) = open_leases(bench.world.queue_view(bench.queue))
-    assert (found.lessee, found.pid) == ("me", 0)
+    assert (found.holder, found.pid) == ("me", 0)
     bench.expire(6)
     assert bench.taken() == [(body, 2) for body in bodies]
 
 
 def test_leased_messages_count_as_held(bench: Bench) -> None:
-    lessee = bench.lessee()
+    holder = bench.lease_holder()
     for first in range(0, 320, 64):
-        if not lessee.lease(1000) and first:
+        if not holder.lease(1000) and first:
             break
         bench.numbers(first, first + 64)
-    assert bench.world.queue_view(bench.queue).read("held") == 64
-    assert lessee.lease(1) is None
-    lessee.finish_lease(lessee.leases()[-1].id)
-    assert lessee.lease(1) is not None
+    assert bench.world.queue_view(bench.queue).read("in_use") == 64
+    assert holder.lease(1) is None
+    holder.finish_lease(holder.leases()[-1].id)
+    assert holder.lease(1) is not None
 
 
 def test_an_administrator_ends_leases(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 4), bench.lessee()
-    first, second = lessee.lease(1), lessee.lease(1)
+    bodies, holder = bench.numbers(0, 4), bench.lease_holder()
+    first, second = holder.lease(1), holder.lease(1)
     assert first is not None
     assert second is not None
     end = bench.world.supervisor.lease_end
@@ -221,28 +223,28 @@ def test_an_administrator_ends_leases(bench: Bench) -> None:
 
 
 def test_a_pause_and_an_empty_channel_give_no_lease(bench: Bench) -> None:
-    lessee = bench.lessee()
-    assert lessee.lease(1) is None
-    assert not lessee.wait(0)
+    holder = bench.lease_holder()
+    assert holder.lease(1) is None
+    assert not holder.wait(0)
     bench.numbers(0, 2)
-    assert lessee.wait(0.001)
+    assert holder.wait(0.001)
     bench.world.supervisor.pause_channel(bench.queue, bench.serial, True)
-    assert lessee.lease(1) is None
+    assert holder.lease(1) is None
     bench.world.supervisor.pause_channel(bench.queue, bench.serial, False)
-    assert lessee.lease(5, timeout=1) is not None
+    assert holder.lease(5, timeout=1) is not None
 
 
 def test_emptying_leaves_what_is_leased(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 5), bench.lessee()
-    lease = lessee.lease(2)
+    bodies, holder = bench.numbers(0, 5), bench.lease_holder()
+    lease = holder.lease(2)
     assert lease is not None
     assert bench.world.supervisor.empty(bench.queue, bench.serial) == 3
     assert bench.read(lease.id) == bodies[:2]
 
 
 def test_a_rebuild_changes_nothing_about_a_lease(bench: Bench) -> None:
-    bodies, lessee = bench.numbers(0, 5), bench.lessee()
-    lease = lessee.lease(4, parts=2)
+    bodies, holder = bench.numbers(0, 5), bench.lease_holder()
+    lease = holder.lease(4, parts=2)
     assert lease is not None
     bench.world.supervisor.rebuild(bench.queue)
     bench.check()
@@ -250,25 +252,25 @@ def test_a_rebuild_changes_nothing_about_a_lease(bench: Bench) -> None:
 
 
 def test_tables_are_bounded(bench: Bench) -> None:
-    lessee = bench.lessee()
+    holder = bench.lease_holder()
     bench.world.close()
-    bench.__init__(inflight_slots=256)  # type: ignore[misc]
+    bench.__init__(in_flight_slots=256)  # type: ignore[misc]
     bench.numbers(0, 64)
-    lessee = bench.lessee()
+    holder = bench.lease_holder()
     for _ in range(64):
-        assert lessee.lease(1) is not None
+        assert holder.lease(1) is not None
     bench.numbers(0, 1)
     with pytest.raises(ShmqError, match="64 leases"):
-        lessee.lease(1)
+        holder.lease(1)
     with pytest.raises(ValueError):
-        lessee.lease(0)
+        holder.lease(0)
     with pytest.raises(ValueError):
-        lessee.lease(1, parts=33)
+        holder.lease(1, parts=33)
     for number in range(63):
-        bench.lessee(f"n{number}").close()
-    bench.lessee("gives way to")  # the one that was left longest ago, for it has no lease
+        bench.lease_holder(f"n{number}").close()
+    bench.lease_holder("gives way to")  # the one that was left longest ago, for it has no lease
     with pytest.raises(ShmqError, match="79 bytes"):
-        bench.lessee("x" * 80)
+        bench.lease_holder("x" * 80)
 
 
 # ---- publishing in epochs ----
@@ -281,7 +283,7 @@ def marked(bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1) -
     for body in bodies:
         offsets.append(offsets[-1] + len(body))
     upto, data = after + len(bodies), b"".join(bodies)
-    first = bench.producer.publish_marked(
+    first = bench.producer.publish_once(
         data, offsets, False, 0, len(bodies), key, 2, epoch, after, upto, timeout=0
     )
     return first is not None

@@ -1,4 +1,4 @@
-"""The log's lines: whatever text a message holds, an entry is one that the broker wrote."""
+"""The log's lines: no text in a message can forge an entry."""
 
 from __future__ import annotations
 

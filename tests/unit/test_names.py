@@ -1,4 +1,4 @@
-"""shmq.names and the names that shmq.segments makes of them."""
+"""shmq.names and the names that shmq.shm makes of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from shmq import _native, names, segments
+from shmq import _native, names, shm
 from shmq.errors import BadName, NotRunning, TooManyClients
-from shmq.segments import Permits
+from shmq.shm import Permits
 
 GOOD = ["a", "A.b_c-9", "x" * 64, "t#ephemeral", "x" * 54 + "#ephemeral", ".", "-"]
 BAD = [
@@ -72,23 +72,23 @@ def test_bad_instances(name: str) -> None:
 
 
 def test_names_of_shared_memory() -> None:
-    assert segments.directory_name("x") == "/shmq.x"
-    assert segments.queue_name("x", 12) == "/shmq.x.12"
-    assert segments.attach_semaphore_name("x") == "/shmq.x.attach"
+    assert shm.directory_name("x") == "/shmq.x"
+    assert shm.queue_name("x", 12) == "/shmq.x.12"
+    assert shm.attach_semaphore_name("x") == "/shmq.x.attach"
 
 
 def test_the_instance_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHMQ_INSTANCE", raising=False)
-    assert segments.default_instance() == "default"
+    assert shm.default_instance() == "default"
     monkeypatch.setenv("SHMQ_INSTANCE", "other")
-    assert segments.default_instance() == "other"
+    assert shm.default_instance() == "other"
 
 
 @pytest.fixture
 def instance() -> Iterator[str]:
     name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
-    segments.unlink_instance(name)
+    shm.unlink_instance(name)
 
 
 @contextlib.contextmanager
@@ -103,11 +103,11 @@ def masked(umask: int) -> Iterator[None]:
 @pytest.mark.parametrize("umask", [0, 0o077, 0o777])
 def test_the_mode_is_exact_whatever_the_umask(instance: str, umask: int) -> None:
     with masked(umask):
-        os.close(segments.create_directory(instance, 0o660, os.getgid()))
+        os.close(shm.create_directory(instance, 0o660, os.getgid()))
         Permits.create(instance, 3, 0o660, os.getgid()).close()
     for path in (
-        segments.path_of(segments.directory_name(instance)),
-        segments.semaphore_path_of(segments.attach_semaphore_name(instance)),
+        shm.path_of(shm.directory_name(instance)),
+        shm.semaphore_path_of(shm.attach_semaphore_name(instance)),
     ):
         status = os.stat(path)
         assert (status.st_mode & 0o777, status.st_gid) == (0o660, os.getgid())
@@ -115,55 +115,55 @@ def test_the_mode_is_exact_whatever_the_umask(instance: str, umask: int) -> None
 
 def test_descriptors_are_not_inherited(instance: str) -> None:
     for fd in (
-        segments.create_directory(instance, 0o600),
-        segments.open_directory(instance),
-        segments.open_directory(instance, read_only=True),
+        shm.create_directory(instance, 0o600),
+        shm.open_directory(instance),
+        shm.open_directory(instance, read_only=True),
     ):
         assert not os.get_inheritable(fd)
         os.close(fd)
 
 
 def test_a_read_only_descriptor_cannot_write(instance: str) -> None:
-    os.close(segments.create_directory(instance, 0o600))
-    fd = segments.open_directory(instance, read_only=True)
+    os.close(shm.create_directory(instance, 0o600))
+    fd = shm.open_directory(instance, read_only=True)
     with pytest.raises(OSError):
         os.write(fd, b"x")
     os.close(fd)
 
 
 def test_a_name_that_is_taken_is_not_taken_over(instance: str) -> None:
-    os.close(segments.create_queue(instance, 3, 0o600))
+    os.close(shm.create_queue(instance, 3, 0o600))
     with pytest.raises(FileExistsError):
-        segments.create_queue(instance, 3, 0o600)
+        shm.create_queue(instance, 3, 0o600)
 
 
 def test_what_is_not_there_says_so(instance: str) -> None:
     with pytest.raises(NotRunning, match=instance):
-        segments.open_directory(instance)
+        shm.open_directory(instance)
     with pytest.raises(NotRunning, match=instance):
         Permits(instance)
     with pytest.raises(FileNotFoundError):
-        segments.open_queue(instance, 1)
-    assert not segments.unlink_queue(instance, 1)
+        shm.open_queue(instance, 1)
+    assert not shm.unlink_queue(instance, 1)
 
 
 def test_objects_of_an_instance_are_listed_and_not_those_of_its_neighbours(instance: str) -> None:
     neighbour = f"{instance}.x"
     try:
-        os.close(segments.create_directory(instance, 0o600))
-        os.close(segments.create_directory(neighbour, 0o600))
-        os.close(segments.create_queue(neighbour, 4, 0o600))
+        os.close(shm.create_directory(instance, 0o600))
+        os.close(shm.create_directory(neighbour, 0o600))
+        os.close(shm.create_queue(neighbour, 4, 0o600))
         for serial in (10, 9):
-            os.close(segments.create_queue(instance, serial, 0o600))
+            os.close(shm.create_queue(instance, serial, 0o600))
         Permits.create(instance, 1, 0o600).close()
-        found = [(item.kind, item.serial) for item in segments.list_objects(instance)]
+        found = [(item.kind, item.serial) for item in shm.list_objects(instance)]
         assert found == [("directory", None), ("semaphore", None), ("queue", 9), ("queue", 10)]
-        assert {instance, neighbour} <= set(segments.list_instances())
-        assert len(segments.unlink_instance(instance)) == 4
-        assert segments.list_objects(instance) == []
-        assert len(segments.list_objects(neighbour)) == 2
+        assert {instance, neighbour} <= set(shm.list_instances())
+        assert len(shm.unlink_instance(instance)) == 4
+        assert shm.list_objects(instance) == []
+        assert len(shm.list_objects(neighbour)) == 2
     finally:
-        segments.unlink_instance(neighbour)
+        shm.unlink_instance(neighbour)
 
 
 def test_the_attach_semaphore_counts_free_client_entries(instance: str) -> None:

@@ -11,15 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shmq.options import (
-    OPTIONS,
-    Kind,
-    OptionError,
-    Options,
-    arena_size_for,
-    format_duration,
-    parse_duration,
-)
+from shmq.option_types import Kind, OptionError, format_duration, parse_duration
+from shmq.options import OPTIONS, Options, arena_size_for
 
 
 @pytest.mark.parametrize(
@@ -137,7 +130,7 @@ def test_the_arena_grows_with_the_largest_message_unless_it_was_given() -> None:
 
 def test_slots_together_are_bounded() -> None:
     with pytest.raises(OptionError, match="together"):
-        Options(mem_queue_size=1 << 22, inflight_slots=(1 << 22) + 1)
+        Options(mem_queue_size=1 << 22, in_flight_slots=(1 << 22) + 1)
 
 
 def test_an_instance_must_have_a_name_that_can_be_one() -> None:
@@ -204,7 +197,7 @@ def test_limits_are_nanoseconds_and_bytes() -> None:
         "arena_size",
         "node_id",
         "mem_queue_size",
-        "inflight_slots",
+        "in_flight_slots",
     }
     assert all(type(value) is int for value in limits.values())
 

@@ -6,14 +6,14 @@ import dataclasses
 import math
 import re
 
-from fabricated import FakeDirectory, FakeQueue, FakeSource
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import ROOT
 from prometheus_client.parser import text_string_to_metric_families
+from support.fake_segments import FakeDirectory, FakeQueue, FakeSource
+from support.processes import ROOT
 
 from shmq import prometheus, stats
-from shmq.layout import ClientState, Kind, State
+from shmq.layout import ClientKind, ClientState, State
 from shmq.prometheus import METRICS, exposition
 
 
@@ -22,14 +22,14 @@ def busy_source() -> FakeSource:
     directory = FakeDirectory()
     directory.header["epoch"] = 2
     client = directory.clients[2]
-    client["state"], client["pid"], client["kind"] = ClientState.LIVE, 1, Kind.GATEWAY
+    client["state"], client["pid"], client["kind"] = ClientState.LIVE, 1, ClientKind.GATEWAY
     directory.topic(0, "orders", messages=20)
     directory.topic(2, "idle")
     directory.queue(0, 0, "billing", 11)
     directory.queue(1, 0, None, 12)
     channel, backlog = FakeQueue(serial=11), FakeQueue(serial=12, index=1)
     channel.ring("ready", [channel.message(State.READY) for _ in range(3)])
-    channel.heap("inflight", [(100, channel.message(State.INFLIGHT))])
+    channel.heap("in_flight", [(100, channel.message(State.IN_FLIGHT))])
     channel.header["disk_depth"], channel.header["timed_out"] = 5, 2
     backlog.ring("ready", [backlog.message(State.READY)])
     return FakeSource(directory, channel, backlog)

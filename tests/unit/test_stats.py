@@ -7,22 +7,22 @@ import os
 
 import numpy as np
 import pytest
-from fabricated import SECOND, FakeDirectory, FakeQueue, FakeSource
+from support.fake_segments import SECOND, FakeDirectory, FakeQueue, FakeSource
 
-from shmq import layout, stats
-from shmq.layout import ClientState, Kind, State
+from shmq import procfs, stats
+from shmq.layout import ClientKind, ClientState, State
 
 
 def busy_queue() -> FakeQueue:
     queue = FakeQueue(slots=16, serial=11)
     ready = [queue.message(State.READY) for _ in range(3)]
-    back = [queue.message(State.BACK) for _ in range(2)]
-    held = queue.message(State.INFLIGHT, client=2)
+    back = [queue.message(State.REQUEUED) for _ in range(2)]
+    held = queue.message(State.IN_FLIGHT, client=2)
     later = queue.message(State.DEFERRED)
     queue.ring("ready", ready)
     queue.ring("requeue", back)
     queue.ring("defer", [later])
-    queue.heap("inflight", [(100, held)])
+    queue.heap("in_flight", [(100, held)])
     for field, value in {
         "enqueued": 20,
         "enqueued_bytes": 200,
@@ -44,11 +44,15 @@ def busy_queue() -> FakeQueue:
 def busy_source() -> FakeSource:
     directory = FakeDirectory()
     directory.header["supervisor_pid"] = os.getpid()
-    directory.header["supervisor_start_time"] = layout.process_start_time(os.getpid())
+    directory.header["supervisor_start_time"] = procfs.start_time(os.getpid())
     directory.header["supervisor_since"] = 1795183492 * SECOND
     directory.header["epoch"] = 2
     client = directory.clients[2]
-    client["state"], client["pid"], client["kind"] = ClientState.LIVE, os.getpid(), Kind.GATEWAY
+    client["state"], client["pid"], client["kind"] = (
+        ClientState.LIVE,
+        os.getpid(),
+        ClientKind.GATEWAY,
+    )
     client["pins_high"] = 2
     client["pins"][1] = 4
     directory.topic(0, "orders", messages=20)

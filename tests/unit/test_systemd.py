@@ -1,4 +1,4 @@
-"""The protocols of systemd without systemd, the arbiter's back-off, the units in systemd/."""
+"""The protocols of systemd without systemd, the loops's back-off, the units in systemd/."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from peers import peer
-from processes import ROOT, eventually
+from support.external_programs import peer
+from support.processes import ROOT, WATCHDOG, eventually
 
 from shmq.options import OPTIONS
-from shmq.supervisor import arbiter as arbiter_module
+from shmq.supervisor import loops as loops_module
 from shmq.supervisor import progress as progress_module
-from shmq.supervisor.arbiter import Arbiter, Bell
+from shmq.supervisor.loops import Bell, Loops
 from shmq.supervisor.systemd import Notifier, PassedSocket, listen_fds
 
 UNITS = ROOT / "systemd"
@@ -171,7 +171,7 @@ print(json.dumps([[[item.fd, item.name] for item in passed], flags, environ]))
 def listen(opened: int, count: str, names: str) -> subprocess.CompletedProcess[str]:
     """listen_fds in a process of its own, where 3 and the following can be what they must be."""
     words = [sys.executable, "-c", LISTENER, str(opened), count, names]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, capture_output=True, text=True, timeout=2 * WATCHDOG, check=False)
 
 
 def test_passed_sockets_have_names_and_close_on_exec() -> None:
@@ -199,18 +199,18 @@ def test_sockets_for_another_process_are_not_ours() -> None:
     assert PassedSocket(3, "tcp") == PassedSocket(3, "tcp")
 
 
-# ---- the arbiter: what the watchdog asks, back-off ----
+# ---- the loops: what the watchdog asks, back-off ----
 
 
 @pytest.fixture
-def arbiter() -> Iterator[Arbiter]:
-    made = Arbiter()
+def loops() -> Iterator[Loops]:
+    made = Loops()
     yield made
     made.stop()
 
 
 def test_a_crashing_loop_is_started_again_after_growing_pauses(
-    arbiter: Arbiter, caplog: pytest.LogCaptureFixture
+    loops: Loops, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts: list[float] = []
     works = threading.Event()
@@ -220,23 +220,23 @@ def test_a_crashing_loop_is_started_again_after_growing_pauses(
         if len(starts) <= 3:
             raise RuntimeError(f"crash {len(starts)}")
         works.set()
-        while not bell.stopped:
+        while not bell.check():
             bell.wait(0.01)
 
-    other = arbiter.add(
-        "other", lambda bell: [bell.wait(0.01) for _ in iter(lambda: bell.stopped, True)]
+    other = loops.add(
+        "other", lambda bell: [bell.wait(0.01) for _ in iter(lambda: bell.check(), True)]
     )
-    bell = arbiter.add("loop", loop)
-    arbiter.start()
+    bell = loops.add("loop", loop)
+    loops.start()
     while not works.is_set():
         bell.ring()  # a busy broker rings all the time; that is no reason to hurry
         time.sleep(0.001)
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True):
         assert pause >= least
-    assert arbiter.crashes == 3
-    assert arbiter.ill(5.0) == "", "a loop that works again is well"
-    assert not other.stopped
+    assert loops.crashes == 3
+    assert loops.ill(5.0) == "", "a loop that works again is well"
+    assert not other.check()
     crashes = [record for record in caplog.records if "crashed" in record.message]
     assert [record.message.rpartition(" in ")[2] for record in crashes] == [
         "0.1 s",
@@ -246,56 +246,56 @@ def test_a_crashing_loop_is_started_again_after_growing_pauses(
     assert all(record.exc_info for record in crashes)
 
 
-def test_a_pause_ends_with_the_broker(arbiter: Arbiter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arbiter_module, "_FIRST_PAUSE", 3600.0)
+def test_a_pause_ends_with_the_broker(loops: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops_module, "_FIRST_PAUSE", 3600.0)
 
     def crash(bell: Bell) -> None:
         raise RuntimeError("at once")
 
-    arbiter.add("loop", crash)
-    arbiter.start()
-    eventually(lambda: arbiter.crashes == 1)
-    arbiter.stop()
-    assert arbiter.living == 0
+    loops.add("loop", crash)
+    loops.start()
+    eventually(lambda: loops.crashes == 1)
+    loops.stop()
+    assert loops.living == 0
 
 
 def test_a_loop_that_keeps_crashing_is_ill_until_it_is_calm(
-    arbiter: Arbiter, monkeypatch: pytest.MonkeyPatch
+    loops: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arbiter_module, "_FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(arbiter_module, "_LAST_PAUSE", 0.004)
-    monkeypatch.setattr(arbiter_module, "_CALM", 1.0)
+    monkeypatch.setattr(loops_module, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(loops_module, "_LAST_PAUSE", 0.004)
+    monkeypatch.setattr(loops_module, "_CALM", 1.0)
     well = threading.Event()
 
     def loop(bell: Bell) -> None:
         if not well.is_set():
             raise RuntimeError("again")
-        while not bell.stopped:
+        while not bell.check():
             bell.wait(0.01)
 
-    arbiter.add("loop", loop)
-    arbiter.start()
-    eventually(lambda: arbiter.ill(60.0) == "the loop keeps crashing")
+    loops.add("loop", loop)
+    loops.start()
+    eventually(lambda: loops.ill(60.0) == "the loop keeps crashing")
     well.set()
-    eventually(lambda: arbiter.ill(60.0) == "")
+    eventually(lambda: loops.ill(60.0) == "")
 
 
-def test_a_loop_that_does_not_move_or_has_ended_is_ill(arbiter: Arbiter) -> None:
+def test_a_loop_that_does_not_move_or_has_ended_is_ill(loops: Loops) -> None:
     go_on = threading.Event()
 
     def hang(bell: Bell) -> None:
         go_on.wait()
-        while not bell.stopped:
+        while not bell.check():
             bell.wait(0.01)
 
-    arbiter.add("loop", hang)
-    arbiter.start()
-    eventually(lambda: re.fullmatch("the loop has not moved for [0-9]+ s", arbiter.ill(0.1)))
-    assert arbiter.living == 1
+    loops.add("loop", hang)
+    loops.start()
+    eventually(lambda: re.fullmatch("the loop has not moved for [0-9]+ s", loops.ill(0.1)))
+    assert loops.living == 1
     go_on.set()
-    eventually(lambda: arbiter.ill(0.1) == "")
+    eventually(lambda: loops.ill(0.1) == "")
 
-    ended = Arbiter()
+    ended = Loops()
     ended.add("short", lambda bell: None)
     ended.start()
     eventually(lambda: ended.ill(60.0) == "the short has ended")
@@ -317,9 +317,13 @@ def analyze(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [program, *words],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
             env={**os.environ, "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "LC_ALL": "C"},
-        )  # fmt: skip
+        )
 
     return run
 
@@ -363,7 +367,8 @@ def test_the_service_leaves_shared_memory_alone() -> None:
 
 
 def test_the_service_is_contained() -> None:
-    """What runs away ends there, and only this host is talked to unless more is asked for."""
+    """Resource limits end a runaway service, and it talks to this host only unless told
+    otherwise."""
     service = settings("shmq@.service")
     assert service["MemoryMax"] == ["75%"]
     assert int(service["TasksMax"][0]) >= 256

@@ -1,0 +1,14 @@
+"""Exit statuses of the commands."""
+
+OK, ERROR, USAGE, NOT_RUNNING, DEGRADED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+#: Exit status -> its meaning.
+EXIT_CODES = {
+    OK: "done",
+    ERROR: "error, one sentence on stderr",
+    USAGE: "usage",
+    NOT_RUNNING: "the instance is not running",
+    DEGRADED: "degraded: its supervisor is dead, its disk or /dev/shm is full or broken, or "
+    "`doctor` or `inspect` found something",
+    INTERRUPTED: "Ctrl-C",
+}

@@ -1,0 +1,54 @@
+"""All checks of a host and its instances, and the repair of what they find."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from shmq.diagnostics import host
+from shmq.diagnostics.findings import Finding
+from shmq.diagnostics.instance_checks import check_instance
+from shmq.diagnostics.instances import instance_names, owners
+from shmq.errors import ShmqError
+
+
+def examine(
+    instance: str | None = None,
+    data_path: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Finding]:
+    """Findings about the host and about one instance, or about all if `instance` is None.
+
+    data_path: checked in addition to those of running instances. say: takes progress texts.
+    """
+    names = instance_names() if instance is None else [instance]
+    yield from host.check_shared_memory()
+    yield from host.check_kernel()
+    yield from host.check_limits()
+    yield from host.check_memory()
+    yield from host.check_remove_ipc([os.geteuid(), *owners(names)])
+    if data_path is not None:
+        yield from host.check_data_path(Path(data_path), None)
+    for name in names:
+        say(f"looking at instance {name}")
+        for finding in _guarded(name):
+            yield replace(finding, instance=name)
+
+
+def _guarded(name: str) -> Iterator[Finding]:
+    try:
+        yield from check_instance(name)
+    except (ShmqError, OSError) as exc:
+        yield Finding("segments", "error", f"cannot be checked: {exc}")
+
+
+def mend(finding: Finding) -> Finding:
+    """Apply the fix of a finding, if it has one, and return the finding that results."""
+    if finding.fix is None:
+        return finding
+    try:
+        return replace(finding, level="fixed", text=finding.fix(), remedy="", fix=None)
+    except (ShmqError, OSError) as exc:
+        return replace(finding, level="error", text=f"{finding.text}; not removed: {exc}", fix=None)

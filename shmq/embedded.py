@@ -1,0 +1,194 @@
+"""The supervisor process of an embedded broker, and its data path."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from shmq import homes, interpreter, shm, sources
+from shmq.attachment import pauses
+from shmq.errors import ShmqError
+from shmq.options import Options
+
+_log = logging.getLogger("shmq.broker")
+
+#: How long a supervisor may take from its start to its first answer, adoption included.
+_START_SECONDS: Final = 60.0
+
+_BUS: Final = " (SIGBUS: somebody who may write a segment of it has cut that short)"
+
+
+class EmbeddedSupervisor:
+    """The supervisor process of an embedded broker: started, watched, restarted, stopped.
+
+    Only the process that created the object does this; in a forked child every method does
+    nothing.
+    """
+
+    def __init__(self, options: Options, temporary: bool) -> None:
+        self.options = options
+        self._temporary = temporary
+        self._owner = os.getpid()
+        self._stopping = threading.Event()
+        self._abandoned = False
+        self._lock = threading.Lock()  # protects _process
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] = tempfile.TemporaryFile(buffering=0)
+
+    def start(self) -> None:
+        """Start it and wait until it answers. Raises ShmqError, with the last lines of its log, if
+        it ends or does not answer within 60 s."""
+        with self._lock:
+            process = self._process = self._spawn()
+        if not self._wait_ready(process):
+            what = (
+                f"was not ready after {_START_SECONDS:g} s"
+                if process.returncode is None
+                else f"ended with status {process.returncode} before it was ready"
+            )
+            words = self._last_words()
+            self._end(process)
+            self._said.close()
+            raise ShmqError(f"the supervisor of instance {self.options.instance!r} {what}{words}")
+
+    def watch(self) -> None:
+        """Start the thread that restarts the supervisor whenever it ends."""
+        threading.Thread(target=self._watch, name="shmq-supervisor", daemon=True).start()
+
+    def stop(self) -> None:
+        """Send SIGTERM, wait for its end, and remove a temporary data path if no message is left
+        there."""
+        if os.getpid() != self._owner or self._stopping.is_set():
+            return
+        self._stopping.set()
+        with self._lock:
+            process = self._process
+        assert process is not None
+        self._wait_ready(process)  # before it has a handler, a signal would end it unflushed
+        self._end(process)
+        left = shm.list_objects(self.options.instance)
+        if left and self.options.on_stop == "flush":  # it died before its flush: the next can flush
+            process = self._spawn()
+            self._wait_ready(process)
+            self._end(process)
+            if shm.list_objects(self.options.instance):
+                _log.error(
+                    "messages of instance %r are left in shared memory: start `shmq serve` with "
+                    "this instance and data path to get them%s",
+                    self.options.instance,
+                    self._last_words(),
+                )
+        self._clean_up()
+
+    def abandon(self) -> None:
+        """Send SIGTERM without waiting: the Broker was dropped and not closed. `_watch` cleans
+        up."""
+        if os.getpid() == self._owner and not self._stopping.is_set():
+            self._abandoned = True
+            self._stopping.set()
+            with self._lock:
+                if self._process is not None:
+                    self._process.terminate()
+
+    def _clean_up(self) -> None:
+        if self._temporary:
+            homes.remove(Path(self.options.data_path))
+        self._said.close()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        words = ["serve", *self.options.to_argv(), f"--parent-pid={self._owner}"]
+        return subprocess.Popen(
+            interpreter.run_module("shmq", words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,  # Ctrl-C goes to the parent, which then stops the supervisor
+        )
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        process.wait()
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until it answers. Returns False if it ended, or after 60 s."""
+        deadline = time.monotonic() + _START_SECONDS
+        for pause in pauses():
+            if self._answers(process.pid):
+                return True
+            if process.poll() is not None or time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+        raise AssertionError  # pauses never ends
+
+    def _answers(self, pid: int) -> bool:
+        """Returns True if the directory names it and every object that a client needs exists."""
+        with contextlib.suppress(ShmqError):  # the objects may be another user's
+            directory = sources.open_readonly(self.options.instance).directory
+            shm.Permits(self.options.instance).close()
+            return directory.read("supervisor_pid") == pid and sources.supervisor_alive(directory)
+        return False
+
+    def _watch(self) -> None:
+        pause = 0.0
+        while True:
+            process = self._process
+            assert process is not None
+            began = time.monotonic()
+            status = process.wait()
+            if self._stopping.wait(pause):
+                if self._abandoned:
+                    self._clean_up()
+                return
+            _log.warning(
+                "the supervisor of instance %r (pid %d) ended with status %d%s; starting another%s",
+                self.options.instance,
+                process.pid,
+                status,
+                _BUS if status == -signal.SIGBUS else "",
+                self._last_words(),
+            )
+            # The first restart is immediate. If supervisors end within seconds, wait longer.
+            pause = min(pause * 2 or 0.1, 5.0) if time.monotonic() - began < 5 else 0.0
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                try:
+                    self._process = self._spawn()
+                except OSError as exc:
+                    _log.error("cannot start a supervisor: %s", exc)
+                    pause = 5.0
+
+    def _last_words(self) -> str:
+        """The last lines of its log, as the end of a sentence."""
+        fd = self._said.fileno()
+        text = os.pread(fd, 4096, max(os.fstat(fd).st_size - 4096, 0))
+        last = text.decode(errors="replace").strip().splitlines()[-8:]
+        return "".join(["", *(f"\n    {line}" for line in last)])
+
+
+@contextlib.contextmanager
+def data_path_of(instance: str, data_path: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """The directory where an embedded broker keeps its files. If the block raises, a directory
+    that was created for it is removed."""
+    if data_path is None:
+        with homes.opened(instance) as path:
+            yield path
+    else:
+        path = Path(data_path).absolute()
+        with homes.made(path):
+            yield path
+
+
+def unique_instance() -> str:
+    """A name that no other broker of this host has."""
+    return f"embedded-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,244 @@
+"""State that the parts of one gateway process share, and their calls into the broker.
+
+It is used in the event loop's thread, but for the methods that may take long: those are called in
+its pool of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+
+from shmq import layout
+from shmq.audit import note, noted
+from shmq.broker import Broker
+from shmq.client import Consumer, Producer
+from shmq.errors import Gone, ShmqError
+from shmq.gateway import auth
+from shmq.gateway.control import Control
+from shmq.gateway.host import Client, Grant
+from shmq.gateway.login import Logins
+from shmq.gateway.protocol import ProtocolError
+from shmq.layout import State
+from shmq.options import Options
+from shmq.views import QueueEntry, QueueView
+
+#: Seconds between two attempts to subscribe while the channel is being deleted. nsqd makes one more
+#: attempt after 0.1 s. If ephemeral channels come and go quickly, the next attempt may meet another
+#: deletion, so attempts go on for as long as the creation of a topic or channel may take.
+_EPHEMERAL_RETRY: Final = 0.01
+_REQUEST_SECONDS: Final = 10.0
+_LOOKUP_SECONDS: Final = 15.0
+_THREADS: Final = 16
+
+_log = logging.getLogger(__name__)
+
+
+class Context:
+    """The shared state of one process; implements `host.Host` for its sessions."""
+
+    def __init__(
+        self,
+        options: Options,
+        broker: Broker,
+        control: Control,
+        *,
+        ports: dict[str, int],
+        start_time: int,
+        argv: list[str],
+        tls_context: ssl.SSLContext | None,
+    ) -> None:
+        self.options = options
+        """The present options; replaced as a whole when they change."""
+        self.broker = broker
+        self.control = control
+        self.ports = ports
+        """Kind (tcp, http, https) -> port; -1: a Unix socket, 0: no listener."""
+        self.start_time = start_time
+        """When the instance started, in Unix seconds."""
+        self.argv = argv
+        """The command line of the instance."""
+        self.tls_context = tls_context
+        """The TLS settings of clients' connections; None without a certificate."""
+        self.producers: dict[bytes, Producer] = {}
+        self.reported_health = "OK"
+        """The supervisor's last report."""
+        self.pool = ThreadPoolExecutor(_THREADS, "gateway")
+        self.logins = Logins()
+
+    @property
+    def health(self) -> str:
+        """The answer to /ping: OK, or NOK and the reason."""
+        if not self.broker.supervisor_alive():
+            return "NOK - the supervisor is not running"
+        return self.reported_health
+
+    async def call(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a call that may take long in the pool."""
+        run = contextvars.copy_context().run  # the audit log names the client in threads, too
+        return await asyncio.get_running_loop().run_in_executor(self.pool, run, call, *args)
+
+    def close(self) -> None:
+        """Detach from the broker: messages in flight return to their channels."""
+        self.logins.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.broker.close()
+
+    # ---- topics and channels; may take long ----
+
+    def has_topic(self, topic: str) -> bool:
+        """Returns true if the topic exists."""
+        return self.broker.native().find_topic(topic) is not None
+
+    def create_topic(self, topic: str) -> None:
+        """Create the topic if it is missing, with the channels that nsqlookupds know."""
+        if not self.has_topic(topic):
+            with noted("create_topic", topic):
+                for channel in self._channels_elsewhere(topic):
+                    self.create_channel(topic, channel)
+                self.broker.create_topic(topic)
+
+    def _channels_elsewhere(self, topic: str) -> list[str]:
+        """Return the channels that nsqlookupds know of a topic."""
+        if not self.options.lookupd_tcp_address:
+            return []
+        question = {"ask": "lookup", "topic": topic}
+        return self.control.ask_from_thread(0, question, _LOOKUP_SECONDS) or []
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Create the channel if it is missing."""
+        with self._new_channel(topic, channel):
+            self.broker.create_channel(topic, channel)
+
+    def _new_channel(self, topic: str, channel: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager that writes the creation of a channel to the audit log, if the
+        channel is missing now. If two clients create it at the same time, both are logged."""
+        native = self.broker.native()
+        found = native.find_topic(topic)
+        if found is not None and native.find_queue(found[0], channel) is not None:
+            return contextlib.nullcontext()
+        return noted("create_channel", topic, channel)
+
+    # ---- producers ----
+
+    def open_producer(self, topic: bytes) -> Producer:
+        name = topic.decode()
+        self.create_topic(name)
+        producer = self.producers[topic] = self.broker.producer(name)
+        return producer
+
+    def producer(self, topic: str) -> Producer:
+        """Return the topic's producer; open one if there is none."""
+        found = self.producers.get(topic.encode())
+        return found if found is not None else self.open_producer(topic.encode())
+
+    def no_room(self) -> str:
+        if self.reported_health != "OK":
+            return self.reported_health.removeprefix("NOK - ")
+        if not self.broker.supervisor_alive():
+            return "exiting"
+        return ""
+
+    # ---- consumers ----
+
+    def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Consumer:
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while True:
+            try:
+                consumer = self._open_consumer(topic.decode(), channel.decode(), msg_timeout)
+                break
+            except Gone:  # an ephemeral channel went with its last client; try to create it again
+                if (
+                    time.monotonic() > deadline
+                    or self.broker.ended
+                    or not self.broker.supervisor_alive()
+                ):
+                    raise ProtocolError(
+                        "E_SUB_FAILED", "SUB failed to deleted topic/channel"
+                    ) from None
+                time.sleep(_EPHEMERAL_RETRY)
+        most = self.options.max_channel_consumers
+        if most and self._rank(consumer) >= most:
+            consumer.close()
+            name = f"{topic.decode()}:{channel.decode()}"
+            raise ProtocolError(
+                "E_SUB_FAILED", f"SUB failed consumers for {name} exceeds limit of {most}"
+            )
+        return consumer
+
+    def _open_consumer(self, topic: str, channel: str, msg_timeout: float) -> Consumer:
+        self.create_topic(topic)
+        with self._new_channel(topic, channel):
+            consumer = self.broker.consumer(topic, channel, 1, min(msg_timeout, self._most_timeout))
+        try:
+            consumer.limit(0)
+        except BaseException:
+            consumer.close()
+            raise
+        return consumer
+
+    @property
+    def _most_timeout(self) -> float:
+        return int(self.broker.views().directory.limits["max_msg_timeout"]) / 1e9
+
+    def _rank(self, consumer: Consumer) -> int:
+        """Return how many consumers of the channel, in all processes, are older than this one."""
+        sessions, mine = self._queue(consumer).sessions, consumer.session
+        assert mine is not None
+        since = sessions["since"]
+        others = np.flatnonzero(sessions["client"])
+        return sum((int(since[i]), i) < (int(since[mine[2]]), mine[2]) for i in others.tolist())
+
+    def _queue(self, consumer: Consumer) -> QueueView:
+        session = consumer.session
+        if session is None:
+            raise Gone("the consumer was closed")
+        entry = QueueEntry(session[0], session[1], 0, consumer.channel, False)
+        return self.broker.views().queue(entry)
+
+    def is_in_flight(self, consumer: Consumer, message_id: bytes) -> bool:
+        try:
+            number = int(message_id, 16)
+            if b"%016x" % number != message_id:
+                return False
+            slots = self._queue(consumer).slots
+        except (ValueError, ShmqError):
+            return False
+        held = layout.state(slots["word"]) == State.IN_FLIGHT
+        return bool(np.any(held & (slots["id"] == np.uint64(number))))
+
+    # ---- TLS and AUTH ----
+
+    @property
+    def has_tls(self) -> bool:
+        return self.tls_context is not None
+
+    @property
+    def auth_enabled(self) -> bool:
+        return bool(self.options.auth_http_address)
+
+    def query_auth(self, client: Client, secret: bytes) -> Grant | None:
+        grant = auth.query(
+            self.options,
+            client=client.address,
+            remote_ip=client.ip,
+            tls=client.tls is not None,
+            common_name=client.tls.common_name if client.tls is not None else "",
+            secret=secret.decode("utf-8", "replace"),
+        )
+        if grant is None:
+            note("auth", result="refused")
+            _log.warning("AUTH: client(%s) was not let in", client.address)
+        elif not grant.count:
+            note("auth", result="no_authorisations")
+            _log.warning("AUTH: client(%s) has no authorisations", client.address)
+        return grant

@@ -1,0 +1,112 @@
+"""The interfaces of a session: to its process, and to the parts that execute its commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from shmq.gateway.identify import Settings
+from shmq.gateway.protocol import ProtocolError
+from shmq.options import Options
+
+After = Callable[[Any, BaseException | None], None]
+
+#: Reads the rest of a command from (session, data, start, end); returns where the input after it
+#: begins, or `start` if the command is not complete.
+Reader = Callable[[Any, bytearray, int, int], int]
+
+
+@dataclass
+class Job:
+    """Work that may take long. call: runs in a thread; None: only wait for `seconds`.
+    after: called in the session's thread with the result, or with the exception raised."""
+
+    call: Callable[[], Any] | None
+    after: After
+    seconds: float = 0.0
+    login: bool = False
+    """The job asks an authorisation server; such jobs are limited per client address."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The permissions that an authorisation server granted to a client."""
+
+    identity: str
+    identity_url: str
+    count: int
+    expires: float
+    allows: Callable[[str, str, str], bool]
+    """Returns true if (permission, topic, channel) is granted."""
+
+
+class Client(Protocol):
+    """The identity of a client, for its process."""
+
+    address: str
+    ip: str
+    tls: Any
+
+
+class Host(Protocol):
+    """The process, as its sessions see it; `context.Context` implements it."""
+
+    options: Options
+    producers: dict[bytes, Any]
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients may ask for TLS."""
+
+    @property
+    def auth_enabled(self) -> bool:
+        """Whether clients must send AUTH before they publish or subscribe."""
+
+    def open_producer(self, topic: bytes) -> Any:
+        """Add a producer to `producers`; create the topic if it is missing. May take long."""
+
+    def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Any:
+        """Return a consumer whose limit in flight is 0. May take long.
+
+        Raises ProtocolError, Gone, ShmqError."""
+
+    def query_auth(self, client: Client, secret: bytes) -> Grant | None:
+        """Ask the authorisation servers; return None if they refuse. May take long."""
+
+    def no_room(self) -> str:
+        """Return the reason why a full queue will stay full; empty if it may get room."""
+
+    def is_in_flight(self, consumer: Any, message_id: bytes) -> bool:
+        """Returns true if the message is in flight to any client of the consumer's channel."""
+
+
+class Owner(Protocol):
+    """The session, as its parts see it. It is passed to each call and the parts do not keep it, so
+    there is no reference cycle that would outlive the connection."""
+
+    now: float
+    need: int
+    closing: bool
+    flush: bool
+    output: list[bytes]
+    job: Job | None
+    command: bytes
+    reader: Reader | None
+    settings: Settings
+
+    def expect(self, command: bytes, reader: Reader) -> None:
+        """Pass the following input to `reader` until it sets `reader` to None."""
+
+    def say(self, data: bytes) -> None:
+        """Send a frame to the client."""
+
+    def fail(self, error: ProtocolError) -> None:
+        """Send an error to the client and close."""
+
+    def abort(self) -> None:
+        """Close without a message to the client."""
+
+    def authorised(self, command: bytes, topic: bytes, channel: bytes) -> bool:
+        """Check the client's permission; raises ProtocolError if it has none. Returns false if the
+        grant has expired: check again when the job that renews it is done."""

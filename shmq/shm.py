@@ -1,0 +1,492 @@
+"""Names and permissions of an instance's shared memory objects; opening, creating and removing
+them.
+
+    /shmq.<instance>            directory
+    /shmq.<instance>.<serial>   one queue; a serial is never used twice
+    /shmq.<instance>.<serial>.bad   a queue whose segment was overwritten, set aside
+    /shmq.<instance>.attach     named semaphore: how many client entries are free
+
+The core maps file descriptors and knows no names; only this module builds them. Only the supervisor
+creates and unlinks. Mode and group are set on the object itself, independent of the umask. The
+descriptors returned here are close-on-exec and belong to the caller. Any user may have created
+anything under these names, so every open goes through `ownership`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import posix_ipc
+
+from shmq import ownership
+from shmq.errors import NotRunning, ShmqError, TooManyClients
+from shmq.names import check_instance, valid_instance
+from shmq.ownership import NotTrusted, Own
+
+#: Where Linux keeps POSIX shared memory, and (as sem.NAME) named semaphores.
+SHM_DIRECTORY = "/dev/shm"
+
+#: The value of a `group` argument that means: no group.
+NO_GROUP = -1
+
+_SEMAPHORE = 16  # every C library's semaphore has at least this number of bytes
+
+_YOUNG = 1.0  # seconds after which an object certainly has its group and mode
+
+_QUEUE = re.compile(r"\.([0-9]+)\Z")
+
+
+def default_instance() -> str:
+    """The instance that is used if none is named: SHMQ_INSTANCE, or `default`."""
+    return os.environ.get("SHMQ_INSTANCE") or "default"
+
+
+def directory_name(instance: str) -> str:
+    """Name of the directory segment. Raises BadName if the instance's name is not valid."""
+    return f"/shmq.{check_instance(instance)}"
+
+
+def queue_name(instance: str, serial: int) -> str:
+    """Name of a queue segment."""
+    return f"{directory_name(instance)}.{serial:d}"
+
+
+def attach_semaphore_name(instance: str) -> str:
+    """Name of the semaphore that counts the free client entries."""
+    return f"{directory_name(instance)}.attach"
+
+
+def directory_path(instance: str) -> str:
+    """The file of an instance's directory segment."""
+    return path_of(directory_name(instance))
+
+
+def path_of(name: str) -> str:
+    """The file of a shared memory object."""
+    return f"{SHM_DIRECTORY}{name}"
+
+
+def semaphore_path_of(name: str) -> str:
+    """The file of a named semaphore, where glibc and musl put it."""
+    return f"{SHM_DIRECTORY}/sem.{name.removeprefix('/')}"
+
+
+# ---- open ----
+
+
+def own() -> Own:
+    """The owner whose segments a supervisor takes up: its own user."""
+    return Own({os.geteuid()})
+
+
+def open_segment(
+    name: str, *, read_only: bool = False, owners: Collection[int] | None = None
+) -> int:
+    """A new descriptor of an existing object. Raises FileNotFoundError, PermissionError, and
+    NotTrusted if its owner is none of `owners` (uids; None: this user, root and SHMQ_OWNER).
+
+    A directory with a second name (a hard link) is refused. A queue's segment may have one: it
+    states its own serial, which the core checks, and otherwise anyone who may write it could lock
+    all others out by linking it.
+    """
+    flags = os.O_RDONLY if read_only else os.O_RDWR
+    if owners is None:
+        owners = ownership.trusted()
+    links = _QUEUE.search(name) is not None
+    return ownership.open_owned(path_of(name), flags, owners, links=links)
+
+
+def open_directory(
+    instance: str, *, read_only: bool = False, owner: str | int | None = None
+) -> int:
+    """A new descriptor of the directory segment.
+
+    owner: a further user (name or uid) who may have created it, besides this user and root; None:
+    SHMQ_OWNER. Raises NotRunning if there is none, ShmqError (naming owner and mode) if this user
+    has no permission, and NotTrusted if another user created it.
+    """
+    name = directory_name(instance)
+    try:
+        return open_segment(name, read_only=read_only, owners=ownership.trusted(owner))
+    except FileNotFoundError:
+        raise not_running(instance) from None
+    except PermissionError as exc:
+        raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path_of(name))}") from exc
+
+
+def open_queue(
+    instance: str, serial: int, *, read_only: bool = False, owners: Collection[int] | None = None
+) -> int:
+    """A new descriptor of a queue segment. Raises FileNotFoundError if it was deleted, and
+    NotTrusted. owners: the directory's owner, if the caller has it; None: as `open_segment`."""
+    return open_segment(queue_name(instance, serial), read_only=read_only, owners=owners)
+
+
+def not_running(instance: str) -> NotRunning:
+    """The error for an instance that does not exist."""
+    path = path_of(directory_name(instance))
+    return NotRunning(
+        f"no shmq instance {instance!r} is running (there is no {path}): "
+        f"start it with `shmq serve --instance {instance}`, or name another (SHMQ_INSTANCE)"
+    )
+
+
+def _forbidden(path: str) -> str:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return f"permission denied on {path}"
+    remedy = "run as its owner, or start the supervisor with --group"
+    if status.st_mode & 0o060 == 0o060:
+        group = str(status.st_gid)
+        with contextlib.suppress(KeyError):
+            group = f"{grp.getgrgid(status.st_gid).gr_name} ({group})"
+        remedy = f"run as a member of group {group}"
+    return (
+        f"permission denied on {path} (uid {status.st_uid}, gid {status.st_gid}, mode "
+        f"{status.st_mode & 0o777:04o}; this process is uid {os.geteuid()}): {remedy}"
+    )
+
+
+def just_made(instance: str) -> bool:
+    """Returns True if a missing permission may still be granted: an object is private until its
+    group and mode are set, right after its creation."""
+    for path in (directory_path(instance), semaphore_path_of(attach_semaphore_name(instance))):
+        with contextlib.suppress(OSError):
+            if time.time() - os.lstat(path).st_ctime < _YOUNG:
+                return True
+    return False
+
+
+# ---- create, unlink: the supervisor only ----
+
+
+def create_segment(name: str, mode: int, group: int = NO_GROUP) -> int:
+    """A descriptor of a new, empty object. mode: its exact permission bits. group: the gid that
+    owns it, or NO_GROUP. Raises FileExistsError if the name is taken."""
+    path = path_of(name)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise FileExistsError(17, "shared memory object exists", path) from None
+    try:
+        set_permissions(fd, path, mode, group)
+    except BaseException:
+        os.close(fd)
+        unlink_segment(name)
+        raise
+    return fd
+
+
+def set_permissions(fd: int, path: str, mode: int, group: int = NO_GROUP) -> None:
+    """Give an object of this user a mode and a group, by its descriptor. Raises PermissionError,
+    whose text names `path`."""
+    status = os.fstat(fd)
+    if group not in (NO_GROUP, status.st_gid):
+        _give(fd, group, path)
+    if stat.S_IMODE(status.st_mode) != mode or group not in (NO_GROUP, status.st_gid):
+        os.fchmod(fd, mode)
+
+
+def _give(fd: int, group: int, path: str) -> None:
+    """Give the object to the group. Raises PermissionError."""
+    try:
+        os.fchown(fd, -1, group)
+    except PermissionError as exc:
+        sentence = f"cannot give it to group {group}: this user (uid {os.geteuid()}) is no member"
+        raise PermissionError(exc.errno, sentence, path) from exc
+
+
+def create_directory(instance: str, mode: int, group: int = NO_GROUP) -> int:
+    """A descriptor of a new, empty directory segment. Raises FileExistsError."""
+    return create_segment(directory_name(instance), mode, group)
+
+
+def create_queue(instance: str, serial: int, mode: int, group: int = NO_GROUP) -> int:
+    """A descriptor of a new, empty queue segment. Raises FileExistsError."""
+    return create_segment(queue_name(instance, serial), mode, group)
+
+
+def unlink_segment(name: str) -> bool:
+    """Remove a name; processes that have the object mapped keep it. Returns False if there was no
+    such name. Raises PermissionError if the object is another user's."""
+    return _unlink(path_of(name))
+
+
+def _unlink(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def unlink_queue(instance: str, serial: int) -> bool:
+    """Remove a queue's name. Returns False if there was no such name, or the object is another
+    user's."""
+    with contextlib.suppress(PermissionError):
+        return unlink_segment(queue_name(instance, serial))
+    return False
+
+
+def is_short(instance: str, serial: int, size: int) -> bool:
+    """Returns True if a queue's segment has fewer than the `size` bytes that are mapped. Touching
+    the rest raises SIGBUS. Any process that may write a segment can truncate it."""
+    return _size(path_of(queue_name(instance, serial)), size) < size
+
+
+def is_directory_short(instance: str, size: int) -> bool:
+    """Like `is_short`, for the directory."""
+    return _size(directory_path(instance), size) < size
+
+
+def _size(path: str, unknown: int) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return unknown
+
+
+def set_aside_queue(instance: str, serial: int) -> str:
+    """Rename a queue's segment to a name that no process opens, for a person to examine. Returns
+    its file."""
+    path = path_of(queue_name(instance, serial))
+    os.rename(path, f"{path}.bad")
+    return f"{path}.bad"
+
+
+def unlink_instance(instance: str) -> list[str]:
+    """Remove every object of the instance that is this user's, the directory first. Returns the
+    names that were removed."""
+    removed = [item.name for item in list_objects(instance) if item.unlink()]
+    return removed
+
+
+# ---- what is there ----
+
+
+@dataclass(frozen=True)
+class SharedObject:
+    """One object in /dev/shm. kind: "directory", "queue" (with a `serial`) or "semaphore". uid: the
+    owner of the file."""
+
+    name: str
+    kind: str
+    serial: int | None = None
+    uid: int = 0
+
+    @property
+    def path(self) -> str:
+        """Its file."""
+        return semaphore_path_of(self.name) if self.kind == "semaphore" else path_of(self.name)
+
+    def unlink(self) -> bool:
+        """Remove the name. Returns False if there was no such name. Raises PermissionError if the
+        object is another user's."""
+        return _unlink(self.path)
+
+
+def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObject]:
+    """Every object of the instance: directory, semaphore, queues by serial.
+
+    Lists only objects of this user, unless `everybodys`: an object that another user created under
+    such a name is not part of this user's instance.
+    """
+    directory, attach = directory_name(instance), attach_semaphore_name(instance)
+    found = []
+    for file in _files():
+        item = None
+        if file == directory[1:]:
+            item = SharedObject(directory, "directory")
+        elif file == f"sem.{attach[1:]}":
+            item = SharedObject(attach, "semaphore")
+        elif file.startswith(f"{directory[1:]}.") and _QUEUE.fullmatch(file[len(directory) - 1 :]):
+            item = SharedObject(f"/{file}", "queue", int(file[len(directory) :]))
+        if item is not None:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                uid = os.lstat(item.path).st_uid
+                if everybodys or uid == os.geteuid():
+                    found.append(replace(item, uid=uid))
+    order = {"directory": 0, "semaphore": 1, "queue": 2}
+    return sorted(found, key=lambda item: (order[item.kind], item.serial or 0))
+
+
+def list_set_aside(instance: str) -> list[str]:
+    """Files of the instance's overwritten queues, which are kept for a person to examine."""
+    wanted = re.compile(re.escape(directory_name(instance)[1:]) + r"\.[0-9]+\.bad")
+    return sorted(path_of(f"/{file}") for file in _files() if wanted.fullmatch(file))
+
+
+def list_instances() -> list[str]:
+    """Names of the instances that have a directory segment, running or not."""
+    names = (file.removeprefix("shmq.") for file in _files() if file.startswith("shmq."))
+    return sorted(name for name in names if valid_instance(name))
+
+
+def _files() -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from os.listdir(SHM_DIRECTORY)
+
+
+# ---- the attach semaphore ----
+
+#: Client entries that only the gateway and administrative commands may take, so that a program that
+#: takes all others does not lock out its administrator.
+RESERVE = 8
+
+_administers = False
+
+
+@contextlib.contextmanager
+def administration() -> Iterator[None]:
+    """Inside the block this process may attach with a reserved entry."""
+    global _administers
+    before, _administers = _administers, True
+    try:
+        yield
+    finally:
+        _administers = before
+
+
+def reserve() -> int:
+    """The number of client entries that this process must leave free."""
+    return 0 if _administers else RESERVE
+
+
+def _open_semaphore(path: str, owners: Collection[int]) -> int:
+    """A descriptor of a semaphore's file. Raises FileNotFoundError, PermissionError, NotTrusted."""
+    fd = ownership.open_owned(path, os.O_RDWR, owners)
+    size = os.fstat(fd).st_size
+    if size < _SEMAPHORE:
+        os.close(fd)
+        raise NotTrusted(f"{path} has {size} bytes and is no semaphore: remove it")
+    return fd
+
+
+class Permits:
+    """The named semaphore that counts free client entries, so that a full table is a clear error.
+
+    A client takes a permit before its native attach and gives it back after its detach; for a dead
+    client the reaper gives it back. The supervisor creates the semaphore and corrects its value at
+    adoption.
+    """
+
+    def __init__(self, instance: str, owners: Collection[int] | None = None) -> None:
+        """Open the semaphore. Raises NotRunning if it does not exist, ShmqError if this user has no
+        permission, and NotTrusted if its owner is none of `owners` (as `open_segment`)."""
+        self._instance = instance
+        owners = ownership.trusted() if owners is None else owners
+        name = attach_semaphore_name(instance)
+        path = semaphore_path_of(name)
+        try:
+            fd = _open_semaphore(path, owners)
+            try:
+                self._semaphore = posix_ipc.Semaphore(name)
+                self._compare(fd, path)
+            finally:
+                os.close(fd)
+        except (FileNotFoundError, posix_ipc.ExistentialError):
+            raise not_running(instance) from None
+        except (PermissionError, posix_ipc.PermissionsError) as exc:
+            if isinstance(exc, PermissionError):
+                cause: BaseException = exc
+            else:
+                cause = PermissionError(13, "not allowed to open the semaphore", path)
+            raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path)}") from cause
+
+    def _compare(self, fd: int, path: str) -> None:
+        """Check that the opened semaphore is the file that `fd` refers to. posix_ipc opens by name
+        and has no descriptor. /dev/shm is sticky, so if the name refers to the same file before and
+        after the open, that file had the name all the time."""
+        before = os.fstat(fd)
+        try:
+            after = os.lstat(path)
+        except FileNotFoundError:
+            self.close()
+            raise
+        if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
+            self.close()
+            raise not_running(self._instance)
+
+    @classmethod
+    def create(cls, instance: str, free: int, mode: int, group: int = NO_GROUP) -> Permits:
+        """Create the semaphore or take over the existing one, with `free` permits. Only the
+        supervisor calls it. One of this user that cannot be used is created again. Raises
+        NotTrusted if an object of another user has its name."""
+        name = attach_semaphore_name(instance)
+        path = semaphore_path_of(name)
+        fd = cls._own_file(name, path, free)
+        try:
+            set_permissions(fd, path, mode, group)
+        finally:
+            os.close(fd)
+        permits = cls(instance, own())
+        permits.set(free)
+        return permits
+
+    @staticmethod
+    def _own_file(name: str, path: str, free: int) -> int:
+        """A descriptor of the semaphore's file, which is created if it is missing. Links are not
+        followed, and an existing file is used only if it is this user's."""
+        while True:
+            with contextlib.suppress(posix_ipc.ExistentialError):
+                posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=free).close()
+            try:
+                return _open_semaphore(path, own())
+            except FileNotFoundError:
+                continue
+            except NotTrusted:
+                if os.lstat(path).st_uid != os.geteuid():
+                    raise
+                _unlink(path)
+
+    @classmethod
+    def check_name(cls, instance: str) -> None:
+        """Raises NotTrusted if an object of another user has the semaphore's name."""
+        path = semaphore_path_of(attach_semaphore_name(instance))
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(path).st_uid != os.geteuid():
+                os.close(ownership.open_owned(path, os.O_RDWR, own()))
+
+    @property
+    def free(self) -> int:
+        """The number of permits that can be taken now."""
+        return int(self._semaphore.value)
+
+    def take(self, reserve: int = 0) -> None:
+        """Take a permit without waiting, but none of the last `reserve`. Raises TooManyClients."""
+        with contextlib.suppress(posix_ipc.BusyError):
+            if self.free > reserve:  # checked first: failing clients must not hold the last ones
+                self._semaphore.acquire(0)
+                if self.free >= reserve:
+                    return
+                self._semaphore.release()  # others took permits at the same time
+        kept = f" but {reserve} for the gateway and `shmq topic`, `channel`, `lease`"
+        raise TooManyClients(
+            f"instance {self._instance!r}: all 1024 client entries{kept if reserve else ''} are "
+            "taken: detach processes that are not needed, or use one Broker per process"
+        )
+
+    def give(self) -> None:
+        """Give a permit back."""
+        self._semaphore.release()
+
+    def set(self, free: int) -> None:
+        """Set the number of permits. The supervisor does so at adoption, from the client table."""
+        for _ in range(free - self.free):
+            self._semaphore.release()
+        with contextlib.suppress(posix_ipc.BusyError):
+            for _ in range(self.free - free):
+                self._semaphore.acquire(0)
+
+    def close(self) -> None:
+        """Close the semaphore; no permit is given back. Idempotent."""
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            self._semaphore.close()

@@ -1,0 +1,144 @@
+"""Serves the clients' requests to create and delete topics and queues.
+
+The loop also deletes ephemeral channels without consumers and replaces queues that something has
+overwritten. A request that fails is logged and answered with a status; it never ends the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from shmq import audit
+from shmq._native import CONSTANTS, STATUS, BadName, Broker, Full, Gone, NotRunning, ShmqError
+from shmq.layout import ClientKind
+from shmq.names import base_name
+from shmq.supervisor.loops import Bell, Pace
+from shmq.supervisor.registry import Registry
+from shmq.supervisor.topics import TopicManager
+
+_TICK = 1.0  # seconds without a ring
+_SHARE = 0.002  # of a core's time, at most, to look for ephemeral channels without consumers
+
+#: Names in the audit log of the kinds of requests that people make.
+_ACTIONS = {
+    CONSTANTS["CREATE_TOPIC"]: "create_topic",
+    CONSTANTS["CREATE_CHANNEL"]: "create_channel",
+    CONSTANTS["DELETE_TOPIC"]: "delete_topic",
+    CONSTANTS["DELETE_CHANNEL"]: "delete_channel",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class RequestServer:
+    """The loop that serves requests."""
+
+    def __init__(self, broker: Broker, registry: Registry, manager: TopicManager) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._manager = manager
+        self._ephemeral = Pace(0.0, _SHARE)
+        self.broken: deque[int] = deque()
+        """Indices of overwritten queues, which this loop replaces."""
+        self._requests: dict[int, Callable[[str, str], object]] = {
+            CONSTANTS["CREATE_TOPIC"]: lambda topic, _: manager.create_topic(topic),
+            CONSTANTS["CREATE_CHANNEL"]: manager.create_channel,
+            CONSTANTS["CREATE_BACKLOG"]: lambda topic, _: manager.create_backlog(topic),
+            CONSTANTS["DELETE_TOPIC"]: lambda topic, _: manager.delete_topic(topic),
+            CONSTANTS["DELETE_CHANNEL"]: manager.delete_channel,
+        }
+
+    def run(self, bell: Bell) -> None:
+        """Serve requests until the bell is stopped."""
+        while not bell.check():
+            request = self._broker.next_request()
+            if request is not None:
+                ticket, kind, topic, channel, client = request
+                self._broker.answer(ticket, self._serve(kind, topic, channel, client))
+                continue
+            if self.broken:
+                self._manager.replace(self.broken.popleft())
+                continue
+            now = time.monotonic()
+            if self._ephemeral.is_due(now):
+                self._drop_ephemeral()
+                self._ephemeral.did(now)
+                bell.wait(_TICK)
+            else:
+                bell.wait(self._ephemeral.left(now))
+
+    def _serve(self, kind: int, topic: str, channel: str, client: int) -> int:
+        """Serve one request. Returns the status to answer with."""
+        try:
+            if kind not in self._requests:
+                return STATUS["INVALID"][0]
+            with self._on_behalf(client) as noting:
+                try:
+                    self._requests[kind](topic, channel)
+                except Exception as exc:
+                    if noting:
+                        _note_refusal(kind, topic, channel, exc)
+                    raise
+            return 0
+        except Exception as exc:
+            status = status_of(exc)
+            what = f"request {kind} of client {client} for {base_name(topic, channel or None)!r}"
+            if isinstance(exc, ShmqError | OSError):
+                _log.warning("%s refused: %s", what, exc)
+            else:
+                _log.exception("%s crashed", what)
+            return status
+
+    @contextlib.contextmanager
+    def _on_behalf(self, client: int) -> Iterator[bool]:
+        """Attribute actions in this context to the client in the audit log. Yields whether they are
+        noted: a gateway process writes its own entries, because it knows whom it serves."""
+        entry = self._registry.directory.clients[client]
+        noting = int(entry["kind"]) != ClientKind.GATEWAY
+        with (
+            audit.acting(audit.by_process(int(entry["pid"]))),
+            self._manager.serving(noting=noting),
+        ):
+            yield noting
+
+    def _drop_ephemeral(self) -> None:
+        """Delete the ephemeral channels whose last consumer has left."""
+        for queue in list(self._registry.ephemeral.values()):
+            sessions = queue.view.sessions
+            queue.had_consumer = queue.had_consumer or bool(np.any(sessions["since"]))
+            if queue.channel is not None and queue.had_consumer and not np.any(sessions["client"]):
+                _log.info("%s: its last consumer has left", queue)
+                try:  # the core checks again, under the queue's lock, that it has no consumer
+                    self._manager.delete_channel(queue.topic.name, queue.channel, idle=True)
+                except (ShmqError, OSError) as exc:
+                    _log.error("%s: cannot delete it: %s", queue, exc)
+
+
+def _note_refusal(kind: int, topic: str, channel: str, exc: Exception) -> None:
+    action = _ACTIONS.get(kind)
+    if action is not None:
+        audit.note(action, topic, channel, audit.result_of(exc))
+
+
+def status_of(exc: BaseException) -> int:
+    """The core's status number for an exception."""
+    text = str(exc)
+    for number, _, sentence in STATUS.values():
+        if number < 0 and sentence in text:
+            return number
+    names = [(Gone, "GONE"), (BadName, "BAD_NAME"), (Full, "NO_SPACE"), (NotRunning, "NOT_RUNNING")]
+    for kind, name in names:
+        if isinstance(exc, kind):
+            return STATUS[name][0]
+    if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return STATUS["NO_SPACE"][0]
+    if isinstance(exc, MemoryError) or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM):
+        return STATUS["NO_MEMORY"][0]
+    return STATUS["INVALID"][0]

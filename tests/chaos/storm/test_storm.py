@@ -1,0 +1,62 @@
+"""A short storm: some hundred kills of every kind of process, and nothing that was promised broke.
+
+`tools/dev storm` runs a long one; `test_storm_checker.py` shows what its verdict sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import HELPERS, ROOT
+
+ROLES = {
+    "producer",
+    "consumer",
+    "requeuer",
+    "async-consumer",
+    "holder",
+    "operator",
+    "supervisor",
+    "gateway",
+    "remote-producer",
+    "remote-consumer",
+    "remote-requeuer",
+}
+
+
+@pytest.mark.timeout(900)
+def test_a_storm_breaks_no_promise(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    words = ["--kills=300", "--round-kills=150", "--long-stop=3", "--late=15"]
+    words += [f"--json={result}", f"--directory={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "chaos" / "storm.py", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **HELPERS},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(result.read_text())
+    assert found["violations"] == []
+    assert found["killed"].keys() >= ROLES
+    assert sum(found["killed"].values()) >= 300
+    assert sum(found["stopped"].values()) > 0
+    counts = found["counts"]
+    for what in (
+        "publishes that returned",
+        "publishes cut off by a death",
+        "of these not the first",
+        "of these over TCP",
+        "messages owed to channels",
+        "messages finished",
+        "first deliveries in order",
+        "clients reaped",
+    ):
+        assert counts[what] > 0, (what, counts)
+    assert len(found["delays"]) + len(found["disturbed"]) > 0

@@ -1,0 +1,524 @@
+"""The scenes of test_leaks: each calls functions of the extension, in success and in failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.in_process_broker import World
+
+from shmq import ShmqError, _native
+from shmq.client import Batch, Consumer, Producer
+
+#: The names of what a scene calls -> the scene.
+SCENES: dict[str, Callable[[Scene], Any]] = {}
+SLOW: set[str] = set()
+
+
+class Scene:
+    """A world with a topic, a channel, a producer and a consumer."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.supervisor = self.world.supervisor
+        self.topic, self.generation = self.world.create_topic("t")
+        self.queue, self.serial = self.world.create_channel("t", "c")
+        self.broker = self.world.attach_native()
+        self.producer = self.make_producer()
+        self.consumer = self.make_consumer()
+        self.number = 0
+
+    def make_producer(self) -> Producer:
+        return Producer(self.broker, self.topic, self.generation, "t", nothing, nothing)  # type: ignore[arg-type]
+
+    def make_consumer(self) -> Consumer:
+        return Consumer(
+            self.broker,
+            self.queue,
+            self.serial,
+            "t",
+            "c",
+            100,
+            0,
+            Batch,
+            nothing,  # type: ignore[arg-type]
+        )
+
+    def message(self, size: int = 10) -> Any:
+        self.producer.publish(b"x" * size, timeout=0)
+        message = self.consumer.take(0)
+        assert message is not None
+        return message
+
+    def batch(self, count: int = 5) -> Any:
+        self.producer.publish_many([b"x" * 10] * count, timeout=0)
+        return self.consumer.take_many(count, 0)
+
+    def close(self) -> None:
+        self.broker.detach()
+        self.world.close()
+
+
+def nothing() -> None:
+    raise AssertionError("not here")
+
+
+def scene(*covers: str, slow: bool = False) -> Callable[[Callable[[Scene], Any]], Any]:
+    """The names of the functions it calls, as in the stub."""
+
+    def register(function: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
+        name = " ".join(covers) or function.__name__
+        SCENES[name] = function
+        if slow:
+            SLOW.add(name)
+        return function
+
+    return register
+
+
+# ---- the module ----
+
+for _name in ("now", "realtime", "fork_generation", "fingerprint", "directory_bytes"):
+    SCENES[_name] = lambda s, name=_name: getattr(_native, name)()  # type: ignore[misc]
+
+
+LIMITS = {"arena_size": 1 << 20, "mem_queue_size": 100, "in_flight_slots": 100}
+
+
+@scene("name_valid", "queue_bytes", "scan_records", "decode_records", "has_pages")
+def pure(s: Scene) -> None:
+    _native.name_valid("topic")
+    _native.name_valid("not valid")
+    _native.queue_bytes(**LIMITS)
+    _native.scan_records(b"\0" * 100, 100)
+    assert _native.has_pages(b"\0" * 100, 50, 50)
+    assert not _native.has_pages(b"\0" * 100, 50, 51)
+    record = b"\0\0\0\x1b" + bytes(10) + b"0" * 16 + b"x"
+    assert _native.decode_records(record * 2, 2)[-1] == b"xx"
+    for records, number in ((record, 2), (record, 0), (record[:-1], 1)):
+        with pytest.raises((ShmqError, ValueError)):
+            _native.decode_records(records, number)
+    for call in (
+        lambda: _native.name_valid(5),  # type: ignore[arg-type]
+        lambda: _native.queue_bytes(arena_size=1),  # type: ignore[call-arg]
+        lambda: _native.scan_records("text", 100),
+        lambda: _native.decode_records("text", 1),
+        lambda: _native.has_pages("text", 0, 1),
+        lambda: _native.scan_records(b"", 1, 2, 3),  # type: ignore[call-arg]
+    ):
+        with contextlib.suppress(TypeError):
+            call()
+            raise AssertionError
+
+
+@scene("scan_bodies", "Producer.publish_framed", "Producer.publish_run")
+def framed(s: Scene) -> None:
+    data = bytearray(b"\0\0\0\1a\0\0\0\2bc\0\0\0\0")
+    assert _native.scan_bodies(data, 0, 15, 3, 100) == (11, 2, 0)
+    assert _native.scan_bodies(data, 0, 11, 3, 1) == (5, 1, 2)
+    assert _native.scan_bodies(data, 0, 8, 2, 9) == (5, 1, None)
+    assert s.producer.publish_framed(data, 0, 2, None, 0) == 11
+    line = b"PUB t\n"
+    run = line + data[:5] + line + data[5:11] + line + data[11:]
+    assert s.producer.publish_run(run, 0, len(run), b"M" + line, 100, 100) == (23, 2, 2)
+    assert s.producer.publish_run(run, 0, len(run), b"MPUB u\n", 100, 100) == (0, 0, 0)
+    batch = b"M" + line + b"\0\0\0\x0f\0\0\0\2" + data[:11]
+    assert s.producer.publish_run(batch, 0, 26, b"M" + line, 100, 100) == (26, 2, 1)
+    assert s.producer.publish_run(batch, 0, 25, b"M" + line, 100, 100) == (0, 0, 0)
+    for call in (
+        lambda: s.producer.publish_run(run, 5, 4, line, 9, 9),
+        lambda: s.producer.publish_run(run, 0, 4, b"", 9, 9),
+        lambda: _native.scan_bodies(data, 5, 4, 1, 9),
+        lambda: s.producer.publish_framed(data, 5, 2, None, 0),
+        lambda: s.producer.publish_framed(data, 500, 1),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    s.consumer.take_many(6, 0).finish()
+
+
+@scene(
+    "Window.take",
+    "Window.finish_run",
+    "Window.finish",
+    "Window.requeue",
+    "Window.touch",
+    "Consumer.limit",
+    "Consumer.session",
+)
+def window(s: Scene) -> None:
+    consumer = s.make_consumer()
+    window = _native.Window(consumer)
+    assert consumer.session is not None
+    assert window.take(1, 100) is None
+    s.producer.publish_many([b"x" * 10] * 12, timeout=0)
+    consumer.limit(11)
+    taken = window.take(100, 10_000)
+    assert taken is not None
+    frames, count = taken
+    assert (len(frames), count) == (44 * 11, 11)
+    ids = [frames[18 + 44 * i : 34 + 44 * i] for i in range(count)]
+    assert window.touch(ids[0])
+    assert window.requeue(ids[0], 0)
+    assert not window.requeue(ids[0], 0)
+    assert window.finish(ids[1])
+    assert not window.finish(b"nonsense")
+    lines = bytearray(b"".join(b"FIN %b\n" % item for item in ids[1:]) + b"FIN half")
+    assert window.finish_run(lines, 0, len(lines)) == (10 * 21, 9, [ids[1]])
+    with pytest.raises(ValueError):
+        window.finish_run(lines, 5, 5000)
+    consumer.limit(100)
+    while rest := window.take(100, 10_000, 99):
+        window.finish(rest[0][18:34])
+        if rest[1] > 1:
+            window.finish(rest[0][62:78])
+    consumer.close()
+    assert consumer.session is None
+    with pytest.raises(ShmqError):
+        window.take(1, 1)
+
+
+@scene("create_directory", slow=True)
+def create_directory(s: Scene) -> None:
+    fd = os.memfd_create("x")
+    try:
+        _native.create_directory(fd, **s.world.limits)
+        with pytest.raises(ShmqError):
+            _native.create_directory(fd, **s.world.limits | {"in_flight_slots": 1})
+        with pytest.raises(TypeError):
+            _native.create_directory(fd, 5)  # type: ignore[call-arg, misc]
+    finally:
+        os.close(fd)
+
+
+# ---- Broker ----
+
+
+@scene("Broker.detach", slow=True)
+def attach(s: Scene) -> None:
+    broker = s.world.attach_native()
+    producer = Producer(broker, s.topic, s.generation, "t", nothing, nothing)  # type: ignore[arg-type]
+    consumer = Consumer(broker, s.queue, s.serial, "t", "c", 9, 0, Batch, nothing)  # type: ignore[arg-type]
+    producer.publish(b"x" * 5000, timeout=0)
+    message = consumer.take(0)
+    assert message is not None
+    message.view.release()
+    view, loan = message.view, producer.loan(10)
+    loan.__enter__()
+    broker.detach()
+    broker.detach()
+    view.release()
+    with pytest.raises(ShmqError):
+        loan.__exit__(None, None, None)
+    s.supervisor.empty(s.queue, s.serial)
+    s.world.attach_native()  # dropped without detach
+    with pytest.raises(ShmqError):
+        _native.Broker(s.world._segments[s.serial], nothing)  # type: ignore[arg-type]
+
+
+@scene(
+    "Broker.client",
+    "Broker.forked",
+    "Broker.closed",
+    "Broker.stopped",
+    "Broker.supervisor_alive",
+    "Broker.find_topic",
+    "Broker.find_queue",
+    "Broker.view",
+)
+def look(s: Scene) -> None:
+    assert (s.broker.forked, s.broker.closed, s.broker.supervisor_alive()) == (False, False, True)
+    assert not s.broker.stopped
+    assert s.broker.client > 0
+    s.broker.find_topic("t")
+    s.broker.find_topic("nothing")
+    s.broker.find_queue(s.topic, "c")
+    s.broker.find_queue(s.topic, None)
+    np.frombuffer(s.broker.view(), np.uint8, 100)
+    s.broker.view(s.queue).release()
+    with pytest.raises(ShmqError):
+        s.broker.view(1000)
+
+
+@scene("Broker.request", "Broker.next_request", "Broker.answer")
+def request(s: Scene) -> None:
+    with pytest.raises(ShmqError, match="not answered"):
+        s.broker.request(1, "topic", None, 0)
+    s.supervisor.next_request()
+    with pytest.raises(ShmqError):
+        s.broker.request(1, "not valid", "c", 0)
+    with pytest.raises(ShmqError):
+        s.broker.request(2, "topic", "channel", 0)
+    assert s.supervisor.next_request() is None
+    s.supervisor.answer(5, 0)
+
+
+@scene("Broker.pause_topic", "Broker.pause_channel", "Broker.empty")
+def pause(s: Scene) -> None:
+    for paused in (True, False):
+        s.broker.pause_topic(s.topic, s.generation, paused)
+        s.broker.pause_channel(s.queue, s.serial, paused)
+    s.producer.publish(b"x", timeout=0)
+    s.broker.empty(s.queue, s.serial)
+    with pytest.raises(ShmqError):
+        s.broker.empty(900, 900)
+
+
+@scene(
+    "Broker.supervise",
+    "Broker.supervisor_wait",
+    "Broker.stopping",
+    "Broker.names_written",
+    "Broker.set_data_path",
+    "Broker.disk_trouble",
+)
+def supervise(s: Scene) -> None:
+    s.supervisor.stopping()
+    s.supervisor.names_written(0, 1)
+    s.supervisor.supervise(**s.world.limits)
+    s.supervisor.set_data_path("/nowhere")
+    s.supervisor.disk_trouble(28)
+    s.supervisor.supervisor_wait(0)
+    s.supervisor.supervisor_wait(0)
+
+
+@scene("Broker.spiller_request", "Broker.spiller_pending", "Broker.scan_at")
+def spiller_pending(s: Scene) -> None:
+    s.supervisor.scan_at(0, 0)
+    s.supervisor.spiller_pending()
+    s.supervisor.spiller_request(s.queue)
+    assert s.supervisor.spiller_pending() == [s.queue]
+    s.supervisor.spiller_request(1 << 20)
+    assert s.supervisor.spiller_pending() == []
+
+
+@scene("Broker.close_directory", slow=True)
+def close_directory(s: Scene) -> None:
+    with World() as world:
+        world.supervisor.close_directory()
+
+
+@scene(
+    "Broker.create_topic",
+    "Broker.reserve_queue",
+    "Broker.create_queue",
+    "Broker.enter_queue",
+    "Broker.take_over",
+    "Broker.renamed",
+    "Broker.trim",
+    "Broker.remove_queue",
+    "Broker.remove_topic",
+    slow=True,
+)
+def queues(s: Scene) -> None:
+    topic, generation = s.supervisor.create_topic("other", 0)
+    assert s.supervisor.take_over(topic, "c") is None
+    backlog = s.world.create_queue("other", None)
+    Producer(s.broker, topic, generation, "other", nothing, nothing).publish(b"x")  # type: ignore[arg-type]
+    assert s.supervisor.take_over(topic, "c") == backlog
+    s.supervisor.renamed(backlog[0], "other:c")
+    assert s.supervisor.trim(backlog[0]) == 0
+    with pytest.raises(ShmqError):
+        s.supervisor.trim(1 << 20)
+    with pytest.raises(ShmqError):
+        s.supervisor.create_topic("not valid", 0)
+    with pytest.raises(ShmqError):
+        s.supervisor.remove_topic(topic, generation)
+    s.world.remove_queue(*backlog)
+    s.supervisor.remove_topic(topic, generation)
+
+
+@scene("Broker.expire", "Broker.adopt", "Broker.rebuild", "Broker.audit")
+def supervisors_work(s: Scene) -> None:
+    s.message()
+    s.producer.publish(b"x", defer=5, timeout=0)
+    assert s.supervisor.expire(s.queue, 10, 1 << 62, 1 << 62) == (1, 1)
+    s.supervisor.rebuild(s.queue)
+    s.supervisor.adopt(s.queue)
+    assert not s.supervisor.audit(s.queue)
+    s.consumer.take_many(10, 0).finish()
+    with pytest.raises(TypeError):
+        s.supervisor.expire(s.queue, 1, "x", 5)  # type: ignore[arg-type]
+
+
+@scene(
+    "Broker.spill_begin",
+    "Broker.restore",
+    "Broker.evict_read_ahead",
+    "Broker.disk_set",
+    "Broker.disk_adopt",
+    "Broker.advance",
+    "Spill.count",
+    "Spill.bytes",
+    "Spill.lengths",
+    "Spill.positions",
+    "Spill.encode",
+    "Spill.end",
+)
+def spill(s: Scene) -> None:
+    s.producer.publish_many([b"x" * 20] * 8, timeout=0)
+    s.supervisor.advance(s.queue, 1)
+    view = s.world.queue_view(s.queue)
+    read = view.read("disk_write")
+    assert s.supervisor.disk_set(s.queue, read, read, 0)
+    s.supervisor.spill_begin(s.queue, 2, 1 << 20)  # dropped: given back
+    failed = s.supervisor.spill_begin(s.queue, 2, 1 << 20, True)
+    assert failed is not None
+    failed.end(0, False)
+    batch = s.supervisor.spill_begin(s.queue, 4, 1 << 20)
+    assert batch is not None
+    data = batch.encode()
+    assert (batch.count, batch.bytes) == (4, len(data) == sum(batch.lengths) and len(data))
+    for number in range(4):
+        batch.positions[number] = read + 50 * number
+    assert batch.end(read + len(data), True)
+    with pytest.raises(RuntimeError):
+        batch.encode()
+    assert s.supervisor.restore(s.queue, data, read, read + len(data)) == (4, len(data))
+    assert s.supervisor.evict_read_ahead(s.queue) == 4
+    assert s.supervisor.restore(s.queue, data, read, read + len(data)) == (4, len(data))
+    with pytest.raises(ShmqError):
+        s.supervisor.spill_begin(900, 2, 1)
+    s.supervisor.disk_adopt(s.queue, read + len(data), read + len(data), 0, s.number)
+    assert s.supervisor.evict_read_ahead(s.queue) == 0, (
+        "what is in memory has no place there any more"
+    )
+    assert len(s.consumer.take_many(10, 0)) == 8
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Broker.chunk_begin", "Broker.chunk_load", "Broker.chunk_depth", "Spill.position")
+def chunks(s: Scene) -> None:
+    s.producer.publish_many([b"x" * 20] * 4, defer=5, timeout=0)
+    s.number += 1
+    s.supervisor.chunk_begin(s.queue, s.number, 0, 2, 1 << 20)  # dropped: given back
+    batch = s.supervisor.chunk_begin(s.queue, s.number, 0, 10, 1 << 20)
+    assert batch is not None
+    assert (batch.count, batch.position) == (4, s.number)
+    data, dues = batch.encode(), bytes(batch.positions)
+    assert batch.end(s.number, True)
+    assert s.supervisor.chunk_load(s.queue, data, dues, s.number << 24) == 4
+    s.supervisor.chunk_depth(s.queue, 0)
+    with pytest.raises((TypeError, ValueError, ShmqError)):
+        s.supervisor.chunk_load(s.queue, "text", dues, 0)
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Waiter.wait", "Waiter.wake", "Waiter.pass_on", "Waiter.close")
+def wait(s: Scene) -> None:
+    waiter = _native.Waiter(s.broker)
+    other = s.make_consumer()
+    assert waiter.wait([s.consumer, other], 0) == []
+    waiter.wake()
+    assert waiter.wait([s.consumer], _native.now() + 10**9) == []
+    s.producer.publish(b"x", timeout=0)
+    assert waiter.wait([s.consumer, other], _native.now() + 10**9)
+    waiter.pass_on(s.consumer)
+    for wrong in (None, [5], "ab"):
+        with pytest.raises((TypeError, ShmqError)):
+            waiter.wait(wrong, 0)  # type: ignore[arg-type]
+    waiter.close()
+    with pytest.raises(ShmqError):
+        waiter.wait([s.consumer], 0)
+    _native.Waiter(s.broker)  # dropped
+    other.close()
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene(
+    "Broker.lease_holder_open",
+    "Broker.lease_holder_touch",
+    "Broker.lease_holder_close",
+    "Broker.lease_take",
+    "Broker.lease_look",
+    "Broker.lease_list",
+    "Broker.lease_finish",
+    "Broker.lease_return",
+    "Broker.lease_end",
+    "Broker.lease_wait",
+    "Broker.lease_open",
+    "Broker.lease_read",
+)
+def leases(s: Scene) -> None:
+    holder = s.broker.lease_holder_open(s.queue, s.serial, "me", 10**12, 10**12)
+    s.broker.lease_holder_touch(holder)
+    assert s.broker.lease_take(holder, 0, 5, 1000, 1) is None
+    assert not s.broker.lease_wait(holder, 0)
+    s.producer.publish_many([b"x" * 10] * 6, timeout=0)
+    taken = [s.broker.lease_take(holder, 0, 2, 1000, 2) for _ in range(3)]
+    first, second, third = (lease[0] for lease in taken if lease)
+    assert len(s.broker.lease_list(holder)) == 3
+    assert s.broker.lease_look(holder, first, True)[-2:] == (1, 0)
+    cursor = s.broker.lease_open(s.queue, s.serial, first, 1)
+    cursor, count, *columns = s.broker.lease_read(cursor, 10, 1000)
+    assert (cursor[-1], count, columns[-1]) == (0, 1, b"x" * 10)
+    assert s.broker.lease_return(holder, third) == 2
+    assert s.broker.lease_end(s.queue, s.serial, second, True) == 2
+    assert s.broker.lease_finish(holder, first) == 2
+    for wrong in (
+        lambda: s.broker.lease_look(holder, first),
+        lambda: s.broker.lease_return(holder, first),
+        lambda: s.broker.lease_finish(holder, third),
+        lambda: s.broker.lease_end(s.queue, s.serial, first, False),
+        lambda: s.broker.lease_open(s.queue, s.serial, first, 0),
+        lambda: s.broker.lease_read(cursor, 1, 1),
+        lambda: s.broker.lease_take(holder, 0, 0, 1, 1),
+        lambda: s.broker.lease_take(5, 0, 1, 1, 1),  # type: ignore[arg-type]
+        lambda: s.broker.lease_read((1, 2), 1, 1),
+        lambda: s.broker.lease_take(holder, 0, 1, 1, 1, (0, 0, 0, 0, b"")),
+        lambda: s.broker.lease_take(holder, 0, 1, 1, 1, (0, 9, 9, 1, b"x")),
+        lambda: s.broker.lease_take(holder, 0, 1, 1, 1, (0, 9, 9)),  # type: ignore[arg-type]
+        lambda: s.broker.lease_holder_open(s.queue, s.serial, ""),
+        lambda: s.broker.lease_holder_touch((s.queue, s.serial, 5, 5)),
+    ):
+        with pytest.raises((ShmqError, TypeError, ValueError)):
+            wrong()
+    assert s.broker.lease_take(holder, 0, 1, 1, 1, (5, 9, 9, 1, bytes(8))) is None
+    s.broker.lease_holder_close(holder)
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.publish_once", "Producer.mark")
+def marks(s: Scene) -> None:
+    offsets = np.array([0, 1, 2], np.int32)
+    s.number += 1
+    arguments = (b"ab", offsets, False, 0, 2, 1, 2, s.number, 0, 2, 0)
+    assert s.producer.publish_once(*arguments)
+    assert s.producer.publish_once(*arguments) is None
+    assert s.producer.mark(1, 2) == (s.number + 1, 2)
+    with pytest.raises(ValueError):
+        s.producer.publish_once(b"a", *arguments[1:])
+    with pytest.raises(ShmqError):
+        s.producer.publish_once(*arguments[:7], s.number + 1, 5, 7, 0)
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Broker.pump")
+def pump(s: Scene) -> None:
+    if s.supervisor.find_queue(s.topic, None) is None:
+        s.world.create_queue("t", None)
+    s.broker.pause_topic(s.topic, s.generation, True)
+    s.producer.publish_many([b"x"] * 5, timeout=0)
+    s.broker.pause_topic(s.topic, s.generation, False)
+    assert s.supervisor.pump(s.topic, s.generation, 10) == 5
+    s.consumer.take_many(10, 0).finish()
+
+
+@scene("Broker.reap_scan", "Broker.reap_spare", "Broker.reap", slow=True)
+def reap(s: Scene) -> None:
+    client = s.world.attach()
+    consumer = client.consumer("t", "c")
+    s.producer.publish(b"x", timeout=0)
+    message = consumer.take(0)
+    assert message is not None
+    client.die()
+    s.supervisor.reap_spare(900, 1)
+    assert s.world.reap() == {client.index: 1}
+    s.world._clients.remove(client)
+    again = s.consumer.take(0)
+    assert again is not None
+    again.finish()

@@ -1,0 +1,249 @@
+"""The order of the modules: which may import and which may include which. This file is also the
+documentation.
+
+Left never knows right:
+
+    C       the floors of `FLOORS` below, from the lowest to the highest
+    binding <Python.h>, the headers of native/include and its own only; core/ is closed to it
+    Python  _native <- errors <- names, ownership, procfs <- shm <- options, layout <- views
+            <- sources, peek <- stats <- storage <- client <- broker
+            <- { supervisor | gateway | spark }
+            <- diagnostics <- cli
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+CORE, BINDING = TOP / "native" / "core", TOP / "native" / "binding"
+PACKAGE = TOP / "shmq"
+
+# ---- C ----
+
+#: The floors of the core, the lowest first. A file includes only headers of the floors below its
+#: own. The compiler refuses a call without a declaration, so it also calls only these.
+FLOORS = (
+    ("arena clock heap killpoint latency layout_table names process record status wire"),
+    ("doorbell lock segment writer"),
+    ("mapping slots"),
+    ("lease"),
+    ("rebuild lease_read"),
+    ("create locking session"),
+    ("batch consumer directory disk expire lease_holder reaper room supervisor trim"),
+    ("chunk client prepend producer requests waiter"),
+    ("fanout restore spill"),
+    ("backlog loan"),
+    ("publish"),
+)
+FLOOR_OF = {name: rank for rank, names in enumerate(FLOORS, 1) for name in names.split()}
+
+#: Headers without a source file: the contract, bytes, memory orders, switches of the build.
+BASE = {
+    "shmq.h",
+    "shmq_supervisor.h",
+    "shmq_wire.h",
+    "layout.h",
+    "atomics.h",
+    "bounds.h",
+}
+HANDLES = {"handles.h"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+def includes(path: Path) -> Iterator[str]:
+    """The headers that a file includes in quotation marks, without folders."""
+    for quoted, _ in INCLUDE.findall(path.read_text()):
+        if quoted:
+            yield Path(quoted).name
+
+
+def core_files() -> list[Path]:
+    return sorted(CORE.glob("*.[ch]"))
+
+
+def test_every_source_of_the_core_has_a_floor() -> None:
+    assert {path.stem for path in CORE.glob("*.c")} == set(FLOOR_OF)
+    headers = {path.name for path in CORE.glob("*.h")}
+    assert headers <= BASE | HANDLES | {f"{name}.h" for name in FLOOR_OF}
+
+
+def test_the_floors_are_those_of_the_map() -> None:
+    text = (TOP / "docs" / "architecture.md").read_text()
+    text = text.partition("## The core's floors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (`.*) \|$", text, re.MULTILINE)
+    shown = {int(number): set(re.findall(r"`(\w+)`", row)) for number, row in rows}
+    for number, names in enumerate(FLOORS, 1):
+        assert shown[number] == set(names.split())
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
+def test_core_includes_only_what_is_below(path: Path) -> None:
+    if path.name in BASE:
+        assert set(includes(path)) <= BASE
+        return
+    if path.name in HANDLES:
+        assert set(includes(path)) <= BASE | {"heap.h"}
+        return
+    for name in set(includes(path)) - BASE - HANDLES - {f"{path.stem}.h"}:
+        lower = FLOOR_OF[Path(name).stem]
+        assert lower < FLOOR_OF[path.stem] or lower == FLOOR_OF[path.stem] == 1, (
+            f"{path.name} is on floor {FLOOR_OF[path.stem]} and includes {name} of floor {lower}"
+        )
+
+
+def test_core_calls_no_function_that_its_includes_do_not_declare() -> None:
+    """A declaration by hand would go around the floors."""
+    definition = re.compile(r"^(?!static)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE)
+    declaration = re.compile(
+        r"^(?!static|typedef)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\);", re.MULTILINE
+    )
+    defined = {
+        name: path.stem
+        for path in CORE.glob("*.c")
+        for name in definition.findall(path.read_text())
+    }
+    for path in CORE.glob("*.c"):
+        by_hand = set(declaration.findall(path.read_text())) & set(defined)
+        assert not by_hand, f"{path.name} declares {by_hand} of other files itself"
+
+
+@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
+def test_core_knows_no_python(path: Path) -> None:
+    assert "Python.h" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", sorted(BINDING.glob("*.[ch]")), ids=lambda path: path.name)
+def test_binding_sees_only_the_contract(path: Path) -> None:
+    own = {header.name for header in BINDING.glob("*.h")}
+    contract = {"shmq.h", "shmq_supervisor.h", "shmq_wire.h"}
+    assert set(includes(path)) <= own | contract | {"docstrings.h"}
+
+
+# ---- Python ----
+
+RANKS = {
+    "_native": 0,
+    "errors": 1,
+    "keywords": 1,
+    "names": 2,
+    "ownership": 2,
+    "interpreter": 2,
+    "procfs": 2,
+    "shm": 3,
+    "option_types": 2,
+    "options": 4,
+    "audit": 4,
+    "logs": 5,
+    "layout": 4,
+    "views": 5,
+    "sources": 6,
+    "peek": 6,
+    "stats": 7,
+    "prometheus": 8,
+    "storage": 8,
+    "client": 9,
+    "homes": 9,
+    "attachment": 10,
+    "embedded": 11,
+    "broker": 12,
+    "supervisor": 13,
+    "gateway": 13,
+    "spark": 13,
+    "diagnostics": 14,
+    "cli": 15,
+    "__init__": 13,  # the public names: nothing from the siblings and the command line
+    "__main__": 16,
+}
+
+#: Module -> parts of the package that may import it. `__init__` is where the handshake is.
+RESERVED = {
+    "shmq._native": {
+        "__init__",
+        "errors",
+        "options",
+        "layout",
+        "views",
+        "sources",
+        "client",
+        "attachment",
+        "broker",
+        "supervisor",
+        "gateway",
+        "diagnostics",
+    },
+    "click": {"cli"},
+    "asyncio": {"client/aio.py", "gateway"},
+    "aiohttp": {"gateway"},
+    "re2": {"gateway"},
+    "pyspark": {"spark"},
+    "pyarrow": {"spark", "client/message.py"},
+    "posix_ipc": {"shm"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """First name under shmq/: `layout` for layout.py, `client` for client/aio.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, in functions and for typing too."""
+    package = ["shmq", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *(node.module or "").split(".")] if node.module else base
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def test_every_part_has_a_rank() -> None:
+    assert {part_of(path) for path in modules()} <= set(RANKS)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_to_the_left(path: Path) -> None:
+    part = part_of(path)
+    for name in imports(path):
+        words = name.split(".")
+        if words[0] == "shmq" and len(words) > 1 and words[1] in RANKS and words[1] != part:
+            assert RANKS[words[1]] < RANKS[part], f"{part} imports {name}, which is not left of it"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_reserved_modules_are_imported_where_they_belong(path: Path) -> None:
+    here = {part_of(path), path.relative_to(PACKAGE).as_posix()}
+    for name in imports(path):
+        for module, allowed in RESERVED.items():
+            if name == module or name.startswith(module + "."):
+                assert here & allowed, f"{name} may be imported only in {sorted(allowed)}"
+
+
+def test_gateway_imports_follow_the_map() -> None:
+    """For typing too: a file can be understood after those that come before it."""
+    text = (TOP / "docs" / "architecture.md").read_text()
+    text = text.partition("## The gateway's files")[2].partition("\n## ")[0]
+    shown = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    files = {path.stem: path for path in (PACKAGE / "gateway").glob("*.py")}
+    assert sorted(shown) == sorted(files.keys() - {"__init__"})
+    for rank, module in enumerate(shown):
+        for name in imports(files[module]):
+            words = name.split(".")
+            if words[:2] == ["shmq", "gateway"] and words[2] in files:
+                assert words[2] in shown[:rank], f"{module} imports {name}, which comes after it"

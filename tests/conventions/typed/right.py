@@ -1,0 +1,89 @@
+"""Programs that type checkers accept. Read by tests/conventions/test_typing.py, never run."""
+
+from __future__ import annotations
+
+import array
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import assert_type
+
+import numpy as np
+
+import shmq
+
+
+def embedded() -> None:
+    with shmq.Broker(
+        data_path=Path("/var/tmp/jobs"),
+        instance="jobs",
+        mem_queue_size=3,
+        msg_timeout=5,
+        mode=0o660,
+        on_stop="keep",
+        tls_cert=Path("x.pem"),
+        lookupd_tcp_address=["a:4160"],
+        verbose=None,
+    ) as broker:
+        assert_type(broker, shmq.Broker)
+        assert_type(broker.instance, str)
+        assert_type(broker.data_path, Path | None)
+
+
+def bodies(producer: shmq.Producer, message: shmq.Message, file: mmap.mmap) -> None:
+    assert_type(producer.publish(b"x"), str)
+    producer.publish(bytearray(b"x"), defer=2.5, timeout=1)
+    producer.publish(memoryview(b"x"), timeout=None)
+    producer.publish(array.array("i", [1]))
+    producer.publish(np.zeros(5, np.uint8))
+    producer.publish(file)
+    producer.publish(message)
+    producer.publish(message.view)
+    assert_type(producer.publish_many([b"a", bytearray(b"b")]), range)
+    producer.publish_many(b"%d" % k for k in range(5))
+    producer.publish_many(np.zeros((2, 5), np.uint8))
+    with producer.loan(5) as buffer:
+        assert_type(buffer, memoryview)
+    with (loan := producer.loan(5, zero=False)) as buffer:
+        loan.truncate(3)
+    assert_type(loan.id, str | None)
+
+
+def taking(consumer: shmq.Consumer) -> Iterator[str]:
+    with consumer.take() as message:
+        assert_type(message, shmq.Message)
+    found = consumer.take(timeout=1.0)
+    assert_type(found, shmq.Message | None)
+    if found is not None:
+        with found:
+            yield found.id
+    batch = consumer.take_many(500, timeout=1.0)
+    assert_type(batch, shmq.Batch)
+    assert_type(batch.bodies(), list[bytes])
+    for message in batch:
+        assert_type(message.body, bytes)
+    with batch as same:
+        assert_type(same, shmq.Batch)
+    for message in consumer:
+        assert_type(message.attempts, int)
+
+
+async def asynchronous(broker: shmq.Broker) -> None:
+    async with broker:
+        consumer = broker.consumer("t", "c", max_in_flight=1, msg_timeout=None)
+        assert_type(await consumer.take_async(), shmq.Message)
+        assert_type(await consumer.take_async(1.0), shmq.Message | None)
+        assert_type(await consumer.take_many_async(5), shmq.Batch)
+        async for message in consumer:
+            assert_type(message, shmq.Message)
+
+
+def looking(broker: shmq.Broker) -> None:
+    found = broker.channel_stats("t", "c")
+    assert_type(found.latency, shmq.Latency)
+    assert_type(found.leases, list[shmq.LeaseEntry])
+    assert_type(broker.peek("t", "c"), list[shmq.Peeked])
+    try:
+        broker.producer("t").publish(b"x", timeout=0)
+    except (shmq.Full, shmq.OptionError, shmq.BadArgument) as exc:
+        assert_type(exc, shmq.Full | shmq.OptionError | shmq.BadArgument)

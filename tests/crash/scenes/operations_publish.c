@@ -1,0 +1,246 @@
+/* Publishing: small and large bodies, deferred messages, loans, sequences of an idempotent producer. */
+#include "operations.h"
+
+#include <stdlib.h>
+
+static void publish_one(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 1, SMALL, 0);
+}
+
+static void publish_three(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 3, SMALL, 0);
+}
+
+static void publish_large(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 1, LARGE, 0);
+}
+
+static void publish_two_large(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 2, LARGE, 0);
+}
+
+static void publish_deferred(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 2, SMALL, in_an_hour());
+}
+
+static void publish_five(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 5, SMALL, 0);
+}
+
+static void fill_first_slots(scene *s)
+{
+	publish(s, s->alive, s->producer, 10, SMALL, 0);
+}
+
+static void publish_very_large(scene *s)
+{
+	publish(s, s->mine, s->my_producer, 2, 1500, 0);
+}
+
+static void fill_first_arena(scene *s)
+{
+	publish(s, s->alive, s->producer, 8, 1900, 0);
+}
+
+static void fill_to_the_brim(scene *s)
+{
+	publish(s, s->alive, s->producer, 20, SMALL, 0);
+}
+
+static void publish_in_vain(scene *s)
+{
+	EQUAL(try_publish(s, s->mine, s->my_producer, 2, SMALL, 0), SHMQ_FULL);
+}
+
+static void come_and_find_it_full(scene *s)
+{
+	come(s);
+	publish_in_vain(s);
+}
+
+static void wait_for_room(scene *s)
+{
+	int r = WATCHED(shmq_producer_wait(s->my_producer, shmq_now()));
+
+	CHECK(r == 0 || r == SHMQ_TIMEOUT);
+}
+
+/* A client waits on queue 0 with a doorbell of its own. No thread is there to be woken. */
+void wait_on_first(scene *s, shmq_broker *b, uint32_t bell)
+{
+	shmq_waiter_desc *w = &waiters_of(s)[bell];
+	shmq_waitset_desc *takers = &queue_of(s, 0)->takers;
+	uint32_t client = shmq_broker_client(b);
+
+	w->owner = (uint64_t)clients_of(s)[client].generation << 32 | (client + 1);
+	if (directory_of(s)->waiters_high <= bell)
+		directory_of(s)->waiters_high = bell + 1;
+	takers->words[bell / 64] |= UINT64_C(1) << bell % 64;
+	takers->summary |= UINT64_C(1) << bell / 64;
+}
+
+void somebody_waits(scene *s)
+{
+	wait_on_first(s, s->alive, BELL);
+}
+
+static void waiter_was_rung(scene *s)
+{
+	int rings;
+
+	CHECK(!sem_getvalue(&waiters_of(s)[BELL].bell, &rings));
+	if (!rings)
+		wrong("a waiter sleeps on (its bit is %sset)",
+		      queue_of(s, 0)->takers.words[0] >> BELL & 1 ? "" : "not ");
+}
+
+void lend(scene *s)
+{
+	EQUAL(CALL(s, s->mine, shmq_loan_begin(s->my_producer, 200, soon(), &s->loan)), 0);
+}
+
+static void commit_loan(scene *s)
+{
+	uint32_t number = s->ledger->next++;
+	uint8_t *to = shmq_loan_data(s->loan);
+	uint64_t id;
+
+	set_fates(s, number, 1, GROUP);
+	to[0] = (uint8_t)number;
+	for (uint32_t i = 1; i < 200; i++)
+		to[i] = (uint8_t)(number * 7 + i);
+	EQUAL(CALL(s, s->mine, shmq_loan_commit(s->loan, 0, soon(), &id)), 0);
+	set_fates(s, number, 1, DUE);
+}
+
+static void lend_and_commit(scene *s)
+{
+	lend(s);
+	commit_loan(s);
+}
+
+static void come_and_lend(scene *s)
+{
+	come(s);
+	lend(s);
+}
+
+static void cancel_loan(scene *s)
+{
+	EQUAL(CALL(s, s->mine, shmq_loan_cancel(s->loan, soon())), 0);
+}
+
+static void lend_then_a_channel_comes(scene *s)
+{
+	uint64_t serial;
+	uint32_t index;
+
+	come_and_lend(s);
+	index = make_queue(s, s->mine, "new", &serial);
+	add_queue(s, index, serial, true);
+}
+
+/* Publish two messages, always with the same sequence: only the first call publishes them. */
+static int publish_two_once(scene *s, shmq_broker *b, shmq_producer *p)
+{
+	shmq_sequence sequence = {.key = {7, 8}, .epoch = 0, .after = 0, .upto = 2};
+	uint32_t first = s->ledger->next;
+	shmq_body bodies[2];
+	uint64_t id;
+	int r;
+
+	for (uint32_t i = 0; i < 2; i++)
+		bodies[i] = (shmq_body){body_make(first + i, SMALL), SMALL};
+	set_fates(s, first, 2, GROUP);
+	s->ledger->next += 2;
+	s->ledger->once = s->ledger->once ? s->ledger->once : first;
+	r = CALL(s, b, shmq_publish_once(p, bodies, 2, &sequence, soon(), &id));
+	set_fates(s, first, 2, r ? NEVER : DUE);
+	for (uint32_t i = 0; i < 2; i++)
+		free((void *)(uintptr_t)bodies[i].data);
+	return r;
+}
+
+static void publish_once(scene *s)
+{
+	EQUAL(publish_two_once(s, s->mine, s->my_producer), 0);
+}
+
+/* Publish again, as after a death. If that succeeds, the first messages are not there. */
+static void publish_once_again(scene *s)
+{
+	uint32_t first = s->ledger->once;
+	int r = publish_two_once(s, s->alive, s->producer);
+
+	CHECK(r == 0 || r == SHMQ_REPEATED);
+	set_fates(s, first, 2, r ? DUE : NEVER);
+	EQUAL(publish_two_once(s, s->alive, s->producer), SHMQ_REPEATED);
+}
+
+static void read_sequence(scene *s)
+{
+	uint64_t key[2] = {7, 8};
+	shmq_sequence sequence;
+
+	EQUAL(CALL(s, s->mine, shmq_sequence_read(s->my_producer, key, soon(), &sequence)), 0);
+	CHECK(sequence.epoch == 1 && sequence.upto == 2);
+}
+
+/* The state that a death right after the commit word leaves. */
+static void come_and_publish_once_halfway(scene *s)
+{
+	shmq_writer_desc *w = (void *)(s->files->map[0] + directory_of(s)->writers_at);
+
+	come(s);
+	publish_once(s);
+	w->epoch = w->rows = 0;
+	w->next_seq = topics_of(s)[s->topic].committed;
+}
+
+static void publish_once_after_a_death(scene *s)
+{
+	EQUAL(publish_two_once(s, s->mine, s->my_producer), SHMQ_REPEATED);
+}
+
+static void somebody_died_publishing_once(scene *s)
+{
+	a_death(s, come_and_publish_once_halfway, 1);
+}
+
+static void somebody_died_with_both_locks(scene *s)
+{
+	a_death(s, come_and_take, 3);
+}
+
+static const operation table[] = {
+	{"publish to a channel", 1, NULL, come, publish_one, NULL, 0, 0, 0},
+	{"publish to three channels", 3, NULL, come, publish_one, NULL, 0, 0, 0},
+	{"publish a batch to three channels", 3, NULL, come, publish_three, NULL, 0, 0, 0},
+	{"publish a large body", 3, NULL, come, publish_large, NULL, 0, 0, 0},
+	{"publish two large bodies", 2, NULL, come, publish_two_large, NULL, 0, 0, 0},
+	{"publish deferred", 3, NULL, come, publish_deferred, NULL, 0, 0, 0},
+	{"publish into a backlog", 0, NULL, come, publish_three, NULL, 0, 0, 0},
+	{"publish while the slots grow", 2, fill_first_slots, come, publish_five, NULL, 0, 0, 0},
+	{"publish while the arena grows", 2, fill_first_arena, come, publish_very_large, NULL, 0, 0, 0},
+	{"publish in vain", 1, fill_to_the_brim, come, publish_in_vain, NULL, 0, 0, 0},
+	{"publish to a waiter", 1, somebody_waits, come, publish_one, waiter_was_rung, 0, 0, 0},
+	{"lend and commit", 3, NULL, come, lend_and_commit, NULL, 0, 0, 0},
+	{"commit a loan to a new channel", 2, NULL, lend_then_a_channel_comes, commit_loan, NULL, 0, 0,
+	 0},
+	{"cancel a loan", 3, NULL, come_and_lend, cancel_loan, NULL, 0, 0, 0},
+	{"wait for room", 1, fill_to_the_brim, come_and_find_it_full, wait_for_room, NULL, 0, 0, 0},
+	{"publish after a death", 2, somebody_died_with_both_locks, come, publish_three, NULL, 0, 0, 0},
+	{"publish once", 3, NULL, come, publish_once, publish_once_again, 0, 0, 0},
+	{"read a sequence after a death", 2, somebody_died_publishing_once, come, read_sequence,
+	 publish_once_again, 0, 0, 0},
+	{"publish once after a death", 2, somebody_died_publishing_once, come,
+	 publish_once_after_a_death, publish_once_again, 0, 0, 0},
+};
+
+const operations publish_operations = {table, sizeof(table) / sizeof(table[0])};

@@ -1,0 +1,178 @@
+"""Every program of the README, of docs/ and of the docstrings runs as it is pasted.
+
+Each block is run in an empty directory, by the commands that are installed; only names that tests
+must not share with others are put in their place: the directories and the instance."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.documented_programs import Program, in_docstrings, in_markdown
+from support.processes import ROOT, WATCHDOG, Child, answers, eventually, supervisor_pid, wait_ended
+
+from shmq.errors import ShmqError
+
+SPARK = "needs PySpark and Java: tests/spark"
+#: How the first lines of blocks begin that are not run here -> why.
+ELSEWHERE = {
+    "tools/dev demo ": "takes minutes; tests/spark/test_demo.py runs it",
+    "import shmq.spark": SPARK,
+    'tasks, results = Exchange("jobs", "tasks"), Exchange("jobs", "results")': SPARK,
+    "query.writeStream.foreachBatch(": SPARK,
+    '(spark.readStream.format("shmq")': SPARK,
+    'df = (spark.read.format("shmq").option("instance", "jobs").option("topic", "clicks")': SPARK,
+    "cp systemd/shmq@.service /etc/systemd/system/": (
+        "would change the host's services; tests/unit/test_systemd.py reads the files"
+    ),
+    "producers, consumers (any Python process, Spark's workers too) ": "a picture",
+    "pip install .": "needs a network; `tools/dev setup` installs it the same way",
+    "tools/dev setup ": "the test is run by it",
+    "native/include/ ": "a map",
+    "_native <- errors <- names": "a map",
+    "directory  /shmq.<instance> ": "a picture",
+    "waiter: set the bit, fence": "a picture",
+    "nsqd.dat ": "a list of files",
+    "exec shmq serve --nsqd": "needs the gateway's ports; tests/nsqd/gateway/test_defaults.py",
+    "audit: action=delete_topic": "a line of the log",
+}
+
+#: How the block begins that runs for ever.
+SERVER = "mkdir -p /var/tmp/jobs\nshmq serve "
+
+
+def programs() -> list[Program]:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [program for page in pages for program in in_markdown(page)]
+    found += in_docstrings(ROOT / "shmq")
+    return [*found, *in_docstrings(ROOT / "pyspark_shmq")]
+
+
+def of(language: str) -> list[Program]:
+    return [one for one in programs() if one.language == language and not reason(one)]
+
+
+def reason(program: Program) -> str | None:
+    """Why it is not run here; None: it is."""
+    starts = [start for start in ELSEWHERE if program.first.startswith(start)]
+    return ELSEWHERE[starts[0]] if starts else None
+
+
+def ids(found: list[Program]) -> list[str]:
+    return [one.where for one in found]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """An empty directory, with those beside it that the documentation takes for granted."""
+    for name in ("here", "var/tmp", "var/lib/node_exporter"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def pasted(here: Path, instance: str) -> Callable[[str], str]:
+    """A program's text with names of this test's own."""
+
+    def replace(text: str) -> str:
+        for name in ("/var/tmp/", "/var/lib/"):
+            text = text.replace(name, f"{here.parent}{name}")
+        return text.replace("--instance jobs", f"--instance {instance}").replace(
+            "SHMQ_INSTANCE=jobs", f"SHMQ_INSTANCE={instance}"
+        )
+
+    return replace
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONWARNINGS": "error"}
+
+
+def test_every_block_is_run_or_has_a_reason() -> None:
+    firsts = [one.first for one in programs()]
+    for start in ELSEWHERE:
+        assert any(first.startswith(start) for first in firsts), f"no block begins so: {start}"
+    assert {one.language for one in programs()} <= {"python", "text"}
+    assert len(of("python")) >= 2
+    assert len([one for one in of("text") if one.text.startswith(SERVER)]) == 1
+
+
+@pytest.mark.parametrize("program", of("python"), ids=ids(of("python")))
+def test_python(
+    program: Program, here: Path, pasted: Callable[[str], str], environment: dict[str, str]
+) -> None:
+    environment["XDG_STATE_HOME"] = str(here.parent / "state")
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=pasted(program.text),
+        cwd=here,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=10 * WATCHDOG,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert list(here.iterdir()) == []
+
+
+def serves(instance: str) -> bool:
+    with contextlib.suppress(ShmqError):
+        return answers(instance, supervisor_pid(instance))
+    return False
+
+
+@pytest.fixture
+def shells(
+    here: Path, pasted: Callable[[str], str], instance: str, environment: dict[str, str]
+) -> Iterator[Callable[[str], Child]]:
+    """`shells(text)`: a shell into which this is pasted. Ended, with all it started, at the end."""
+    opened: list[Child] = []
+
+    def shell(text: str) -> Child:
+        script = f"cd {here}; set -e\n{pasted(text)}"
+        opened.append(Child(["bash", "-c", script], environment))
+        return opened[-1]
+
+    yield shell
+    if serves(instance):
+        pid = supervisor_pid(instance)
+        os.kill(pid, signal.SIGTERM)
+        wait_ended(pid)
+    for one in reversed(opened):
+        one.close()
+
+
+def test_shell(shells: Callable[[str], Child], here: Path, instance: str) -> None:
+    blocks = [one.text for one in of("text")]
+    [server] = [text for text in blocks if text.startswith(SERVER)]
+    serving = shells(server)
+    eventually(lambda: serves(instance), what="it serves")
+    for text in blocks:
+        if text != server:
+            *lines, last = text.splitlines()
+            forever = last.startswith("shmq stat -i")
+            shell = shells("\n".join([*lines, f"exec {last}"]) if forever else text)
+            if forever:  # until Ctrl-C
+                eventually(
+                    lambda shell=shell: sum("workers" in line for line in shell.lines) >= 2,
+                    what="stat has looked twice",
+                )
+                shell.process.send_signal(signal.SIGINT)
+                assert shell.wait() == 130, shell.errors
+            else:
+                assert shell.wait() == 0, shell.errors
+            assert shell.errors.strip() == ""
+            if lines:
+                assert {"cat.png", "dog.png"} <= set(shell.lines)
+    assert (here.parent / "var/lib/node_exporter/shmq.prom").stat().st_size > 0
+    assert list(here.iterdir()) == []
+    assert not serving.process.poll()

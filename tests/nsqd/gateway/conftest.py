@@ -1,0 +1,161 @@
+"""Both servers, for tests that say the same to each."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import processes
+from support.external_programs import peer
+from support.fake_auth_server import Authority
+from support.fake_lookupd import Lookupd
+from support.nsq_client import Client, Server
+
+_numbers = itertools.count()
+
+
+# A change in shmq does not change a real nsqd, so only --all tries the expectations on it.
+@pytest.fixture(scope="session", params=[pytest.param("nsqd", marks=pytest.mark.deep), "shmq"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the server: nsqd or shmq."""
+    return str(request.param)
+
+
+def _instance() -> str:
+    import os
+    import secrets
+
+    return f"wire-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="session")
+def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One with default options, for all tests."""
+    instance = _instance()
+    server = Server(kind, tmp_path_factory.mktemp("server"), instance)
+    yield server
+    server.close()
+    processes.remove_instance(instance)
+
+
+@pytest.fixture
+def start(kind: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """`start(*flags)`: a server of its own; with `again=server` on what that one left."""
+    made: list[tuple[Server, str]] = []
+
+    def make(*words: str, again: Server | None = None, status: int = 200) -> Server:
+        instance = next((name for one, name in made if one is again), None) or _instance()
+        server = Server(kind, tmp_path, instance, *words, status=status)
+        made.append((server, instance))
+        return server
+
+    yield make
+    for server, instance in made:
+        server.close()
+        processes.remove_instance(instance)
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Callable[[], Client]]:
+    """`connect()`: a new client of `server`."""
+    made: list[Client] = []
+
+    def make(**how: Any) -> Client:
+        made.append(server.connect(**how))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(connect: Callable[[], Client]) -> Client:
+    """A client of `server`."""
+    return connect()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test has."""
+    return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(certificate, key) of 127.0.0.1, signed by itself."""
+    directory = tmp_path_factory.mktemp("certificate")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    subprocess.run(
+        [
+            peer("openssl"),
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=wire",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return str(cert), str(key)
+
+
+@pytest.fixture(scope="session")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, str]]:
+    """(the authority's certificate, (a certificate that it has signed, its key))."""
+    directory = tmp_path_factory.mktemp("authority")
+
+    def make(name: str, *words: str) -> tuple[str, str]:
+        cert, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
+        argv = [
+            peer("openssl"),
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            *words,
+        ]
+        subprocess.run(argv, check=True, capture_output=True)
+        return cert, key
+
+    authority = make("authority")
+    plain = ("-addext", "basicConstraints=critical,CA:FALSE")
+    return authority[0], make("somebody", "-CA", authority[0], "-CAkey", authority[1], *plain)
+
+
+@pytest.fixture
+def authority() -> Iterator[Authority]:
+    """An authorisation server."""
+    with Authority() as server:
+        yield server
+
+
+@pytest.fixture
+def noting_lookupd() -> Iterator[Lookupd]:
+    """A nsqlookupd that only writes down what it is told."""
+    with Lookupd() as server:
+        yield server

@@ -1,0 +1,251 @@
+"""nsqd's own tools and go-nsq's test-suite, unchanged, against shmq."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import browser, processes
+from support.external_programs import BIN, peer
+from support.nsq_client import OK, Server, mpub, sized
+from support.processes import WATCHDOG, eventually
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def kind() -> str:
+    """Only the one whose tools these are not."""
+    return "shmq"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """`run(tool, *words)`: a tool with pipes; killed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(tool: str, *words: str) -> subprocess.Popen[bytes]:
+            log = stack.enter_context(open(tmp_path / f"{tool}.log", "wb"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [peer(tool), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def tcp(server: Server) -> str:
+    return f"--nsqd-tcp-address=127.0.0.1:{server.port()}"
+
+
+def web(server: Server) -> str:
+    return f"--nsqd-http-address=127.0.0.1:{server.port('http')}"
+
+
+def test_to_nsq_and_nsq_tail(start: Start, run: Any) -> None:
+    server = start()
+    tail = run("nsq_tail", tcp(server), "--topic=t")
+    eventually(lambda: server.stats()["topics"] and server.topic("t")["channels"])
+    feed = run("to_nsq", tcp(server), "--topic=t")
+    feed.stdin.write(b"one\ntwo\n")
+    feed.stdin.close()
+    assert sorted(tail.stdout.readline().strip() for _ in range(2)) == [b"one", b"two"]
+    assert feed.wait(WATCHDOG) == 0
+    tail.send_signal(signal.SIGTERM)
+    tail.wait(WATCHDOG)
+    eventually(lambda: server.topic("t")["channels"] == [])  # its channel was ephemeral
+
+
+def test_nsq_to_file(start: Start, run: Any, tmp_path: Path) -> None:
+    server = start()
+    client = server.connect()
+    assert client.ask(mpub(b"t", [b"%d" % i for i in range(500)])) == OK
+    out = tmp_path / "out"
+    out.mkdir()
+    tool = run("nsq_to_file", tcp(server), "--topic=t", f"--output-dir={out}", "--sync-interval=1s")
+    eventually(lambda: server.stats(topic="t", channel="nsq_to_file")["topics"])
+    eventually(lambda: server.channel("t", "nsq_to_file")["depth"] == 0)
+    tool.send_signal(signal.SIGTERM)
+    assert tool.wait(WATCHDOG) == 0
+    lines = b"".join(path.read_bytes() for path in out.rglob("*.log")).split()
+    assert sorted(map(int, lines)) == list(range(500))
+
+
+def test_nsq_to_nsq(start: Start, run: Any) -> None:
+    server, other = start(), start()
+    client = server.connect()
+    assert client.ask(mpub(b"t", [b"%d" % i for i in range(300)])) == OK
+    run(
+        "nsq_to_nsq",
+        tcp(server),
+        "--topic=t",
+        "--destination-topic=u",
+        f"--destination-nsqd-tcp-address=127.0.0.1:{other.port()}",
+    )
+    eventually(lambda: [item for item in other.stats()["topics"] if item["message_count"] == 300])
+    eventually(lambda: server.channel("t", "nsq_to_nsq")["in_flight_count"] == 0)
+
+
+def test_nsq_stat(start: Start, run: Any) -> None:
+    server = start()
+    client = server.connect()
+    client.sub("t", "c")
+    for _ in range(7):
+        client.pub("t", b"x")
+    tool = run("nsq_stat", web(server), "--topic=t", "--channel=c", "--interval=100ms", "--count=2")
+    out, _ = tool.communicate(timeout=WATCHDOG)
+    assert tool.returncode == 0
+    lines = [line.split("|") for line in out.decode().splitlines() if line.strip()[:1].isdigit()]
+    assert lines[0][1].split()[:3] == ["7", "7", "0"]  # total, in memory, on disk
+    assert lines[0][2].split() == ["0", "0", "7", "1"]  # requeued, timed out, messages, clients
+
+
+def test_nsqadmin(start: Start, run: Any, tmp_path: Path) -> None:
+    server = start("--broadcast-address=127.0.0.1")
+    producer, consumer = server.connect(), server.connect()
+    for _ in range(3):
+        producer.pub("t", b"x")
+    consumer.identify(client_id="admin-sees-me", hostname="h", user_agent="ua/1")
+    consumer.sub("t", "c", 1)
+    consumer.delivery()
+    base = admin(run, server, tmp_path)
+
+    def ask(path: str, body: dict[str, str] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(f"{base}{path}", data, WATCHDOG) as reply:
+            return json.loads(reply.read() or b"null")
+
+    node = f"127.0.0.1:{server.port('http')}"
+    assert ask("/api/topics")["topics"] == ["t"]
+    topic = ask("/api/topics/t")
+    assert (topic["message_count"], topic["channels"][0]["channel_name"]) == (3, "c")
+    channel = ask("/api/topics/t/c")
+    assert (channel["depth"], channel["in_flight_count"]) == (2, 1)
+    assert channel["clients"][0]["client_id"] == "admin-sees-me"
+    assert [item["version"] for item in ask("/api/nodes")["nodes"]] == ["1.3.0"]
+    assert ask(f"/api/nodes/{node}")["total_messages"] == 3
+    assert ask("/api/counter")["stats"]
+    ask("/api/topics/t/c", {"action": "pause"})
+    assert server.channel("t", "c")["paused"]
+    ask("/api/topics/t", {"action": "empty"})
+    with urllib.request.urlopen(f"{base}/topics/t/c", None, WATCHDOG) as page:
+        assert b"nsqadmin" in page.read()
+
+
+def admin(run: Any, server: Server, tmp_path: Path) -> str:
+    """Start nsqadmin; its address."""
+    run("nsqadmin", web(server), "--http-address=127.0.0.1:0")
+    log = tmp_path / "nsqadmin.log"
+
+    def listening() -> str:
+        lines = [line for line in log.read_text().splitlines() if "HTTP: listening on" in line]
+        return lines[0].rpartition(" ")[2] if lines else ""
+
+    return f"http://{eventually(listening)}"
+
+
+def test_pages_of_nsqadmin_in_a_browser(start: Start, run: Any, tmp_path: Path) -> None:
+    """Its topic, channel and node pages, and the lists before them."""
+    server = start("--broadcast-address=127.0.0.1", "--e2e-processing-latency-percentile=0.99,0.5")
+    producer, consumer = server.connect(), server.connect()
+    for _ in range(12345):
+        producer.send(b"PUB orders\n" + sized(b"x"))
+    for _ in range(12345):
+        assert producer.frame() == OK
+    consumer.identify(client_id="admin-sees-me", hostname="shown-host", user_agent="shown-agent/1")
+    consumer.sub("orders", "billing", 1)
+    consumer.finish(consumer.delivery())
+    consumer.delivery()
+    base, node = admin(run, server, tmp_path), f"127.0.0.1:{server.port('http')}"
+    pages = browser.look(
+        tmp_path,
+        [
+            (f"{base}/", ["orders"]),
+            (f"{base}/topics/orders", ["orders", "billing", "12,345", node]),
+            (f"{base}/topics/orders/billing", ["12,343", "shown-host", "shown-agent/1", node]),
+            (f"{base}/nodes", ["127.0.0.1", "1.3.0"]),
+            (f"{base}/nodes/{node}", ["orders", "billing", "12,345", "shown-host"]),
+            (f"{base}/counter", ["Messages Processed"]),
+        ],
+    )
+    assert [page.errors for page in pages] == [[]] * len(pages)
+
+
+LOOPBACK = """
+import fcntl, os, socket, struct, sys
+with socket.socket() as sock:
+    fcntl.ioctl(sock, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up
+os.execvp("sh", ["sh", "-c", sys.argv[1], *sys.argv[2:]])
+"""
+
+#: go-nsq's test.sh with its fixed ports, in a network namespace of its own
+SUITE = """
+"$1" -m shmq serve --data-path="$2" --tls-cert=./test/server.pem --tls-key=./test/server.key \
+    --tls-root-ca-file=./test/ca.pem 2>"$2/log" &
+server=$!
+until grep -q "gateway 0: serving" "$2/log"; do
+    kill -0 $server || exit 9
+    sleep 0.05
+done
+"$0" -test.v -test.timeout 100s
+status=$?
+kill $server
+wait $server
+exit $status
+"""
+
+
+def test_the_test_suite_of_go_nsq(tmp_path: Path) -> None:
+    instance = f"gonsq-{os.getpid()}-{secrets.token_hex(4)}"
+    suite = peer("go-nsq.test")
+    (tmp_path / "data").mkdir()
+    argv = [peer("unshare"), "--map-root-user", "--net", sys.executable, "-c", LOOPBACK]
+    try:
+        done = subprocess.run(
+            [*argv, SUITE, suite, sys.executable, str(tmp_path / "data")],
+            cwd=BIN.parent / "go-nsq",
+            capture_output=True,
+            timeout=150,
+            env={**os.environ, "SHMQ_INSTANCE": instance},
+        )
+    finally:
+        processes.remove_instance(instance)
+    out = done.stdout.decode()
+    assert done.returncode == 0, out[-3000:] + done.stderr.decode()[-2000:]
+    assert "--- FAIL" not in out
+    assert out.count("--- PASS") >= 24
+
+
+def test_a_killed_gateway_gives_back_what_it_had_and_another_serves(start: Start) -> None:
+    server = start("--msg-timeout=10m")
+    client = server.connect()
+    client.pub("t", b"x")
+    client.sub("t", "c", 1)
+    first = client.delivery()
+    children = [
+        int(pid)
+        for task in os.listdir(f"/proc/{server.process.pid}/task")
+        for pid in Path(f"/proc/{server.process.pid}/task/{task}/children").read_text().split()
+    ]
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    assert client.ended()
+    again = server.connect()  # waits in the socket, which is the supervisor's
+    again.sub("t", "c", 1)
+    delivery = again.delivery()
+    assert (delivery.id, delivery.attempts) == (first.id, 2)
+    again.finish(delivery)
+    assert server.stop() == 0

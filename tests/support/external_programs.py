@@ -1,0 +1,40 @@
+"""Programs that tests run beside shmq: other brokers' and the system's.
+
+One that is missing fails its test where SHMQ_REQUIRE_PEERS is 1 (CI), and skips it elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+
+from support.processes import ROOT
+
+BIN = ROOT / "build" / "peers" / "bin"  # where tools/peers installs
+
+# what else installs a program
+_REMEDIES = {
+    "chromium-headless-shell": "install Debian's chromium-headless-shell",
+    "java": "tools/dev test installs it",
+    "systemd-analyze": "install Debian's systemd",
+    "systemd-sysusers": "install Debian's systemd",
+    "systemd-tmpfiles": "install Debian's systemd",
+    "openssl": "install Debian's openssl",
+    "unshare": "install Debian's util-linux",
+    "tmux": "install Debian's tmux",
+}
+
+
+def peer(name: str) -> str:
+    """The path of a program."""
+    found = shutil.which(name, path=BIN) or shutil.which(name)
+    return found or missing(name, _REMEDIES.get(name, "tools/dev peers installs it"))
+
+
+def missing(what: str, remedy: str) -> NoReturn:
+    """End the test for the lack of something."""
+    end = pytest.fail if os.environ.get("SHMQ_REQUIRE_PEERS") == "1" else pytest.skip
+    end(f"{what} is missing: {remedy}")

@@ -1,0 +1,147 @@
+"""A gateway's session without a socket and without a process around it."""
+
+from __future__ import annotations
+
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+from shmq.errors import Full, MessageTooBig
+from shmq.gateway import protocol
+from shmq.gateway.host import Client
+from shmq.gateway.session import Session
+from shmq.options import Options
+
+#: Small ones, so that little is too much. They are checked once.
+_OPTIONS = Options(max_msg_size=2000, max_body_size=5000)
+
+
+class Topic:
+    """Keeps what is published, in order; as `_native.Producer` for a session."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.full = 0
+        self.most = 1 << 30
+
+    def publish_framed(
+        self, data: bytearray, start: int, count: int, defer: float | None, timeout: float
+    ) -> int:
+        if self.full:
+            self.full -= 1
+            raise Full("full")
+        if count > self.most:
+            raise MessageTooBig("too big")
+        for _ in range(count):
+            size = int.from_bytes(data[start : start + 4], "big")
+            self.host.published.append((bytes(data[start + 4 : start + 4 + size]), defer))
+            start += 4 + size
+        return start
+
+    def publish_run(
+        self, data: bytearray, start: int, end: int, line: bytes, most: int, most_body: int
+    ) -> tuple[int, int, int]:
+        if self.full:
+            raise Full("full")
+        if data.startswith(b"M", start):
+            return self._batch(data, start, end, line, most, most_body)
+        line = line[1:]
+        count = 0
+        while data.startswith(line, start):
+            body = start + len(line) + 4
+            size = int.from_bytes(data[body - 4 : body], "big", signed=True)
+            if body > end or not 0 < size <= min(most, end - body):
+                break
+            self.host.published.append((bytes(data[body : body + size]), None))
+            start, count = body + size, count + 1
+        return start, count, count
+
+    def _batch(
+        self, data: bytearray, start: int, end: int, line: bytes, most: int, most_body: int
+    ) -> tuple[int, int, int]:
+        at = start + len(line) + 8
+        if not data.startswith(line, start) or at > end:
+            return start, 0, 0
+        size, count = struct.unpack_from(">ii", data, at - 8)
+        if not (0 < size <= most_body and 0 < count <= (most_body - 4) // 5):
+            return start, 0, 0
+        bodies: list[bytes] = []
+        for _ in range(count):
+            size = int.from_bytes(data[at : at + 4], "big", signed=True)
+            if end - at < 4 or not 0 < size <= min(most, end - at - 4):
+                return start, 0, 0
+            bodies.append(bytes(data[at + 4 : at + 4 + size]))
+            at += 4 + size
+        self.host.published += [(body, None) for body in bodies]
+        return at, count, 1
+
+
+class Host:
+    """The parts of a process that a session needs, in memory."""
+
+    def __init__(self, consumer: Any = None) -> None:
+        """consumer: what everybody who subscribes gets; None: nobody can."""
+        self._consumer = consumer
+        self.options = _OPTIONS
+        self.producers: dict[bytes, Any] = {}
+        self.has_tls = self.auth_enabled = False
+        self.published: list[tuple[bytes, float | None]] = []
+
+    def open_producer(self, topic: bytes) -> Any:
+        self.producers[topic] = Topic(self)
+        return self.producers[topic]
+
+    def open_consumer(self, topic: bytes, channel: bytes, msg_timeout: float) -> Any:
+        if self._consumer is None:
+            raise protocol.ProtocolError("E_SUB_FAILED", "SUB failed here")
+        return self._consumer
+
+    def query_auth(self, client: Client, secret: bytes) -> None:
+        return None
+
+    def no_room(self) -> str:
+        return ""
+
+    def is_in_flight(self, consumer: Any, message_id: bytes) -> bool:
+        return False
+
+
+def drive(data: bytes, cuts: list[int], host: Host | None = None) -> SimpleNamespace:
+    """Feed a session these bytes, cut at these places; returns its output and the bytes left
+    unread."""
+    host = host or Host()
+    session = Session(host, "1.2.3.4:5", "1.2.3.4", 0.0, 0.0)
+    held, said = bytearray(), []
+    begin = 0
+    for end in [*cuts, len(data)]:
+        if session.closing or session.upgrades:
+            break
+        held += data[begin:end]
+        begin = end
+        while True:
+            start = session.receive(held, 0, len(held))
+            assert 0 <= start <= len(held)
+            if start:
+                del held[:start]
+            if session.output:
+                said += session.output
+                session.written()
+            job = session.job
+            if job is None:
+                break
+            result, error = None, None
+            try:
+                result = job.call() if job.call is not None else None
+            except Exception as exc:
+                error = exc
+            session.done(result, error)
+            if session.output:
+                said += session.output
+                session.written()
+        assert session.need <= 5008 + protocol.MAX_LINE
+        if not session.closing and not session.upgrades and session.need:
+            assert len(held) < session.need
+    if not session.closing and not session.upgrades:
+        session.end()
+        said += session.output
+    return SimpleNamespace(said=b"".join(said), published=host.published, closing=session.closing)

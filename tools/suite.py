@@ -1,0 +1,260 @@
+"""Runs the parts of a tier of the tests and prints a line for each. `tools/dev check`, `tools/dev
+test` and `tools/dev test --all` call it after they have installed what the parts need.
+
+Two parts run side by side: one that computes (compilers, the C tests, exhaustive searches) and one
+that mostly waits (tests with processes). Some run alone. Each part is a few commands that anybody
+can run by hand. A part that fails prints them after its log; the other parts still run.
+tests/README.md has a table of the parts and of what each tier leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+LOGS = TOP / "build" / "logs"
+CORES = os.cpu_count() or 1
+#: Seconds that a part has to end in order when the suite is interrupted.
+PATIENCE = 20.0
+#: The last line of a log that matches is shown beside the seconds.
+SUMMARIES = (
+    re.compile(r"^(\d+ (?:passed|failed|error|skipped|deselected).*?)(?: in [\d.]+s.*)?$"),
+    re.compile(r"^(\d+% tests passed, .*)$"),
+    re.compile(r"^(all .*)$"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of the suite. lane: `compute`, `wait`, or `alone`, when nothing runs beside it."""
+
+    name: str
+    text: str
+    commands: Sequence[Sequence[str]]
+    lane: str = "compute"
+
+
+def dev(*words: str) -> list[str]:
+    return ["tools/dev", *words]
+
+
+def pytest(*words: str, workers: int = 2 * CORES) -> list[str]:
+    """Most tests wait for processes, so there are twice as many workers as cores. The tests of a
+    file stay together, because they share its fixtures."""
+    spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
+    return [sys.executable, "-m", "pytest", "-q", *spread, *words]
+
+
+def check() -> list[Part]:
+    """Lint and the tests that start no processes, or few."""
+    return [
+        Part("lint", "lint and types", [dev("lint")], "wait"),
+        Part("debug", "C tests", [dev("debug")]),
+        unit(deep=False),
+    ]
+
+
+def unit(deep: bool) -> Part:
+    words = pytest("tests/unit", "tests/conventions", *depth(deep), workers=CORES)
+    return Part("unit", "unit tests and conventions", [words], "wait")
+
+
+def depth(deep: bool) -> tuple[str, ...]:
+    return () if deep else ("-m", "not deep")
+
+
+def python(name: str, text: str, folders: Sequence[str], deep: bool, workers: int) -> Part:
+    """A part that is one pytest."""
+    return Part(name, text, [pytest(*folders, *depth(deep), workers=workers)], "wait")
+
+
+def tests(deep: bool, fuzzed: bool) -> list[Part]:
+    """The parts of `tools/dev test`, or if `deep` of `tools/dev test --all`; `fuzzed` says that
+    libFuzzer is there."""
+    many = 2 * CORES
+    parts = [
+        Part("lint", "lint and types", [dev("lint")], "wait"),
+        python("spark", "Spark", ["tests/spark"], deep, CORES),
+        unit(deep),
+        python("integration", "integration", ["tests/integration"], deep, many),
+        python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
+        python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),
+        python("faults", "failing disks", ["tests/fault_injection"], deep, many),
+        Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
+        Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
+        Part("kill", "the core killed at instructions, a sample", [dev("kill", "--sample")]),
+        # They load the machine themselves, and the soak takes samples by the second.
+        Part("chaos", "storm, soak", [pytest("tests/chaos", *depth(deep), workers=1)], "alone"),
+    ]
+    if not deep:
+        return parts
+    parts += [
+        Part("tsan", "C tests under ThreadSanitizer", [dev("tsan")]),
+        Part(
+            "asan-python",
+            "Python tests under AddressSanitizer and UBSan",
+            [dev("asan-python", "-q", "tests/unit/messages", "tests/unit/test_leases.py")],
+        ),
+        Part(
+            "schedule", "the core in every order within small bounds", [dev("schedule", "--some")]
+        ),
+        Part(
+            "kill-mutants",
+            "the faults of tests/crash/mutants are found",
+            [["build/kill/test_sight"], dev("kill", "--mutants")],
+        ),
+    ]
+    if fuzzed:
+        parts.append(Part("fuzz", "all readers fuzzed for a moment", [dev("fuzz")]))
+        mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
+        parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
+    parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone"))
+    return parts
+
+
+# ---- running ----
+
+
+class Suite:
+    """Runs parts, two side by side."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # for printing, and for the two below
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._interrupted = False
+        self.failed: list[str] = []
+
+    def run(self, parts: Sequence[Part]) -> None:
+        """Run all of them; KeyboardInterrupt ends those that are running."""
+        lanes = [
+            threading.Thread(
+                target=self._run_lane, args=([part for part in parts if part.lane == lane],)
+            )
+            for lane in ("compute", "wait")
+        ]
+        try:
+            for thread in lanes:
+                thread.start()
+            for thread in lanes:
+                thread.join()
+            self._run_lane([part for part in parts if part.lane == "alone"])
+        except KeyboardInterrupt:
+            self._end()
+            for thread in lanes:
+                thread.join()
+            raise
+
+    def _run_lane(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if self._interrupted:
+                return
+            self._run_part(part)
+
+    def _run_part(self, part: Part) -> None:
+        began = time.monotonic()
+        log = LOGS / f"suite-{part.name}.log"
+        with log.open("wb") as file:
+            status = 0
+            for command in part.commands:
+                status = status or self._status(command, file)
+        took = time.monotonic() - began
+        if self._interrupted:
+            return
+        text = log.read_text(errors="replace")
+        with self._turn:
+            if not status:
+                print(f"{part.text} ... {took:.0f} s{summary(text)}", flush=True)
+                return
+            self.failed.append(part.name)
+            print(f"{part.text} ... FAILED after {took:.0f} s")
+            print(text)
+            print(f"exit status {status}, log {log.relative_to(TOP)}; again:")
+            for command in part.commands:
+                print(f"    {' '.join(command)}", flush=True)
+
+    def _status(self, command: Sequence[str], file: object) -> int:
+        """The exit status of a command, which is a process group of its own."""
+        with self._turn:
+            if self._interrupted:
+                return 1
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,  # type: ignore[call-overload]
+                stderr=subprocess.STDOUT,
+                cwd=TOP,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        status = process.wait()
+        with self._turn:
+            self._running.discard(process)
+        return status
+
+    def _end(self) -> None:
+        """Let the running commands end in order, then kill them."""
+        with self._turn:
+            self._interrupted = True
+            running = list(self._running)
+        for process in running:
+            os.killpg(process.pid, signal.SIGINT)
+        deadline = time.monotonic() + PATIENCE
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def summary(text: str) -> str:
+    """The end of a log in a few words, with a comma before it."""
+
+    def found() -> Iterator[str]:
+        for line in reversed(text.splitlines()[-60:]):
+            for pattern in SUMMARIES:
+                if match := pattern.match(line):
+                    yield match[1]
+
+    return next((f", {words}" for words in found()), "")
+
+
+def on_sigterm(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("tier", choices=["check", "test", "all"])
+    parser.add_argument("--no-fuzz", action="store_true", help="there is no libFuzzer")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, on_sigterm)
+    # the seed makes all workers of a pytest collect the same tests
+    os.environ["PYTHONHASHSEED"] = "0"
+    LOGS.mkdir(parents=True, exist_ok=True)
+    deep = arguments.tier == "all"
+    parts = check() if arguments.tier == "check" else tests(deep, not arguments.no_fuzz)
+    suite, began = Suite(), time.monotonic()
+    try:
+        suite.run(parts)
+    except KeyboardInterrupt:
+        print("interrupted")
+        return 130
+    took = divmod(round(time.monotonic() - began), 60)
+    result = f"FAILED: {', '.join(suite.failed)}" if suite.failed else "all passed"
+    print(f"{result} ({took[0]} min {took[1]} s)")
+    return 1 if suite.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
