@@ -123,3 +123,25 @@ def test_what_is_published_while_nobody_looks_is_waited_for(
         process.stdin.close()
     assert table.total == 40
     streaming.compare(table, work)
+
+
+def test_a_driver_that_ends_by_itself_is_started_again(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark ends a query whose Python worker does not start within ten seconds."""
+    monkeypatch.syspath_prepend(str(TOP / "tools" / "demo"))
+    streaming: Any = importlib.import_module("streaming")
+    work = streaming.Work(broker.instance, str(tmp_path), str(tmp_path), 40, 0.0)
+    broker.create_channel(streaming.EVENTS, streaming.QUERY)
+    broker.create_channel(streaming.COUNTS, streaming.TABLE)
+    programs = {"produce": "import time; time.sleep(1000)", "drive": "raise SystemExit(3)"}
+    started = []
+
+    def start(what: str, _: Any) -> subprocess.Popen[bytes]:
+        started.append(what)
+        return subprocess.Popen([sys.executable, "-c", programs[what]], start_new_session=True)
+
+    monkeypatch.setattr(streaming, "start", start)
+    with pytest.raises(streaming.Different, match="the driver ended with status 3"):
+        streaming.count(broker, work, with_kill=False)
+    assert started == ["produce", *["drive"] * (1 + streaming.RESTARTS)]
