@@ -61,13 +61,13 @@ def check() -> list[Part]:
     return [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         Part("debug", "C tests", [dev("debug")]),
-        unit(deep=False),
+        unit(deep=False, lane="wait"),
     ]
 
 
-def unit(deep: bool) -> Part:
+def unit(deep: bool, lane: str) -> Part:
     words = pytest("tests/unit", "tests/conventions", *depth(deep), workers=CORES)
-    return Part("unit", "unit tests and conventions", [words], "wait")
+    return Part("unit", "unit tests and conventions", [words], lane)
 
 
 def depth(deep: bool) -> tuple[str, ...]:
@@ -86,7 +86,6 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         python("spark", "Spark", ["tests/spark"], deep, CORES),
-        unit(deep),
         python("integration", "integration", ["tests/integration"], deep, many),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),
@@ -94,6 +93,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
         Part("kill", "the core killed at instructions, a sample", [dev("kill", "--sample")]),
+        unit(deep, "compute"),
         # They load the machine themselves, and the soak takes samples by the second.
         Part("chaos", "storm, soak", [pytest("tests/chaos", *depth(deep), workers=1)], "alone"),
     ]
