@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import shmq
 from support.processes import WATCHDOG
-from support.recount import is_empty
+from support.recount import is_drained
 
 
 @dataclass
@@ -57,7 +57,7 @@ def take_all(
             if batch := take(consumer):
                 delivered.add(batch)
                 batch.finish()
-            elif is_empty(broker.instance, topic, channel):
+            elif is_drained(broker.instance, topic, channel):
                 break
             assert time.monotonic() < deadline, (
                 f"{topic}/{channel} was not empty after {watchdog} s; {len(delivered.ids)} came"

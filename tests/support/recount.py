@@ -8,6 +8,7 @@ under way does no harm, and raises the last differences if they stay.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -140,11 +141,27 @@ def recount_all(instance: str) -> dict[tuple[str, str | None], Recount]:
 def is_empty(instance: str, topic: str, channel: str | None) -> bool:
     """Nothing to deliver in memory or on disk, nothing on the way, nothing in flight."""
     with sources.open_readonly(instance) as source:
-        view = _view(source, topic, channel)
-        if view.read("disk_read") != view.read("disk_write") or view.read("deferred_depth"):
-            return False
-        states = layout.state(view.slots["word"]).astype(int)
-        return bool(np.isin(states, (State.FREE, State.PINNED, State.LOANED)).all())
+        return _holds_nothing(_view(source, topic, channel))
+
+
+def is_drained(instance: str, topic: str, channel: str) -> bool:
+    """The channel is empty, and the topic has no backlog that the supervisor is about to move."""
+    with sources.open_readonly(instance) as source:
+        entry = source.directory.find_topic(topic)
+        assert entry is not None, f"no topic {topic}"
+        backlog = source.directory.find_queue(entry.index, None)
+        if backlog is not None and not source.directory.topics[entry.index]["paused"]:
+            with contextlib.suppress(FileNotFoundError):  # it was removed just now
+                if not _holds_nothing(source.queue(backlog)):
+                    return False
+        return _holds_nothing(_view(source, topic, channel))
+
+
+def _holds_nothing(view: QueueView) -> bool:
+    if view.read("disk_read") != view.read("disk_write") or view.read("deferred_depth"):
+        return False
+    states = layout.state(view.slots["word"]).astype(int)
+    return bool(np.isin(states, (State.FREE, State.PINNED, State.LOANED)).all())
 
 
 def _view(source: ReadOnlySource, topic: str, channel: str | None) -> QueueView:
