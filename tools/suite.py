@@ -85,7 +85,8 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
     many = 2 * CORES
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
-        python("spark", "Spark", ["tests/spark"], deep, CORES),
+        # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
+        python("spark", "Spark", ["tests/spark"], deep, 1),
         python("integration", "integration", ["tests/integration"], deep, many),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),

@@ -38,9 +38,18 @@ def write(rows: Any, broker: shmq.Broker, checkpoint: Path, **options: str) -> A
 
 
 def run(query: Any) -> None:
-    """All that is there, to the end."""
-    started = query.trigger(availableNow=True).start()
-    assert started.awaitTermination(120)
+    """All that is there, to the end. Spark ends a query whose Python worker does not start within
+    ten seconds, which a busy machine may need; such a query is started again."""
+    from pyspark.errors import StreamingQueryException
+
+    for last in (False, False, True):
+        started = query.trigger(availableNow=True).start()
+        try:
+            assert started.awaitTermination(120)
+            return
+        except StreamingQueryException as exc:
+            if last or "failed to connect back" not in str(exc):
+                raise
 
 
 @pytest.fixture
