@@ -26,6 +26,8 @@ _MODULES = {
     "topic": "admin",
     "channel": "admin",
     "lease": "lease",
+    "results": "results",
+    "dead": "dead",
     "inspect": "inspect",
     "doctor": "doctor",
     "bench": "bench",

@@ -156,6 +156,7 @@ def batches(s: Scene) -> None:
     "Message.finish",
     "Message.requeue",
     "Message.touch",
+    "Message.reply",
 )
 def messages(s: Scene) -> None:
     for size in (10, 5000):
@@ -183,6 +184,8 @@ def messages(s: Scene) -> None:
             pickle.dumps(s.message(size))
         s.broker.empty(s.queue, s.serial)
         message = s.message(size)
+        with pytest.raises(ShmqError, match="nobody waits"):
+            message.reply(b"x")
         view = message.view
         message.finish()
         del message
