@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -21,16 +19,11 @@ from shmq import homes, interpreter, shm, sources
 from shmq.attachment import pauses
 from shmq.errors import ShmqError
 from shmq.options import Options
-from shmq.procfs import Process
-from shmq.shm import SHM_DIRECTORY
 
 _log = logging.getLogger("shmq.broker")
 
 #: How long a supervisor may take from its start to its first answer, adoption included.
 _START_SECONDS: Final = 60.0
-
-#: Names of data paths in memory begin so; the process id that made them follows.
-_MEMORY: Final = "shmq-memory-"
 
 _BUS: Final = " (SIGBUS: somebody who may write a segment of it has cut that short)"
 
@@ -42,12 +35,9 @@ class EmbeddedSupervisor:
     nothing.
     """
 
-    def __init__(self, options: Options, temporary: bool, memory: bool = False) -> None:
-        """temporary: the data path goes at the end if no message is left in it. memory: it goes
-        with all that is in it."""
+    def __init__(self, options: Options, temporary: bool) -> None:
         self.options = options
         self._temporary = temporary
-        self._memory = memory
         self._owner = os.getpid()
         self._stopping = threading.Event()
         self._abandoned = False
@@ -111,9 +101,7 @@ class EmbeddedSupervisor:
                     self._process.terminate()
 
     def _clean_up(self) -> None:
-        if self._memory:
-            shutil.rmtree(self.options.data_path, ignore_errors=True)
-        elif self._temporary:
+        if self._temporary:
             homes.remove(Path(self.options.data_path))
         self._said.close()
 
@@ -199,44 +187,6 @@ def data_path_of(instance: str, data_path: str | os.PathLike[str] | None) -> Ite
         path = Path(data_path).absolute()
         with homes.made(path):
             yield path
-
-
-def blocking(options: Options) -> Options:
-    """The options of a broker without a disk: what is full blocks, unless they say otherwise."""
-    always = ("*: overflow=block",)
-    return options.replace(topics=always + options.topics, channels=always + options.channels)
-
-
-@contextlib.contextmanager
-def memory_path(data_path: object) -> Iterator[Path]:
-    """A data path in memory, which goes if the block raises. Raises ValueError if the caller named
-    a data path."""
-    if data_path is not None:
-        raise ValueError(f"a broker with disk=False has no data path; leave {data_path!r} out")
-    for left in Path(SHM_DIRECTORY).glob(f"{_MEMORY}*"):  # their processes were killed
-        with contextlib.suppress(ValueError, OSError):
-            if left.stat().st_uid == os.getuid() and not _lives(left):
-                shutil.rmtree(left)
-    path = Path(tempfile.mkdtemp(prefix=f"{_MEMORY}{os.getpid()}-", dir=SHM_DIRECTORY))
-    try:
-        yield path
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-
-
-def _lives(path: Path) -> bool:
-    """Returns True if the process that made the directory, or a supervisor in it, lives. Raises
-    ValueError if it is none of ours."""
-    pid = int(path.name.removeprefix(_MEMORY).partition("-")[0])
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return Process.look(pid) is not None
 
 
 def unique_instance() -> str:

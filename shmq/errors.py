@@ -5,8 +5,6 @@
 * `NotRunning`: no supervisor runs this instance (start `shmq serve`, or `attach(timeout=...)`)
 * `Full`: there is no room in memory, or the shared memory file system is full; nothing was
   published; also a `queue.Full`
-* `Rejected`: a channel has reached its limit, and its settings say `overflow=reject`; nothing was
-  published in any channel; a `Full` that was not waited for
 * `MessageTooBig`: the message or batch can never fit; also a ValueError
 * `BadName`: a topic, channel or instance name breaks the rules of `shmq.names`; also a ValueError
 * `BadArgument`: the body is empty, or a delay is longer than allowed; also a ValueError
@@ -34,7 +32,6 @@ from shmq._native import (
     MessageTooBig,
     NotInFlight,
     NotRunning,
-    Rejected,
     ShmqError,
     TooManyClients,
 )
@@ -50,7 +47,6 @@ __all__ = [
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
-    "Rejected",
     "ShmqError",
     "TooManyClients",
 ]

@@ -111,11 +111,10 @@ class Ring(enum.IntFlag):
 
 
 class SegmentKind(enum.IntEnum):
-    """Kind of a segment: the directory, a queue, a results store."""
+    """Kind of a segment."""
 
     DIRECTORY = constant("SEGMENT_DIRECTORY")
     QUEUE = constant("SEGMENT_QUEUE")
-    STORE = constant("SEGMENT_STORE")
 
 
 # ---- dtypes ----

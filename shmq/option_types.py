@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +24,11 @@ class Kind(enum.Enum):
     SWITCH = "bool"
     TEXTS = "strings"
     SHARES = "floats"
-    SETTINGS = "settings"
 
     @property
     def repeats(self) -> bool:
         """Whether the flag may be given several times; its value is then a tuple."""
-        return self in (Kind.TEXTS, Kind.SHARES, Kind.SETTINGS)
+        return self in (Kind.TEXTS, Kind.SHARES)
 
 
 class OptionError(ValueError):
@@ -143,35 +141,19 @@ class Option:
             return f"{value:04o}"
         if self.kind is Kind.SWITCH:
             return str(value).lower()
-        if self.kind is Kind.SETTINGS:
-            return "; ".join(value)
         if self.kind.repeats:
             return ",".join(f"{item:g}" if isinstance(item, float) else item for item in value)
         return str(value)
 
     def _check_many(self, value: Any) -> tuple[Any, ...]:
-        if self.kind is Kind.SETTINGS and isinstance(value, Mapping):
-            return tuple(self._pattern(pattern, words) for pattern, words in value.items())
         if not isinstance(value, list | tuple):
             raise OptionError(f"{self.name} must be a list, not {value!r}")
-        if self.kind in (Kind.TEXTS, Kind.SETTINGS):
+        if self.kind is Kind.TEXTS:
             return tuple(self._check_text(item) for item in value)
         for item in value:
             if not _is_number(item) or not 0 < item <= 1:
                 raise OptionError(f"{self.name} must be numbers above 0 and up to 1, not {item!r}")
         return tuple(float(item) for item in value)
-
-    def _pattern(self, pattern: str, words: Any) -> str:
-        """`PATTERN: key=value key=value` of a table of a TOML file."""
-        if not isinstance(words, Mapping):
-            raise OptionError(
-                f"{self.name}: {pattern!r} must be a table of settings, not {words!r}"
-            )
-        shown = {
-            key: str(value).lower() if isinstance(value, bool) or value is None else str(value)
-            for key, value in words.items()
-        }
-        return f"{pattern}: " + " ".join(f"{key}={text}" for key, text in shown.items())
 
     def _check_text(self, value: Any) -> str:
         try:
@@ -198,7 +180,7 @@ class Option:
             if text not in _SWITCH:
                 raise OptionError(f"{what} must be true or false, not {text!r}")
             return _SWITCH[text]
-        if self.kind in (Kind.TEXTS, Kind.SETTINGS):
+        if self.kind is Kind.TEXTS:
             return [text] if text else []
         if self.kind is Kind.SHARES:
             if not text:
@@ -329,19 +311,3 @@ def declared(options: type[Any]) -> Iterator[Option]:
         metadata = dict(item.metadata)
         metadata["key"] = metadata["key"] or item.name
         yield Option(name=item.name, flag=f"--{item.name.replace('_', '-')}", **metadata)
-
-
-def check_number(name: str, value: float) -> float:
-    """The value of an argument in seconds. Raises TypeError."""
-    try:
-        return float(value + 0)
-    except TypeError:
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
-
-
-def check_whole(name: str, value: int) -> int:
-    """The value of an argument that is a count. Raises TypeError."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {value!r}") from None

@@ -114,7 +114,7 @@ lock_group() {
 }
 
 lock_all() {
-    lock_group dev project build-system build gateway otel test &&
+    lock_group dev project build-system build gateway test &&
         for group in spark java bench fuzz lock; do
             lock_group "$group" "$group" || return
         done

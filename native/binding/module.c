@@ -85,13 +85,14 @@ static METHOD(native, decode_records, (OBJECT, records)(U32, count), )
 		PyErr_Format(PyExc_ValueError, "%zd bytes are not %u records", view.len, count);
 	} else if (columns_new(&out, count, (uint64_t)bodies) == 0) {
 		Py_BEGIN_ALLOW_THREADS
-		status = shmq_records_decode(view.buf, (uint64_t)view.len, count, &out.at);
+		status = shmq_records_decode(view.buf, (uint64_t)view.len, count, out.ids, out.timestamps,
+		                             out.attempts, out.offsets, out.data);
 		Py_END_ALLOW_THREADS
-		if (status == SHMQ_OK && columns_shorten(&out, count) == 0)
+		if (status == SHMQ_OK)
 			result = PyTuple_Pack(COLUMNS, out.bytes[COLUMN_IDS], out.bytes[COLUMN_TIMESTAMPS],
 			                      out.bytes[COLUMN_ATTEMPTS], out.bytes[COLUMN_OFFSETS],
 			                      out.bytes[COLUMN_DATA]);
-		else if (status != SHMQ_OK)
+		else
 			raise_status(PyModule_GetState(self), status, NULL, "decode %u disk records", count);
 		columns_free(&out);
 	}
@@ -160,13 +161,7 @@ static PyMethodDef functions[] = {
 	FUNCTION_ROW(scan_bodies, FAST),
 	FUNCTION_ROW(decode_records, FAST),
 	FUNCTION_ROW(scan_records, FAST),
-	FUNCTION_ROW(pack_properties, FAST),
-	FUNCTION_ROW(unpack_properties, FAST),
-	FUNCTION_ROW(record_properties, FAST),
-	FUNCTION_ROW(split_body, FAST),
-	FUNCTION_ROW(encode_slot, FAST),
 	FUNCTION_ROW(has_pages, FAST),
-	FUNCTION_ROW(reopen_store, FAST),
 #ifdef SHMQ_KILLPOINTS
 	FUNCTION_ROW(killpoint, FAST),
 #endif
@@ -381,7 +376,6 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 
 	TYPES(VISIT)
 	Py_VISIT(state->error);
-	Py_VISIT(state->reply);
 	for (int i = 0; i < STATUSES; i++)
 		Py_VISIT(state->exceptions[i]);
 	return 0;
@@ -393,7 +387,6 @@ static int module_clear(PyObject *module)
 
 	TYPES(CLEAR)
 	Py_CLEAR(state->error);
-	Py_CLEAR(state->reply);
 	for (int i = 0; i < STATUSES; i++)
 		Py_CLEAR(state->exceptions[i]);
 	return 0;

@@ -31,38 +31,25 @@ bool source_room(body_source *source, uint32_t count)
 	return source->bodies != NULL;
 }
 
-int source_publish(body_source *source, producer_object *producer, bool good,
-                   const shmq_terms *terms, int64_t timeout, uint64_t *first_id)
+int source_publish(body_source *source, producer_object *producer, bool good, int64_t defer,
+                   int64_t timeout, uint64_t *first_id)
 {
 	int r = good ? 0 : -1;
 
 	*first_id = 0;
 	if (good && source->count)
 		r = producer_put(producer, source->bodies, source->count,
-		                 bodies_large(source->bodies, source->count), terms, timeout, first_id);
+		                 bodies_large(source->bodies, source->count), due_after(defer), timeout,
+		                 first_id);
 	source_close(source);
 	return r;
 }
 
-/* The same with packed properties, as property_blocks_open takes them. Returns the first id. */
-static PyObject *source_publish_with(body_source *source, producer_object *producer, bool good,
-                                     PyObject *properties, shmq_terms terms, int64_t timeout)
-{
-	property_blocks packed = {0};
-	uint64_t first_id;
-	int r;
-
-	good = good && property_blocks_open(&packed, properties, (Py_ssize_t)source->count) == 0;
-	terms.properties = packed.blocks;
-	r = source_publish(source, producer, good, &terms, timeout, &first_id);
-	property_blocks_close(&packed);
-	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(first_id);
-}
-
 METHOD(producer, publish_fixed, (OBJECT, data)(U32, count)(U64, width),
-       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
+       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER))
 {
 	body_source source;
+	uint64_t first_id;
 	bool good;
 
 	if (source_open(&source, data, NULL) < 0)
@@ -75,7 +62,9 @@ METHOD(producer, publish_fixed, (OBJECT, data)(U32, count)(U64, width),
 		good = source_room(&source, count);
 	for (uint32_t i = 0; good && i < count; i++)
 		source.bodies[i] = (shmq_body){(const char *)source.data.buf + i * width, width};
-	return source_publish_with(&source, self, good, properties, terms_after(defer, ttl), timeout);
+	if (source_publish(&source, self, good, defer, timeout, &first_id) < 0)
+		return NULL;
+	return PyLong_FromUnsignedLongLong(first_id);
 }
 
 /* ---- Arrow's layout ------------------------------------------------------------------------- */
@@ -108,15 +97,18 @@ static bool source_offsets(body_source *source, producer_object *self, bool wide
 
 METHOD(producer, publish_offsets,
        (OBJECT, data)(OBJECT, offsets)(BOOL, wide)(U64, start)(U32, count),
-       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
+       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER))
 {
 	body_source source;
+	uint64_t first_id;
 	bool good;
 
 	if (source_open(&source, data, offsets) < 0)
 		return NULL;
 	good = source_offsets(&source, self, wide, start, count);
-	return source_publish_with(&source, self, good, properties, terms_after(defer, ttl), timeout);
+	if (source_publish(&source, self, good, defer, timeout, &first_id) < 0)
+		return NULL;
+	return PyLong_FromUnsignedLongLong(first_id);
 }
 
 /* ---- at most once --------------------------------------------------------------------------- */

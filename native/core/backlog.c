@@ -46,10 +46,9 @@ static void backlog_pop(shmq_map *map, uint32_t slot, unsigned from)
 
 	if (from == SHMQ_REQUEUED)
 		st_release(&q->requeue_head, ld(&q->requeue_head) + 1); /* SYNC(requeue-head) */
-	else if (from == SHMQ_READY) {
+	else if (from == SHMQ_READY)
 		st_release(&q->ready_head, ld(&q->ready_head) + 1); /* SYNC(ready-head) */
-		ready_bytes_left(map, map->slots[slot].length);
-	} else
+	else
 		heap_remove(&map->deferred, slot);
 	if (from != SHMQ_READY)
 		in_use_remove(map, slot);
@@ -65,7 +64,7 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 	shmq_slot_desc *s = &backlog->slots[slot];
 	uint64_t skip[SKIP_WORDS], length;
 	shmq_body body;
-	fanout f = {.p = p, .n = 1, .lengths = &length, .bodies = &body, .skip = skip, .moves = true};
+	fanout f = {.p = p, .n = 1, .lengths = &length, .bodies = &body, .skip = skip};
 	span at;
 	int r;
 
@@ -75,12 +74,8 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 		queue_broken(backlog);
 		return SHMQ_AGAIN;
 	}
-	length = (uint64_t)at.properties + at.length;
-	body = (shmq_body){backlog->arena + at.body - at.properties, length};
-	f.blocks = at.properties ? &at.properties : NULL;
-	f.flags = s->flags & (SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE | SHMQ_SLOT_FAILED);
-	f.expires = s->flags & SHMQ_SLOT_EXPIRES ? s->expires : 0;
-	f.failures = (uint16_t)(ld(&s->failures) >> 16);
+	length = at.length;
+	body = (shmq_body){backlog->arena + at.body, length};
 	f.due = from == SHMQ_DEFERRED ? slot_due(s) : 0;
 	fanout_target(&f, p->maps, p->channels);
 	r = fanout_room(&f, until);
@@ -90,8 +85,8 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 	f.first_id = s->id;
 	f.timestamp = s->timestamp;
 	f.attempts = s->attempts;
-	f.bytes = at.length;
-	s->previous = (uint8_t)from;
+	f.bytes = length;
+	s->previous = (uint16_t)from;
 	s->move = f.seq;
 	SHMQ_KILLPOINT("pump.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING)); /* SYNC(slot-state) */

@@ -14,11 +14,9 @@
 #include "names.h"
 #include "rebuild.h"
 #include "segment.h"
-#include "settings.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
-#include "status.h"
 
 #include <string.h>
 
@@ -75,33 +73,20 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 
 static void changed(shmq_broker *b)
 {
-	/* A consumer of a pattern reads the generation, then the names. A death before the rings costs
-	 * it 1 s. */
 	atomic_fetch_add(&b->d->generation, 1);
 	supervisor_ring(b, SHMQ_RING_CHANGED);
-	for (uint32_t i = 0; i < waiters_of(b); i++)
-		bell_names(b, i);
 }
 
-uint64_t shmq_directory_generation(const shmq_broker *b)
-{
-	return ld(&b->d->generation) + ((uint64_t)ld(&b->d->epoch) << 40);
-}
-
-int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor,
-                      const shmq_settings *settings, int64_t until, uint32_t *topic,
-                      uint32_t *generation)
+int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
+                      uint32_t *topic, uint32_t *generation)
 {
 	shmq_topic_desc *t = NULL;
 	uint32_t n, i;
 	int r;
 
-	error_clear();
 	if (!name_ok(name))
 		return SHMQ_BAD_NAME;
-	r = settings ? settings_check(settings) : 0;
-	if (!r)
-		r = registry_lock(b, until);
+	r = registry_lock(b, until);
 	if (r)
 		return r;
 	r = shmq_topic_find(b, name, topic, generation);
@@ -133,7 +118,6 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor,
 	st(&t->id_clock, clock_floor);
 	st(&t->messages, 0);
 	st(&t->bytes, 0);
-	topic_settings_store(t, settings ? settings : &(shmq_settings){0});
 	atomic_fetch_add(&t->version, 1);
 	SHMQ_KILLPOINT("create_topic.filled");
 	st_release(&t->state, SHMQ_ENTRY_LIVE); /* SYNC(topic-state) */
@@ -235,21 +219,17 @@ out:
 	return r;
 }
 
-int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel,
-                         const shmq_settings *settings, int64_t until, uint32_t *queue,
-                         uint64_t *serial)
+int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, int64_t until,
+                         uint32_t *queue, uint64_t *serial)
 {
 	shmq_map *map = NULL;
 	shmq_entry_desc *e;
 	uint32_t i;
 	int r;
 
-	error_clear();
 	if (!name_ok(channel))
 		return SHMQ_BAD_NAME;
-	r = settings ? settings_check(settings) : 0;
-	if (!r)
-		r = registry_and_topic(b, topic, until);
+	r = registry_and_topic(b, topic, until);
 	if (r)
 		return r;
 	if (ld(&b->topics[topic].paused)) {
@@ -275,10 +255,6 @@ int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel,
 		e->flags |= SHMQ_FLAG_EPHEMERAL;
 		map->q->flags |= SHMQ_FLAG_EPHEMERAL;
 	}
-	if (settings)
-		settings_store(map->q, settings);
-	if (has_policy(map, SHMQ_POLICY_EXPIRY))
-		expiry_note(b, map, 0);
 	st(&map->q->base_pending, 1);
 	SHMQ_KILLPOINT("take_over.named");
 	st_release(&e->role, SHMQ_ROLE_CHANNEL); /* SYNC(entry-role) */
@@ -476,150 +452,6 @@ int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool pau
 	return 0;
 }
 
-/* As both_enter, for a client that names the queue by its serial, too. */
-static int both_enter_serial(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
-                             shmq_map **out)
-{
-	int r = usable_status(b);
-
-	if (!r)
-		r = both_enter(b, queue, until, out);
-	if (!r && (*out)->serial != serial) {
-		both_unlock(b, *out);
-		map_release(*out);
-		r = SHMQ_GONE;
-	}
-	return r;
-}
-
-/* Returns 0 if the topic may have these settings: one that holds dead letters has none. */
-static int settings_allowed(const shmq_topic_desc *t, const shmq_settings *settings)
-{
-	if (!(t->flags & SHMQ_FLAG_DEAD) || settings_are_none(settings))
-		return 0;
-	return fail(
-			SHMQ_INVALID,
-			"topic '%.*s' holds dead letters of other channels, so it keeps all it gets: give its "
-			"channels no settings",
-			SHMQ_NAME - 1, t->name);
-}
-
-/* Returns 0 if the queue can have these limits: memory has to hold what may wait, and no limit may be
- * below what waits already, unless the surplus is dropped. Both locks are held. */
-static int settings_fit(shmq_map *map, const shmq_settings *s)
-{
-	uint64_t waiting = waiting_count(map), budget = ready_budget(map);
-
-	if (s->max_messages > budget && s->overflow != SHMQ_OVERFLOW_DISK)
-		return fail(SHMQ_INVALID,
-		            "max_messages %llu; memory holds %llu: lower it, or start the broker with a "
-		            "higher mem_queue_size",
-		            (unsigned long long)s->max_messages, (unsigned long long)budget);
-	if (s->max_messages && s->max_messages < waiting && s->overflow != SHMQ_OVERFLOW_DROP_OLDEST)
-		return fail(SHMQ_INVALID,
-		            "max_messages %llu; %llu messages wait already: let them be consumed first, "
-		            "empty the channel, or set overflow=drop-oldest, which drops the oldest",
-		            (unsigned long long)s->max_messages, (unsigned long long)waiting);
-	return 0;
-}
-
-int shmq_queue_configure(shmq_broker *b, uint32_t queue, uint64_t serial,
-                         const shmq_settings *settings, int64_t until)
-{
-	shmq_map *map;
-	bool counted;
-	int r;
-
-	error_clear();
-	r = settings_check(settings);
-	if (!r)
-		r = both_enter_serial(b, queue, serial, until, &map);
-	if (r)
-		return r;
-	counted = has_policy(map, SHMQ_POLICY_BYTES);
-	r = settings_allowed(topic_of(b, map), settings);
-	if (!r)
-		r = settings_fit(map, settings);
-	if (!r) {
-		settings_store(map->q, settings);
-		if (!counted && has_policy(map, SHMQ_POLICY_BYTES))
-			r = queue_rebuild(b, map, false); /* which counts the bytes */
-	}
-	if (!r && has_policy(map, SHMQ_POLICY_EXPIRY))
-		expiry_note(b, map, 0);
-	both_unlock(b, map);
-	if (r) {
-		map_release(map);
-		return r;
-	}
-	wait_wake(b, &map->q->takers, WAKE_ALL);
-	wait_wake(b, &map->q->space, WAKE_ALL);
-	spiller_ring(b, queue);
-	changed(b);
-	map_release(map);
-	return 0;
-}
-
-int shmq_queue_settings(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
-                        shmq_settings *out)
-{
-	shmq_map *map;
-	int r = queue_enter_serial(b, queue, serial, until, &map);
-
-	if (r)
-		return r;
-	*out = settings_load(map->q);
-	queue_unlock(map);
-	map_release(map);
-	return 0;
-}
-
-/* Lock R and the topic's P for a client that names the topic by its generation, too. */
-static int topic_enter(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until)
-{
-	int r = usable_status(b);
-
-	if (!r && topic >= topics_of(b))
-		r = SHMQ_GONE;
-	if (!r)
-		r = registry_and_topic(b, topic, until);
-	if (!r && ld(&b->topics[topic].generation) != generation) {
-		topic_unlock(&b->topics[topic]);
-		registry_unlock(b);
-		r = SHMQ_GONE;
-	}
-	return r;
-}
-
-int shmq_topic_configure(shmq_broker *b, uint32_t topic, uint32_t generation,
-                         const shmq_settings *settings, int64_t until)
-{
-	int r;
-
-	error_clear();
-	r = settings_check(settings);
-	if (!r)
-		r = topic_enter(b, topic, generation, until);
-	if (r)
-		return r;
-	topic_settings_store(&b->topics[topic], settings);
-	registry_and_topic_unlock(b, topic);
-	return 0;
-}
-
-int shmq_topic_settings(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until,
-                        shmq_settings *out)
-{
-	int r = topic_enter(b, topic, generation, until);
-
-	if (r)
-		return r;
-	*out = topic_settings_load(&b->topics[topic]);
-	topic_unlock(&b->topics[topic]);
-	registry_unlock(b);
-	return 0;
-}
-
 void shmq_directory_close(shmq_broker *b)
 {
 	st_release(&b->d->segment.ready, SHMQ_CLOSED_STATE); /* SYNC(segment-ready) */
@@ -633,5 +465,5 @@ void shmq_directory_close(shmq_broker *b)
 	}
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner))
-			bell_alarm(b, i);
+			bell_ring(b, i);
 }

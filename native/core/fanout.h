@@ -29,7 +29,6 @@
 #include "rebuild.h"
 #include "room.h"
 #include "segment.h"
-#include "settings.h"
 #include "slots.h"
 
 #include <string.h>
@@ -51,22 +50,13 @@ typedef struct lent {
 typedef struct fanout {
 	shmq_producer *p;
 	uint32_t n;
-	/* The first lengths[i] bytes of bodies[i] are published, or, with `properties`, that block and
-	 * then as many bytes of bodies[i] as make lengths[i] together. */
+	/* The first lengths[i] bytes of bodies[i] are published. */
 	const uint64_t *lengths;
-	const shmq_body *bodies, *properties;
-	/* Of lengths[i], how many are properties; NULL: no message has any. */
-	const uint32_t *blocks;
+	const shmq_body *bodies;
 	int64_t due; /* CLOCK_REALTIME ns; 0: READY at once */
-	/* The rare fields of the slots: enum shmq_slot_flag without PROPERTIES, which `blocks` says. */
-	uint8_t flags;
-	uint16_t failures;
-	int64_t expires;
 	/* SKIP_WORDS of the caller: a bit for each target that is left out, an ephemeral one without
 	 * room. Only the words for `count` targets are set. */
 	uint64_t *skip;
-	bool lends; /* a loan begins: its limits are checked when it ends */
-	bool moves; /* from a backlog: no limit rejects it */
 	/* The loan's slots; NULL: every target takes slots from its free ring. */
 	lent *lent;
 	uint32_t lent_count;
@@ -142,99 +132,27 @@ STEP int fanout_abort(const fanout *f)
 	return SHMQ_AGAIN;
 }
 
-/* The bytes of the bodies, before fanout_number has counted them. */
-STEP uint64_t bytes_of(const uint64_t *lengths, uint32_t n)
-{
-	uint64_t bytes = 0;
-
-	for (uint32_t i = 0; i < n; i++)
-		bytes += lengths[i];
-	return bytes;
-}
-
-/* Returns true if a full queue is left out: an ephemeral one, unless its settings say otherwise. */
-STEP bool drops_newest(const shmq_map *map)
-{
-	if (has_policy(map, SHMQ_POLICY_MEMORY))
-		return settings_of(map)->overflow == SHMQ_OVERFLOW_DROP_NEWEST;
-	return map->q->flags & SHMQ_FLAG_EPHEMERAL;
-}
-
 /* ---- 1 room ---------------------------------------------------------------------------------- */
-
-STEP int target_room(const fanout *f, uint32_t k, int64_t until)
-{
-	return lent_of(f, k) ? 0
-	                     : room_for(f->p->b, f->targets[k], f->lengths, f->n,
-	                                f->due ? FOR_DEFERRED : FOR_READY, until);
-}
-
-/* A publish as seen by one target with limits. Not the fanout itself: with its address taken, its
- * fields would not stay in registers, which costs every publish a tenth. */
-typedef struct limited {
-	shmq_producer *p;
-	const uint64_t *lengths;
-	uint32_t n;
-	bool due, lends, moves;
-	bool lent; /* this target has slots and bodies already */
-	int64_t until;
-} limited;
-
-STEP limited limited_of(const fanout *f, uint32_t target, int64_t until)
-{
-	return (limited){.p = f->p,
-	                 .lengths = f->lengths,
-	                 .n = f->n,
-	                 .due = f->due != 0,
-	                 .lends = f->lends,
-	                 .moves = f->moves,
-	                 .lent = lent_of(f, target) != NULL,
-	                 .until = until};
-}
-
-#define DROPS 1
-/* As room_for for a queue with limits. DROPS: limited_drop is to make room, when no other target
- * refuses. SHMQ_REJECTED: this one does. */
-int limited_room(const limited *l, shmq_map *map);
-/* Make room in a target that drops its oldest messages; nothing if its settings are others. */
-int limited_drop(const limited *l, shmq_map *map);
 
 /* Returns 0, or the status of room_for for the first target that lacks room and is not skipped; the
  * producer then waits for that one. SHMQ_AGAIN: a target was deleted just now. */
 STEP int fanout_room(fanout *f, int64_t until)
 {
-	bool drops = false;
-
 	for (uint32_t k = 0; k < f->count; k++) {
 		shmq_map *map = f->targets[k];
-		bool has_limits = has_policy(map, SHMQ_POLICY_LIMITS);
 		int r;
 
-		if (has_limits) {
-			const limited seen = limited_of(f, k, until);
-
-			r = limited_room(&seen, map);
-			drops |= r == DROPS;
-		} else {
-			r = target_room(f, k, until);
-		}
-		if (r == DROPS)
+		if (lent_of(f, k))
 			continue;
-		if (r == SHMQ_FULL && drops_newest(map)) {
+		r = room_for(f->p->b, map, f->lengths, f->n, f->due ? FOR_DEFERRED : FOR_READY, until);
+		if (r == SHMQ_FULL && map->q->flags & SHMQ_FLAG_EPHEMERAL) {
 			f->skip[k / 64] |= UINT64_C(1) << k % 64;
 			continue;
 		}
 		if (r == SHMQ_GONE)
 			r = SHMQ_AGAIN; /* it was deleted just now: list the queues again */
 		if (r == SHMQ_FULL)
-			note_lacking(f->p, map, has_limits ? f->n : 0, bytes_of(f->lengths, f->n));
-		if (r)
-			return r;
-	}
-	for (uint32_t k = 0; drops && k < f->count; k++) {
-		const limited seen = limited_of(f, k, until);
-		int r = fanout_skips(f, k) ? 0 : limited_drop(&seen, f->targets[k]);
-
+			note_lacking(f->p, map);
 		if (r)
 			return r;
 	}
@@ -260,11 +178,8 @@ STEP void fanout_number(fanout *f)
 	f->attempts = 0;
 	f->bytes = 0;
 	for (uint32_t i = 0; i < f->n; i++)
-		f->bytes += f->lengths[i] - (f->blocks ? f->blocks[i] : 0);
+		f->bytes += f->lengths[i];
 }
-
-/* Fill in the rare fields, which are on the slot's second cache line. */
-void rare_prepare(const fanout *f, uint32_t i, shmq_slot_desc *s);
 
 STEP void slot_prepare(const fanout *f, uint32_t i, shmq_slot_desc *s)
 {
@@ -274,25 +189,10 @@ STEP void slot_prepare(const fanout *f, uint32_t i, shmq_slot_desc *s)
 	s->deadline = f->due;
 	s->length = (uint32_t)f->lengths[i];
 	s->attempts = f->attempts;
-	s->flags = f->flags;
 	s->heap = SHMQ_NONE;
-	if (__builtin_expect(f->blocks || f->flags, 0))
-		rare_prepare(f, i, s);
 	SHMQ_KILLPOINT("publish.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("publish.prepared");
-}
-
-STEP void body_put(const fanout *f, uint32_t i, uint8_t *to)
-{
-	uint64_t length = f->lengths[i];
-
-	if (__builtin_expect(f->properties && f->blocks[i], 0)) {
-		memcpy(to, f->properties[i].data, f->blocks[i]);
-		to += f->blocks[i];
-		length -= f->blocks[i];
-	}
-	memcpy(to, f->bodies[i].data, length);
 }
 
 STEP int target_prepare(const fanout *f, shmq_map *map)
@@ -303,7 +203,7 @@ STEP int target_prepare(const fanout *f, shmq_map *map)
 
 		if (!s)
 			return fanout_abort(f);
-		body_put(f, i, body);
+		memcpy(body, f->bodies[i].data, f->lengths[i]);
 		slot_prepare(f, i, s);
 	}
 	return 0;
@@ -379,12 +279,8 @@ STEP void target_flip(const fanout *f, shmq_map *map, const uint32_t *slots)
 	SHMQ_KILLPOINT("publish.tail");
 	bump(&q->enqueued, f->n);
 	bump(&q->enqueued_bytes, f->bytes);
-	if (!f->due && has_policy(map, SHMQ_POLICY_BYTES))
-		bump(&q->ready_bytes_in, f->bytes);
 	if (f->due)
 		due_note(f->p->b, map->index, f->due);
-	if (f->flags & SHMQ_SLOT_EXPIRES)
-		expiry_note(f->p->b, map, f->expires);
 }
 
 STEP void fanout_flip(const fanout *f)

@@ -26,8 +26,6 @@ _MODULES = {
     "topic": "admin",
     "channel": "admin",
     "lease": "lease",
-    "results": "results",
-    "dead": "dead",
     "inspect": "inspect",
     "doctor": "doctor",
     "bench": "bench",

@@ -76,18 +76,11 @@ class Files:
         return start, position, size, count, at.tobytes()
 
     def read(
-        self,
-        start: int,
-        end: int,
-        rows: int,
-        max_bytes: int,
-        held: Callable[[], object],
-        properties: bool = False,
-    ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes], tuple[bytes, bytes] | None]]:
+        self, start: int, end: int, rows: int, max_bytes: int, held: Callable[[], object]
+    ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes]]]:
         """Yield the messages between two positions, at most `rows` at a time: (their number, the
-        columns of `decode_records`, what `record_properties` gives or None). `held` raises if the
-        lease has ended, because the files may have changed then. Raises DamagedFile and
-        OSError."""
+        columns of `decode_records`). `held` raises if the lease has ended, because the files may
+        have changed then. Raises DamagedFile and OSError."""
         position, window = start, min(max_bytes, _PIECE)
         with self._disk() as disk:
             while position < end:
@@ -97,12 +90,9 @@ class Files:
                     held()
                     raise
                 columns = _native.decode_records(chunk.data, chunk.count)
-                blocks = None
-                if properties:
-                    blocks = _native.record_properties(chunk.data, chunk.count)
                 held()
                 if chunk.count:
-                    yield chunk.count, columns, blocks
+                    yield chunk.count, columns
                     each = len(chunk.data) // chunk.count + 1
                     window = min(max_bytes, rows * each * 9 // 8)  # a surplus would be read again
                 position = chunk.next_position

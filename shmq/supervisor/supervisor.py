@@ -24,20 +24,17 @@ from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options
 from shmq.procfs import Process, is_alive
-from shmq.settings import Patterns
 from shmq.shm import Permits
 from shmq.storage import metadata
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
-from shmq.supervisor.book import SettingsBook, from_document
 from shmq.supervisor.loops import Loops
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
 from shmq.supervisor.reaper import Reaper
 from shmq.supervisor.registry import Registry
 from shmq.supervisor.requests import RequestServer
-from shmq.supervisor.results import ResultsKeeper
 from shmq.supervisor.scan import Scanner
 from shmq.supervisor.systemd import Notifier
 from shmq.supervisor.topics import TopicManager
@@ -157,7 +154,6 @@ class Supervisor:
             "scanner", Scanner(self._broker, self._registry, options, self._is_broken).run
         )
         loops.add("reaper", Reaper(self._broker, self._registry, self._client_reaped).run)
-        loops.add("results keeper", self._results.run)
         self._metadata_bell = loops.add("metadata writer", self._metadata_writer.run)
         watchdog = Watchdog(
             self._notifier,
@@ -196,10 +192,6 @@ class Supervisor:
         options = self._options
         startup.check_data_path(directory, options)
         reserve = metadata.load_reserve(self._data_path)
-        saved = from_document(
-            self._data_path / metadata.RESERVE_NAME, metadata.load_settings(self._data_path)
-        )
-        book = SettingsBook(Patterns(options.topics), Patterns(options.channels), saved)
 
         def opener(serial: int) -> int:
             return startup.open_queue(options, serial)
@@ -209,28 +201,22 @@ class Supervisor:
         self._registry = Registry(broker, options, max(before, options.max_msg_size))
         trouble = DiskTrouble(broker)
         self._metadata_writer = MetadataWriter(
-            broker, self._registry, self._data_path, reserve, trouble, book
+            broker, self._registry, self._data_path, reserve, trouble
         )
-        self._manager = TopicManager(
-            broker, self._registry, options, self._metadata_writer.floor, book
-        )
-        self._results = ResultsKeeper(broker, options, self._registry.directory)
-        self._request_server = RequestServer(broker, self._registry, self._manager, self._results)
+        self._manager = TopicManager(broker, self._registry, options, self._metadata_writer.floor)
+        self._request_server = RequestServer(broker, self._registry, self._manager)
         self._spiller = Spiller(broker, self._registry, options, trouble)
         trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
         broker.set_data_path(str(self._data_path.absolute()))
         if directory.fresh:
             startup.recreate(self._manager, self._data_path, self._notifier)
-            self._results.recreate()
         else:
             adopt(broker, self._registry, self._manager, options, self._notifier)
-            self._results.adopt()
         self._metadata_writer.flush()
         mode, group = options.permissions()
         free = self._registry.directory.free_clients
         self._permits = Permits.create(options.instance, free, mode, group)
-        self._results.started()
 
     def _beat(self) -> None:
         """The main loop: pass the clients' rings on to the loops, handle signals, and watch for the
@@ -304,8 +290,6 @@ class Supervisor:
         """owns_name: returns false if the instance's name now refers to another instance."""
         options = self._options
         try:
-            self._broker.stopping()
-            self._results.flush()
             shutdown.flush(
                 self._broker, self._registry, self._manager, self._spiller, self._metadata_writer
             )

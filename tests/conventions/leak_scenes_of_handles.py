@@ -156,7 +156,6 @@ def batches(s: Scene) -> None:
     "Message.finish",
     "Message.requeue",
     "Message.touch",
-    "Message.reply",
 )
 def messages(s: Scene) -> None:
     for size in (10, 5000):
@@ -184,8 +183,6 @@ def messages(s: Scene) -> None:
             pickle.dumps(s.message(size))
         s.broker.empty(s.queue, s.serial)
         message = s.message(size)
-        with pytest.raises(ShmqError, match="nobody waits"):
-            message.reply(b"x")
         view = message.view
         message.finish()
         del message

@@ -23,7 +23,6 @@ COVERS = {
         *PROJECT["build-system"]["requires"],
         *GROUPS["build"],
         *EXTRAS["gateway"],
-        *EXTRAS["otel"],
         *EXTRAS["test"],
     ],
     "spark": EXTRAS["spark"],
@@ -65,7 +64,7 @@ def entries(name: str) -> list[tuple[Requirement, list[str]]]:
 def test_every_file_is_known_and_every_group_has_one() -> None:
     assert {path.stem for path in LOCKS.iterdir()} == COVERS.keys()
     assert set(GROUPS) == (COVERS.keys() - {"dev", "spark"}) | {"build"}
-    assert set(EXTRAS) == {"gateway", "otel", "spark", "test"}
+    assert set(EXTRAS) == {"gateway", "spark", "test"}
 
 
 @pytest.mark.parametrize("name", COVERS)

@@ -138,8 +138,6 @@ class Rig:
     def flush(self) -> None:
         """The end, as after SIGTERM. Raises OSError."""
         s = self.supervisor
-        s._broker.stopping()
-        s._results.flush()
         shutdown.flush(s._broker, s._registry, s._manager, s._spiller, s._metadata_writer)
 
     def leave(self) -> None:
@@ -341,52 +339,6 @@ def names(rig: Rig) -> tuple[Rig, list[int], list[int]]:
     return rig, [len(metadata.load(rig.path))], [3]
 
 
-def results(rig: Rig) -> tuple[Rig, list[int], list[int]]:
-    """A results store, flushed and read back: each key has its value, in memory or on disk."""
-    fill_store(rig, range(300))
-    rig = ended(rig)
-    came = read_store(rig)
-    fill_store(rig, range(300, 310))
-    return rig, [*came, *read_store(rig)], [*range(300), *range(310)]
-
-
-def results_begin(rig: Rig) -> tuple[Rig, list[int], list[int]]:
-    """A start that reads a store's file; one that fails leaves it for the next."""
-    heal()
-    fill_store(rig, range(300))
-    rig.flush()
-    rig.leave()
-    shm.unlink_instance(rig.instance)
-    rig = start_again(rig)
-    return rig, read_store(rig), list(range(300))
-
-
-def store_of(rig: Rig) -> _native.Store:
-    found = rig.client.find_store("r")
-    assert found is not None, "the store is gone"
-    return _native.Store(rig.client, *found, "r")
-
-
-def fill_store(rig: Rig, numbers: range) -> None:
-    rig.supervisor._results.create("r", 1000, 1 << 22)
-    store = store_of(rig)
-    for number in numbers:
-        store.set(f"{number}", b"%06d" % number * 200, 3600 if number % 2 else None)
-
-
-def read_store(rig: Rig) -> list[int]:
-    """The numbers of the keys, each of which has its value."""
-    bucket: int | None = 0
-    found = []
-    while bucket is not None:
-        rows, bucket = store_of(rig).scan(bucket, True)
-        for key, value, ttl in rows:
-            assert value == b"%06d" % int(key) * 200, key
-            assert (ttl is None) == (int(key) % 2 == 0), key
-            found.append(int(key))
-    return sorted(found)
-
-
 SCENARIOS: dict[str, Callable[[Rig], tuple[Rig, list[int], list[int]]]] = {
     "overflow": overflow,
     "stop": stop,
@@ -396,8 +348,6 @@ SCENARIOS: dict[str, Callable[[Rig], tuple[Rig, list[int], list[int]]]] = {
     "later": later,
     "empty": empty,
     "names": names,
-    "results": results,
-    "results_begin": results_begin,
 }
 
 

@@ -38,10 +38,7 @@ ELSEWHERE = {
     "_native <- errors <- names": "a map",
     "directory  /shmq.<instance> ": "a picture",
     "waiter: set the bit, fence": "a picture",
-    "consumer: take the hints, look there": "a picture",
-    "max_attempts=3, a batch of 200, number 7": "a picture",
     "nsqd.dat ": "a list of files",
-    '[channels."jobs.*"]': "a part of a file; tests/unit/test_settings.py reads such tables",
     "exec shmq serve --nsqd": "needs the gateway's ports; tests/nsqd/gateway/test_defaults.py",
     "audit: action=delete_topic": "a line of the log",
 }

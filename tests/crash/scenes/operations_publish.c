@@ -105,29 +105,12 @@ void lend(scene *s)
 	EQUAL(CALL(s, s->mine, shmq_loan_begin(s->my_producer, 200, soon(), &s->loan)), 0);
 }
 
-/* From here on messages have properties. */
-void with_properties(scene *s)
-{
-	s->ledger->properties = true;
-}
-
-static void lend_with_properties(scene *s)
-{
-	uint8_t block[PROPERTIES];
-	shmq_body properties = {block, PROPERTIES};
-
-	properties_make(s->ledger->next, block);
-	EQUAL(CALL(s, s->mine, shmq_loan_begin_on(s->my_producer, 200, &properties, soon(), &s->loan)),
-	      0);
-}
-
 static void commit_loan(scene *s)
 {
 	uint32_t number = s->ledger->next++;
 	uint8_t *to = shmq_loan_data(s->loan);
 	uint64_t id;
 
-	s->ledger->with[number] = s->ledger->properties;
 	set_fates(s, number, 1, GROUP);
 	to[0] = (uint8_t)number;
 	for (uint32_t i = 1; i < 200; i++)
@@ -139,12 +122,6 @@ static void commit_loan(scene *s)
 static void lend_and_commit(scene *s)
 {
 	lend(s);
-	commit_loan(s);
-}
-
-static void lend_and_commit_with_properties(scene *s)
-{
-	lend_with_properties(s);
 	commit_loan(s);
 }
 
@@ -257,11 +234,6 @@ static const operation table[] = {
 	{"commit a loan to a new channel", 2, NULL, lend_then_a_channel_comes, commit_loan, NULL, 0, 0,
 	 0},
 	{"cancel a loan", 3, NULL, come_and_lend, cancel_loan, NULL, 0, 0, 0},
-	{"publish with properties", 2, with_properties, come, publish_three, NULL, 0, 0, 0},
-	{"publish large bodies with properties", 2, with_properties, come, publish_two_large, NULL, 0,
-	 0, 0},
-	{"lend and commit with properties", 2, with_properties, come, lend_and_commit_with_properties,
-	 NULL, 0, 0, 0},
 	{"wait for room", 1, fill_to_the_brim, come_and_find_it_full, wait_for_room, NULL, 0, 0, 0},
 	{"publish after a death", 2, somebody_died_with_both_locks, come, publish_three, NULL, 0, 0, 0},
 	{"publish once", 3, NULL, come, publish_once, publish_once_again, 0, 0, 0},
