@@ -224,24 +224,6 @@ def open_owned(path: str, flags: int, owners: Collection[int], *, links: bool = 
     return fd
 
 
-def check_descriptor(
-    fd: int, path: str, owners: Collection[int], *, directory: bool = False, forbidden: int = 0
-) -> os.stat_result:
-    """Check that `fd` refers to a regular file (or a directory) of one of `owners` without any of
-    the permission bits `forbidden`. Returns its status. Raises NotTrusted, whose text names
-    `path`."""
-    status = os.fstat(fd)
-    if directory and not stat.S_ISDIR(status.st_mode):
-        raise NotTrusted(f"{path} is {_kind(status.st_mode)} and no directory")
-    _check(status, path, owners, directory=directory, links=directory)
-    if status.st_mode & forbidden:
-        raise NotTrusted(
-            f"{path} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it; take that "
-            f"from them: chmod {stat.S_IMODE(status.st_mode) & ~forbidden:04o} {path}"
-        )
-    return status
-
-
 def _open(path: str, flags: int, mode: int = 0o600) -> int:
     return os.open(path, flags | _SAFE, mode)
 
@@ -259,10 +241,9 @@ def _check(
     path: str,
     owners: Collection[int],
     *,
-    directory: bool = False,
     links: bool = False,
 ) -> None:
-    if not directory and not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _odd(status, path)
     if status.st_uid not in owners:
         raise NotTrusted(_foreign(status, path, owners))
