@@ -12,8 +12,8 @@ Times are nanoseconds, except that `defer`, `delay` and `timeout` of the classes
 
 import builtins
 import queue
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, Self, TypeAlias, final, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias, TypeVar, final, overload
 
 import numpy.typing as npt
 from typing_extensions import Buffer  # type checkers know it without the package
@@ -30,8 +30,13 @@ CONSTANTS: dict[str, int]
 #: {status name: (number, exception name, sentence)}
 STATUS: dict[str, tuple[int, str, str]]
 
+#: (max_messages, max_bytes, message_ttl, retry_first, retry_most, max_attempts, overflow, flags,
+#: dead_letter): counts, bytes, ns, and 0 or "" for none
+_Settings: TypeAlias = tuple[int, int, int, int, int, int, int, int, str]
 #: Anything with a contiguous buffer: bytes, bytearray, memoryview, array, mmap, numpy, Message.
 _Body: TypeAlias = Buffer | npt.NDArray[Any] | Message
+_Default = TypeVar("_Default")
+_Key = TypeVar("_Key", bound=str | Buffer)
 
 class ShmqError(Exception):
     """The base class of every error of shmq."""
@@ -41,6 +46,9 @@ class NotRunning(ShmqError):
 
 class Full(ShmqError, queue.Full):
     """There is no room for the message, and none came in time."""
+
+class Rejected(Full):
+    """A channel has reached its limit and rejects (overflow=reject). Nothing was published."""
 
 class MessageTooBig(ShmqError, ValueError):
     """The message or batch can never fit."""
@@ -124,6 +132,29 @@ def scan_records(data: Any, max_msg_size: int, most: int = 4294967295) -> tuple[
     """Count the whole disk records in data, up to `most`: (records, bytes they take, True if the
     length of the next one is impossible)."""
 
+def leasable_records(data: Any, max_bytes: int, at_least: bool) -> tuple[int, int, int]:
+    """Count the disk records at the start of data, which are whole, that may be leased in place: up
+    to the first that has a time to live of its own or was convicted, and with bodies of at most
+    max_bytes. at_least: one, whatever its body has. Returns (records, bytes of their bodies, bytes
+    they take)."""
+
+def pack_properties(properties: Mapping[str, str | bytes] | None) -> bytes:
+    """The block of these properties, as the core stores it; b"" for None. Raises BadArgument for a
+    name, MessageTooBig if there are more than 4096 bytes, TypeError for anything else."""
+
+def unpack_properties(block: Any) -> Mapping[str, bytes]:
+    """The properties in a block, read-only. Raises LayoutMismatch if it was overwritten."""
+
+def record_properties(records: Any, count: int) -> tuple[bytes, bytes]:
+    """The properties of exactly `count` whole disk records: (offsets i32, blocks). Raises
+    LayoutMismatch if they are anything else."""
+
+def split_body(body: Any) -> tuple[bytes, bytes]:
+    """Separate what a record has in its body's place: (block of properties, body)."""
+
+def encode_slot(slot: Any, content: Any) -> bytes:
+    """The record of a message, from the bytes of its slot and those of its properties and body."""
+
 def scan_bodies(
     data: Any, start: int, end: int, count: int, max_msg_size: int
 ) -> tuple[int, int, int | None]:
@@ -134,6 +165,10 @@ def scan_bodies(
 def has_pages(segment: Any, at: int, nbytes: int) -> bool:
     """Ensure that segment[at:at + nbytes] is backed by pages. Returns False if it is not: reading
     it would raise SIGBUS, which happens where /dev/shm is full. True for other memory."""
+
+def reopen_store(fd: int) -> None:
+    """Open the segment of a results store again that `Store.retire` closed. Raises
+    LayoutMismatch."""
 
 def killpoint(name: str | None, count: int = 1) -> None:
     """Send this process SIGKILL at the count-th passing of the point `name`; None disarms. Only in
@@ -206,6 +241,39 @@ class Broker:
     def pause_channel(self, queue: int, serial: int, paused: bool) -> None:
         """Pause or unpause a channel: nothing is taken from it."""
 
+    def configure(
+        self,
+        queue: int,
+        serial: int,
+        settings: _Settings,
+        was: _Settings | None = None,
+    ) -> bool:
+        """Set the policies of a queue. was: those that the new ones were made from; if others hold
+        by now, nothing is set, and it returns False. Raises BadArgument, BadName."""
+
+    def configure_topic(
+        self,
+        topic: int,
+        generation: int,
+        settings: _Settings,
+        was: _Settings | None = None,
+    ) -> bool:
+        """Set the policies of a topic's backlog and of the queues that it gets later. was: those of
+        the topic. Returns and raises as `configure`."""
+
+    def settings(self, queue: int, serial: int) -> _Settings:
+        """Returns the policies of a queue."""
+
+    def topic_settings(self, topic: int, generation: int) -> _Settings:
+        """Returns the policies of the queues that a topic gets later."""
+
+    def dead_topic(self, queue: int, serial: int) -> str:
+        """Returns the name of the topic that a channel's dead letters go to. Raises BadName."""
+
+    def dead_move(self, queue: int, serial: int, topic: int, generation: int, n: int) -> int | None:
+        """Move up to n convicted messages of a queue to a topic. Returns how many, 0 if there are
+        none; None if the topic needs a backlog queue first. Raises Full, Busy."""
+
     def empty(self, queue: int, serial: int) -> int:
         """Drop the messages of a queue, except those that are leased. Returns how many."""
 
@@ -269,6 +337,10 @@ class Broker:
         """Read the next messages in memory: (cursor after them, count, ids u64, timestamps i64,
         attempts i32, offsets i32, data). Raises LeaseLost."""
 
+    def lease_properties(self, cursor: tuple[int, ...], count: int) -> tuple[bytes, bytes]:
+        """The properties of the next messages in memory: (offsets i32, count + 1 of them; blocks).
+        Raises LeaseLost, and MessageTooBig if they have 2 GiB or more."""
+
     # ---- only the supervisor calls these ----
     def set_data_path(self, path: str) -> None:
         """Publish the absolute path of the files, for readers of leases on disk."""
@@ -313,14 +385,21 @@ class Broker:
     def close_directory(self) -> None:
         """Mark the directory closed: every handle raises Gone from now on."""
 
-    def next_request(self) -> tuple[int, int, str, str, int] | None:
-        """The next posted request, (ticket, kind, topic, channel, client), or None."""
+    def next_request(self) -> tuple[int, int, str, str, int, tuple[int, int]] | None:
+        """The next posted request, (ticket, kind, topic, channel, client, numbers), or None.
+        numbers: max_keys and max_bytes of a results store, whose name is the topic."""
 
     def answer(self, ticket: int, status: int) -> None:
         """Answer a request with a status."""
 
-    def create_topic(self, topic: str, clock_floor: int) -> tuple[int, int]:
-        """Enter a topic whose ids begin above clock_floor (64 ns units): (index, generation)."""
+    def create_topic(
+        self,
+        topic: str,
+        clock_floor: int,
+        settings: _Settings = ...,
+    ) -> tuple[int, int]:
+        """Enter a topic whose ids begin above clock_floor (64 ns units): (index, generation).
+        settings: as of `configure_topic`."""
 
     def reserve_queue(self) -> tuple[int, int]:
         """Reserve a free queue index and a new serial: (index, serial)."""
@@ -340,16 +419,19 @@ class Broker:
         paused: bool = False,
         chunk: int = 0,
         chunk_depth: int = 0,
+        settings: _Settings = ...,
     ) -> None:
         """Size, reserve and fill a new queue segment. chunk: the highest number of a chunk on disk;
-        chunk_depth: how many messages chunks have."""
+        chunk_depth: how many messages chunks have; settings: as of `configure`."""
 
     def enter_queue(self, queue: int, serial: int, topic: int, channel: str | None) -> None:
         """Enter a queue in the directory, which makes it visible; channel None: as a backlog."""
 
-    def take_over(self, topic: int, channel: str) -> tuple[int, int] | None:
-        """Turn the topic's backlog into its first channel: (index, serial). Returns None if there
-        is no backlog, or if the topic is paused or has a channel."""
+    def take_over(
+        self, topic: int, channel: str, settings: _Settings = ...
+    ) -> tuple[int, int] | None:
+        """Turn the topic's backlog into its first channel, with these settings: (index, serial).
+        Returns None if there is no backlog, or if the topic is paused or has a channel."""
 
     def renamed(self, queue: int, base: str) -> None:
         """Note that the files of a queue were renamed after a take-over."""
@@ -367,13 +449,22 @@ class Broker:
     def remove_topic(self, topic: int, generation: int) -> None:
         """Take a topic without queues out of the directory."""
 
+    def dead_waiting(self, queue: int) -> bool:
+        """Whether convicted messages waited to be moved when `expire` last looked."""
+
+    def dead_postpone(self, queue: int, due: int, n: int) -> int:
+        """Put up to n convicted messages off until `due` (Unix ns). Returns how many."""
+
     def expire(
         self, queue: int, limit: int = 256, now: int | None = None, realtime: int | None = None
     ) -> tuple[int, int]:
         """One bite of nsqd's scan: requeue at most `limit` messages, and return how many (timed
         out, were due). now, realtime: ns, for tests."""
 
-    def advance(self, queue: int, n: int) -> int:
+    def sweep(self, queue: int) -> int:
+        """Drop the messages of a queue that have expired, wherever they wait. Returns how many."""
+
+    def stage_oldest(self, queue: int, n: int) -> int:
         """Move the oldest n READY messages to the requeue ring. Returns how many were moved."""
 
     def spill_begin(
@@ -443,6 +534,34 @@ class Broker:
     def reap(self, client: int, generation: int) -> int:
         """Give back everything that a dead client held. Returns how many messages."""
 
+    # ---- results stores ----
+
+    def find_store(self, name: str) -> tuple[int, int] | None:
+        """(place, serial) of the results store of this name, or None."""
+
+    def request_store(
+        self, name: str, max_keys: int, max_bytes: int, timeout: int | None = None
+    ) -> None:
+        """Ask the supervisor for a results store, and wait up to `timeout` ns for its answer.
+
+        Raises BadName, BadArgument for the limits, NotRunning, and ShmqError."""
+
+    def reserve_store(self) -> tuple[int, int]:
+        """Reserve a free place for a results store and a new serial: (place, serial)."""
+
+    def create_store(
+        self, fd: int, store: int, serial: int, name: str, max_keys: int, max_bytes: int
+    ) -> None:
+        """Make a results store of the empty shared memory object `fd`."""
+
+    def enter_store(
+        self, store: int, serial: int, name: str, max_keys: int, max_bytes: int
+    ) -> None:
+        """Enter a results store in the directory."""
+
+    def remove_store(self, store: int, serial: int) -> None:
+        """Take a results store, which was retired, out of the directory. Raises Gone."""
+
 @final
 class Spill:
     """Messages that are being written to disk: their slots are SPILLING until `end`."""
@@ -457,7 +576,7 @@ class Spill:
 
     @property
     def position(self) -> int:
-        """AHEAD, FRONT: disk position of the first record. CHUNK: its number."""
+        """PREPEND_FLUSH, PREPEND: disk position of the first record. CHUNK: its number."""
 
     @property
     def lengths(self) -> memoryview:
@@ -499,27 +618,53 @@ class Producer:
     def closed(self) -> bool:
         """True after close was called."""
 
-    def publish(self, body: _Body, defer: float | None = None, timeout: float | None = None) -> str:
+    def publish(
+        self,
+        body: _Body,
+        defer: float | None = None,
+        timeout: float | None = None,
+        properties: Mapping[str, str | bytes] | None = None,
+        ttl: float | None = None,
+        priority: str | None = None,
+    ) -> str:
         """Publish one message to every channel of the topic, or to its backlog while it has none.
 
         body: bytes, or any object with a contiguous buffer (bytearray, memoryview, numpy array,
         Message), of at least one byte and at most max_msg_size.
         defer: seconds before the message may be delivered, at most max_req_timeout.
         timeout: seconds to wait for room; None: for ever, 0: not at all.
+        properties: values beside the body, by names of 1 to 64 of a-z 0-9 . _ -; a str is stored as
+        UTF-8. Together they have at most 4096 bytes.
+        ttl: seconds, more than 0, from when it may be delivered, after which it is not delivered
+        any more; None: as the channels' settings say. The lower one counts.
+        priority: publish to the topic TOPIC.PRIORITY instead, which is created if it is missing.
 
         Returns the id of the message, 16 hexadecimal digits. The call is nsqd's PUB and DPUB.
 
-        Raises Full if there was no room in time, MessageTooBig, BadArgument if the body is empty or
-        deferred for too long, Gone if the topic was deleted, the instance stopped or the producer
-        closed, NotRunning if a backlog queue must be made and no supervisor is running, TypeError
-        or ValueError if the body has no contiguous buffer.
+        Raises Full if there was no room in time, MessageTooBig (body or properties), BadArgument if
+        the body is empty or deferred for too long or the name of a property is none, Gone if the
+        topic was deleted, the instance stopped or the producer closed, NotRunning if a backlog
+        queue must be made and no supervisor is running, BadName if the priority makes no name of a
+        topic, TypeError or ValueError if the body has no contiguous buffer.
         """
 
+    def publish_object(self, picklers: list[Any], obj: object) -> Any:
+        """Pickle an object with one of the spare picklers of shmq.objects and publish it, in one
+        call that waits for room. Returns True; or False if there is no spare one; or, if the pickle
+        is long or has buffers beside it, the pickler that has it: nothing was published then.
+        Raises as `publish` does, and what pickling raises."""
+
     def publish_list(
-        self, bodies: Sequence[_Body], defer: float | None = None, timeout: float | None = None
+        self,
+        bodies: Sequence[_Body],
+        defer: float | None = None,
+        timeout: float | None = None,
+        properties: bytes | Sequence[bytes] | None = None,
+        ttl: float | None = None,
     ) -> int:
-        """Publish a list of bodies, all or nothing. Returns the first id as a number, or 0 if there
-        were none; the k-th message has that id + 1024 * k."""
+        """Publish a list of bodies, all or nothing. properties: a block for all, or one for each.
+        Returns the first id as a number, or 0 if there were none; the k-th message has that id +
+        1024 * k."""
 
     def publish_fixed(
         self,
@@ -528,6 +673,8 @@ class Producer:
         width: int,
         defer: float | None = None,
         timeout: float | None = None,
+        properties: bytes | Sequence[bytes] | None = None,
+        ttl: float | None = None,
     ) -> int:
         """As publish_list: `count` bodies of `width` bytes each, one after the other in data."""
 
@@ -540,6 +687,8 @@ class Producer:
         count: int,
         defer: float | None = None,
         timeout: float | None = None,
+        properties: bytes | Sequence[bytes] | None = None,
+        ttl: float | None = None,
     ) -> int:
         """As publish_list, in Arrow's layout: body i is data[offsets[start + i]:offsets[start + i +
         1]]; wide: the offsets are int64, not int32."""
@@ -582,9 +731,12 @@ class Producer:
         after: int,
         upto: int,
         timeout: float | None = None,
+        properties: bytes | Sequence[bytes] | None = None,
+        ttl: float | None = None,
     ) -> int | None:
         """As publish_offsets, at most once: they are the messages `after` (exclusive) to `upto` of
-        the key's epoch. Returns None if they were published before."""
+        the key's epoch. Returns None if they were published before. Their properties and ttl are no
+        part of the comparison."""
 
     def mark(self, key0: int, key1: int) -> tuple[int, int]:
         """How far publish_once got under a key: (its last epoch + 1, or 0; the last message)."""
@@ -595,6 +747,7 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
         zero: bool = True,
+        properties: Mapping[str, str | bytes] | None = None,
     ) -> Loan:
         """Write a body of nbytes bytes in place, in shared memory, instead of copying it there.
 
@@ -602,6 +755,7 @@ class Producer:
         defer: seconds before the message may be delivered, at most max_req_timeout.
         timeout: seconds to wait for room; None: for ever, 0: not at all.
         zero: clear the buffer first; with False it has bytes of earlier messages.
+        properties: as in publish.
 
         Returns a Loan, a context manager: `with producer.loan(n) as buffer: buffer[:] = data`
         yields a writable memoryview and publishes the message at the end of the block, or drops it
@@ -700,6 +854,16 @@ class Consumer:
 
     @overload
     def take(self, timeout: float | None) -> Message | None: ...
+    def take_body(self, timeout: float | None = None) -> bytes | Message | None:
+        """Take the next message, copy its body and finish it, in one call.
+
+        timeout: seconds to wait for a message; None: for ever, 0: not at all.
+
+        Returns the body; a Message that is still in flight if it is longer than 4096 bytes; None
+        after the timeout. Raises as `take` does. If the process dies in the call, the message is
+        finished or is delivered again.
+        """
+
     def take_many(self, n: int, timeout: float | None = None) -> Any:
         """Take up to n messages in one call, as soon as there is at least one.
 
@@ -710,6 +874,12 @@ class Consumer:
 
         Raises Gone as take does, and ValueError if n is below 1 or the timeout is negative.
         """
+
+    def redrive(self, message: Message, queue: int, serial: int) -> None:
+        """Move a message in flight to this consumer to the queue of another topic's channel,
+        without its failures and with the time of the call as its timestamp. queue, serial: of that
+        channel. Raises NotInFlight, Full, MessageTooBig, Gone, and BadArgument if that topic is
+        paused; after all but NotInFlight the message is still in flight to this consumer."""
 
     def limit(self, max_in_flight: int) -> None:
         """Change how many messages may be in flight from now on.
@@ -725,8 +895,113 @@ class Consumer:
     def _broker(self) -> Broker:
         """The broker that it is open on now; in a forked child another one."""
 
+    #: Called when there was nothing to take.
+    _beacon: Callable[[], None] | None
+
     def close(self) -> None:
         """Return the messages that are not settled to the channel, and wake the waiting threads.
+
+        They, and every later call, raise Gone; an iteration ends. May be called again.
+        """
+
+class Lanes:
+    """Takes from many channels, its lanes, by a policy.
+
+    strict: serve a level only while those before it have nothing; else by weights. weights: one for
+    each level, 1 to 1000000. max_in_flight: over all lanes. batch_type: the subclass of Batch that
+    take_many returns. follows: hear of topics and channels that come and go.
+
+    A subclass has these methods, which are called without any lock held: `_gone(consumer)`, when
+    the channel of a lane was deleted: it removes the lane, or raises; `_forked()`, in a forked
+    child: it calls `reopen` and adds lanes; `_names()`, with follows: before the first take, and
+    when topics or channels have come or gone since.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        strict: bool,
+        weights: Sequence[int],
+        max_in_flight: int,
+        batch_type: type[Batch],
+        follows: bool,
+    ) -> None: ...
+    @property
+    def closed(self) -> bool:
+        """True after close was called."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """The largest number of messages that may be in flight, over all topics; 0: it takes
+        none."""
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """The consumers of its lanes, in the order in which they were added."""
+
+    def add(self, consumer: Consumer, level: int) -> None:
+        """Add a lane behind the others of its level."""
+
+    def remove(self, consumer: Consumer) -> None:
+        """Remove a lane; its consumer is to be closed afterwards."""
+
+    @overload
+    def take(self, timeout: None = None) -> Message:
+        """Take the next message by the policy; it is in flight until it is settled.
+
+        timeout: seconds to wait for a message; None: for ever, 0: not at all. While max_in_flight
+        messages are in flight there is nothing to take.
+
+        Returns a Message, whose `topic` tells where it comes from, or None after the timeout.
+
+        Raises Gone if one of the topics or channels was deleted (those of a pattern are left out
+        instead), the instance stopped or the consumer closed, and ValueError if the timeout is
+        negative.
+        """
+
+    @overload
+    def take(self, timeout: float | None) -> Message | None: ...
+    def take_many(self, n: int, timeout: float | None = None) -> Any:
+        """Take up to n messages of one topic in one call, as soon as there is at least one.
+
+        n: the largest number of messages, 1 or more; more than 65536 count as that.
+        timeout: seconds to wait for the first message; None: for ever, 0: not at all.
+
+        Returns a Batch of 1 to n messages, or an empty one after the timeout.
+
+        Raises Gone as take does, and ValueError if n is below 1 or the timeout is negative.
+        """
+
+    def wait(self, deadline_ns: int) -> bool:
+        """Sleep until there may be something to take, or to report, for at most 1 s.
+
+        deadline_ns: CLOCK_MONOTONIC ns; 0: only look. Returns whether there is. Take then, or call
+        `pass_on`.
+        """
+
+    def wake(self) -> None:
+        """End a wait, or the next one if there is none."""
+
+    def pass_on(self) -> None:
+        """Take nothing after all: wake other waiters of the channels instead."""
+
+    def limit(self, max_in_flight: int) -> None:
+        """Change the limit over all lanes."""
+
+    def reopen(self, broker: Broker) -> bool:
+        """In a forked child: drop the parent's lanes. Returns False if that was done already."""
+
+    def __iter__(self) -> Iterator[Message]: ...
+    def __next__(self) -> Message: ...
+    @property
+    def _broker(self) -> Broker:
+        """The broker that it is open on now; in a forked child another one."""
+
+    #: Called when there was nothing to take.
+    _beacon: Callable[[], None] | None
+
+    def close(self) -> None:
+        """Return the messages that are not settled to their channels, and wake the waiting threads.
 
         They, and every later call, raise Gone; an iteration ends. May be called again.
         """
@@ -786,6 +1061,132 @@ class Waiter:
     def close(self) -> None:
         """Give its doorbell back; a wait ends with Gone."""
 
+class Store:
+    """One results store: key -> bytes. Base class of shmq.Results.
+
+    store, serial: from Broker.find_store. on_forked() is called in a forked child; it attaches
+    there and returns (Broker, store, serial). A key is str (as UTF-8) or bytes-like, 1 to 255
+    bytes.
+
+    Raises Gone if the store was deleted, and LayoutMismatch.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        store: int,
+        serial: int,
+        name: str,
+        on_forked: Callable[[], tuple[Broker, int, int]] | None = None,
+    ) -> None: ...
+    @property
+    def name(self) -> str:
+        """Name of the store."""
+
+    @property
+    def _broker(self) -> Broker:
+        """The attachment, for the package."""
+
+    def set(self, key: str | Buffer, value: Buffer, ttl: float | None = None) -> None:
+        """Store the value under the key, in place of the one it has. Threads that wait for the
+        key are woken. A death in the call leaves the old value or the new one.
+
+        ttl: seconds after which the key expires; None: never.
+
+        Raises Full if the store has `max_keys` keys or `max_bytes` bytes, or /dev/shm is full;
+        MessageTooBig if the value is longer than a message may be; BadArgument if the key has no
+        byte or more than 255; ValueError for a ttl that is not above 0; and Gone.
+        """
+
+    def add(self, key: str | Buffer, value: Buffer, ttl: float | None = None) -> bool:
+        """Store the value under the key if the key is absent. Returns whether it was stored: of
+        several processes that add a key at a time exactly one gets True. ttl and errors: as
+        `set`. Raises Full, MessageTooBig, BadArgument, ValueError and Gone."""
+
+    @overload
+    def get(self, key: str | Buffer, default: None = None) -> bytes | None:
+        """Returns the value of the key; `default` if the key is absent or has expired. Raises
+        BadArgument and Gone."""
+
+    @overload
+    def get(self, key: str | Buffer, default: _Default) -> bytes | _Default: ...
+    @overload
+    def pop(self, key: str | Buffer, default: None = None) -> bytes | None:
+        """Delete the key. Returns its value; `default` if the key is absent. Of several processes
+        that pop a key exactly one gets the value. If this process dies in the call, the value may
+        be gone. Raises BadArgument and Gone."""
+
+    @overload
+    def pop(self, key: str | Buffer, default: _Default) -> bytes | _Default: ...
+    def delete(self, key: str | Buffer, value: Buffer | None = None) -> bool:
+        """Delete the key; with `value` only if that is its value. Returns whether it was deleted.
+        Raises BadArgument and Gone."""
+
+    def incr(
+        self,
+        key: str | Buffer,
+        by: int = 1,
+        least: int | None = None,
+        most: int | None = None,
+        ttl: float | None = None,
+    ) -> int | None:
+        """Add `by` to the number under the key. Returns the result. A key that is absent counts as
+        0. The number is stored as decimal text, so `int(store.get(key))` is the number, and
+        `set(key, b"5")` sets it.
+
+        least, most: bounds of the result; None: those of a signed 64-bit number. If the result
+        would be out of bounds, nothing is changed and None is returned.
+        ttl: seconds after which a key that this call creates expires; a key that was there keeps
+        its time.
+
+        Raises BadArgument if the value is no whole number; and what `set` raises.
+        """
+
+    def wait(
+        self, key: str | Buffer, timeout: float | None = None, delete: bool = False
+    ) -> bytes | None:
+        """Wait until the key has a value. Returns the value; None after `timeout` seconds (None: no
+        limit). delete: delete the key too, as `pop`. Raises BadArgument and Gone."""
+
+    def wait_any(
+        self, keys: Sequence[_Key], timeout: float | None = None, delete: bool = False
+    ) -> tuple[_Key, bytes] | None:
+        """Wait until one of the keys has a value. Returns (key, value) of the first one in the
+        sequence that has one; None after `timeout` seconds (None: no limit). delete: delete that
+        key too. Raises ValueError if there are no keys, BadArgument and Gone."""
+
+    def stripe(self, key: str | Buffer) -> int:
+        """The stripe of the key, from 0 to 63: `wait_news` waits for stripes."""
+
+    def seen(self) -> list[int]:
+        """How often a key of each of the 64 stripes was stored."""
+
+    def wait_news(self, waiter: Waiter, stripes: int, seen: list[int], deadline_ns: int) -> bool:
+        """Sleep until a key of one of the `stripes` (bits) is stored since `seen`, until
+        `deadline_ns` (CLOCK_MONOTONIC), for 1 s, or until `waiter.wake`. Returns whether another
+        look is worth it. Raises Gone."""
+
+    def scan(
+        self, bucket: int, values: bool = False, room: int = 65536
+    ) -> tuple[list[tuple[bytes, Any, int | None]], int | None]:
+        """Some keys from `bucket` (0 at first) on, and where to go on (None: that was all). Each is
+        (key, value, ttl), or without `values` (key, length of the value, ttl); ttl: ns left, None:
+        no limit. room: bytes to copy under one hold of the lock."""
+
+    def info(self) -> tuple[int, int, int, int, int, int, int, int, int]:
+        """keys, max_keys, bytes, max_bytes; since it was made: stored, removed, expired, refused;
+        and the bytes of memory for keys and values that it has taken."""
+
+    def sweep(self, limit: int = 4096) -> tuple[int, bool]:
+        """Remove what has expired among the next `limit` entries: (number, whether there is more to
+        look at). Raises Busy."""
+
+    def trim(self) -> int:
+        """Give memory behind the last value back to the system. Returns the bytes. Raises Busy."""
+
+    def retire(self) -> None:
+        """Close the store for everybody else; this handle may still `scan`."""
+
 @final
 class Message:
     """One delivery; made by Consumer.take and Batch. It does not change.
@@ -819,6 +1220,15 @@ class Message:
     def attempts(self) -> int:
         """Number of deliveries so far, this one included."""
 
+    @property
+    def properties(self) -> Mapping[str, bytes]:
+        """The values beside the body, by name; read-only, and empty for most messages. Raises
+        LayoutMismatch if something has overwritten them."""
+
+    @property
+    def topic(self) -> str:
+        """Name of the topic it was taken from."""
+
     def finish(self) -> None:
         """Finish the message: it is never delivered again on this channel. nsqd's FIN.
 
@@ -826,11 +1236,21 @@ class Message:
         channel, or if its consumer was closed.
         """
 
-    def requeue(self, delay: float = 0.0) -> None:
+    def requeue(self, delay: float | None = None, failed: bool = True) -> None:
         """Give the message back to its channel, to be delivered again. nsqd's REQ.
 
-        delay: seconds before it may be delivered; more than max_req_timeout counts as that.
+        delay: seconds before it may be delivered; more than max_req_timeout counts as that. None:
+        the channel's retry_delay if the message failed, else 0. failed: whether this counts as a
+        failure; after max_attempts failures the message goes to the channel's dead topic instead.
         Raises NotInFlight as finish does, and ValueError if delay is negative.
+        """
+
+    def reject(self, error: str | None = None) -> None:
+        """Give the message up: it goes to the channel's dead topic and is not delivered again.
+
+        error: what went wrong; the first 1024 bytes of it are kept with the message. Raises
+        NotInFlight as finish does, BadName if the dead topic's name would be too long (choose one
+        with the setting dead_letter), and BadArgument for a message that is a dead letter already.
         """
 
     def touch(self) -> None:
@@ -838,6 +1258,14 @@ class Message:
 
         The new deadline is the consumer's message timeout from now, and at most max_msg_timeout
         after the delivery. Raises NotInFlight as finish does.
+        """
+
+    def reply(self, body: Buffer) -> None:
+        """Give the reply to a message that `Broker.request` published. It finishes nothing: finish
+        the message too. If it is delivered again, the last reply before the requester looks counts.
+
+        body: the reply, bytes or another buffer. Raises BadArgument if nobody asked for a reply,
+        and what `Results.set` raises.
         """
 
     def __len__(self) -> int: ...
@@ -858,12 +1286,21 @@ class Batch:
     """
 
     __slots__: ClassVar[tuple[str, ...]]
+    @property
+    def topic(self) -> str | None:
+        """Name of the topic they were taken from; all messages of a batch come from one. None of an
+        empty batch."""
+
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Message]: ...
     def __getitem__(self, index: int) -> Message: ...
     def bodies(self) -> list[bytes]:
         """Returns the bodies as a list of bytes, in the order of delivery. They are copies of the
         batch's own, so this works after the messages were settled too."""
+
+    def blocks(self) -> list[bytes]:
+        """Returns the properties of each message as a block, in the order of delivery. That of a
+        message without any is empty."""
 
     def column(self, name: str, /) -> memoryview:
         """Returns one field of all messages as a read-only memoryview; the bodies are not copied.
@@ -880,12 +1317,18 @@ class Batch:
         finished all the same.
         """
 
-    def requeue(self, delay: float = 0.0) -> None:
+    def requeue(self, delay: float | None = None, failed: bool = True) -> None:
         """Give all messages that are not settled yet back to the channel.
 
-        delay: seconds before they may be delivered; more than max_req_timeout counts as that.
-        Raises NotInFlight if some were no longer in flight, after the others were requeued, and
-        ValueError if delay is negative.
+        delay, failed: as of Message.requeue. Raises NotInFlight if some were no longer in flight,
+        after the others were requeued, and ValueError if delay is negative.
+        """
+
+    def reject(self, error: str | None = None) -> None:
+        """Give all messages that are not settled yet up, as Message.reject does.
+
+        error: what went wrong, kept with each of them. Raises NotInFlight if some were no longer in
+        flight, after the others were rejected, and otherwise as Message.reject.
         """
 
     def touch(self) -> None:

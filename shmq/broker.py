@@ -3,42 +3,60 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar, Unpack
+from typing import Any, Final, Literal, Self, TypeVar, Unpack, overload
 
-from shmq import _native, homes, layout, ownership, peek, shm, sources, stats
+from shmq import _native, homes, ownership, peek, shm, sources, stats
+from shmq.answers import Answers
 from shmq.attachment import Attachment, pauses
-from shmq.client import Batch, Consumer, LeasedBatch, LeaseHolder, Producer
+from shmq.client import (
+    Batch,
+    Consumer,
+    DeadLetters,
+    LeasedBatch,
+    LeaseHolder,
+    MultiConsumer,
+    Producer,
+    Results,
+    lanes,
+)
+from shmq.client.arguments import number, whole
 from shmq.client.disk import Files
 from shmq.client.handle import Reduction, Shown
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
-from shmq.embedded import EmbeddedSupervisor, data_path_of, unique_instance
+from shmq.client.many import Missing
+from shmq.embedded import (
+    QUIET,
+    EmbeddedSupervisor,
+    blocking,
+    data_path_of,
+    memory_path,
+    owned_path,
+    unique_instance,
+)
 from shmq.errors import Gone, NotRunning, ShmqError
 from shmq.keywords import Keywords
 from shmq.layout import ClientKind
-from shmq.names import check_instance, check_name
+from shmq.names import check_instance, check_name, is_pattern
 from shmq.option_types import to_ns
 from shmq.options import Options
 from shmq.peek import Peeked
 from shmq.sources import NativeSource
 from shmq.stats import BrokerStats, ChannelStats
-from shmq.views import QueueEntry
+from shmq.views import DirectoryView, QueueEntry
 
 T = TypeVar("T")
 
-#: How long the supervisor may take to create a topic or channel.
-_REQUEST_SECONDS: Final = 10.0
-
 _MAX_IN_FLIGHT: Final = 200
+
 _MOST_IN_FLIGHT: Final = (1 << 32) - 1
 
 
-class Broker(metaclass=Shown):
+class Broker(Answers, metaclass=Shown):
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
     data_path: a directory for the messages that do not fit in memory and for those that are left
@@ -46,6 +64,8 @@ class Broker(metaclass=Shown):
     ~/.local/state/shmq/INSTANCE, which is the same every time for the same name, or, if a
     supervisor of this name was killed, the directory that has its files. `close` removes a
     directory that was not named if no message is left in it.
+    disk: False means that nothing is ever written to a disk: a full topic or channel blocks its
+    publishers unless its settings say otherwise, and `close` drops the messages that are left.
     instance: the name by which other processes `attach`. None means SHMQ_INSTANCE, or a unique
     name if that is not set.
     options: every option of `shmq serve`, by its name with underscores, with durations in seconds:
@@ -60,33 +80,59 @@ class Broker(metaclass=Shown):
     of a broker as a joined one.
 
     `instance` is the broker's name on this host. In asyncio use `async with`. Publish there with
-    timeout=0 or in a thread, because a call that waits for room blocks the loop.
+    `publish_async`, because a call of `publish` that waits for room blocks the loop.
     """
 
-    _internal = frozenset({"native", "reduction", "views"})
+    _internal = frozenset(
+        {
+            "consumer_type",
+            "directory",
+            "join",
+            "lane",
+            "max_msg_size",
+            "native",
+            "owned",
+            "producer_type",
+            "reduction",
+            "reply_store",
+            "views",
+        }
+    )
     instance: str = ""
+    #: The classes of the producers and consumers that it makes; `shmq.otel` sets others.
+    producer_type: type[Producer] = Producer
+    consumer_type: type[Consumer] = Consumer
 
     def __init__(
         self,
         data_path: str | os.PathLike[str] | None = None,
         instance: str | None = None,
+        disk: bool = True,
         **options: Unpack[Keywords],
     ) -> None:
         instance = instance or os.environ.get("SHMQ_INSTANCE") or unique_instance()
         check_instance(instance)
-        options.setdefault("log_level", "warn")
-        options.setdefault("audit_log", "")  # nobody reads the output of its supervisor
-        options.setdefault("log_prefix", "[shmq] ")
-        options.setdefault("tcp_address", "")  # the gateway runs only if an address is given
-        options.setdefault("http_address", "")
-        options.setdefault("https_address", "")
-        if data_path is None:
+        options = QUIET | options
+        if data_path is None and disk:
             # if a supervisor of this name was killed, its files are in the directory it used
             left = sources.data_path_left(instance)
             data_path = left if left and not homes.is_own(left, instance) else None
-        with data_path_of(instance, data_path) as path:
+        with data_path_of(instance, data_path) if disk else memory_path(data_path) as path:
             chosen = Options.from_keywords(instance=instance, data_path=str(path), **options)
-            self._join(instance, EmbeddedSupervisor(chosen, temporary=data_path is None))
+            if not disk:
+                chosen = blocking(chosen)
+            self._join(instance, EmbeddedSupervisor(chosen, data_path is None, not disk))
+
+    @classmethod
+    def owned(cls, instance: str, **options: Unpack[Keywords]) -> Self:
+        """An embedded broker without a disk that ends with this process, even if others are
+        attached, for the rest of the package."""
+        self = object.__new__(cls)
+        chosen = Options.from_keywords(
+            instance=instance, data_path=str(owned_path()), **QUIET | options
+        )
+        self._join(instance, EmbeddedSupervisor(blocking(chosen), False, owned=True))
+        return self
 
     @classmethod
     def _attached(
@@ -108,6 +154,7 @@ class Broker(metaclass=Shown):
         self.owner = owner
         """The user who was named as its owner in `attach`, or None."""
         self._server = server
+        self._answers_begin()
         if server is not None:
             server.start()
         try:
@@ -216,21 +263,61 @@ class Broker(metaclass=Shown):
         backlog = functools.partial(self._request, "CREATE_BACKLOG", topic)
         return self._opened(
             find,
-            lambda native, index, generation: Producer(
+            lambda native, index, generation: self.producer_type(
                 native, index, generation, topic, backlog, find
             ),
         )
 
+    @overload
     def consumer(
         self,
         topic: str,
         channel: str,
         max_in_flight: int = _MAX_IN_FLIGHT,
         msg_timeout: float | Literal["server"] | None = "server",
-    ) -> Consumer:
+    ) -> Consumer: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: list[str] | tuple[str, ...],
+        channel: str,
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        msg_timeout: float | Literal["server"] | None = "server",
+        policy: lanes.Policy | None = None,
+        weights: Sequence[int] | None = None,
+    ) -> MultiConsumer: ...
+
+    @overload
+    def consumer(
+        self,
+        topic: str,
+        channel: str,
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        msg_timeout: float | Literal["server"] | None = "server",
+        *,
+        policy: lanes.Policy,
+    ) -> Consumer | MultiConsumer: ...
+
+    def consumer(
+        self,
+        topic: str | Sequence[str],
+        channel: str,
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        msg_timeout: float | Literal["server"] | None = "server",
+        policy: lanes.Policy | None = None,
+        weights: Sequence[int] | None = None,
+    ) -> Consumer | MultiConsumer:
         """Return a consumer of the channel; topic and channel are created if they are missing
         (nsqd: SUB).
 
+        topic: the name of a topic. For a list of names, or for a pattern, a MultiConsumer is
+        returned, which takes from the channel of that name of each topic. In a pattern `*` stands
+        for any characters but a dot, `**` for any characters; a list may have patterns too. A topic
+        belongs to the entry that names it, or else to the first pattern that matches.
+        policy: which topic of many is next. "fair" (None): they take turns. "strict": one is served
+        only while those before it have nothing. "weighted": in the ratio of `weights`, one whole
+        number for each entry of the list; None: 8:4:1 for three, else each half of the one before.
         max_in_flight: the number of messages it may hold at a time (nsqd: RDY).
         msg_timeout: the seconds it has to finish a message before the message is delivered again,
         from 0.001 to max_msg_timeout; "server": the broker's option of that name (60 s); None: no
@@ -240,20 +327,41 @@ class Broker(metaclass=Shown):
         ShmqError if the supervisor refuses or does not answer within 10 s, and ValueError or
         TypeError for the other arguments.
         """
-        check_name(topic, "topic")
+        plan = lanes.plan(topic, policy, weights)
         check_name(channel, "channel")
-        if not 1 <= _whole("max_in_flight", max_in_flight) <= _MOST_IN_FLIGHT:
+        if not 1 <= whole("max_in_flight", max_in_flight) <= _MOST_IN_FLIGHT:
             raise ValueError(
                 f"max_in_flight must be from 1 to {_MOST_IN_FLIGHT}, not {max_in_flight}"
             )
+        if isinstance(topic, str) and not is_pattern(topic):
+            return self.lane(topic, channel, max_in_flight, msg_timeout)
+        self._message_timeout(msg_timeout)  # a pattern may match no topic yet
+        return MultiConsumer(self, plan, channel, max_in_flight, msg_timeout)
+
+    def lane(
+        self,
+        topic: str,
+        channel: str,
+        max_in_flight: int,
+        msg_timeout: float | str | None,
+        missing: Missing = "create",
+    ) -> Consumer:
+        """The consumer of one topic, for the rest of the package. missing: "create" creates what is
+        missing, "join" the channel alone, "refuse" nothing; they raise Gone otherwise."""
         timeout = self._message_timeout(msg_timeout)
-        find = functools.partial(self._queue, topic, channel)
+        finders = {"create": self._queue, "join": self._joined, "refuse": self._existing_queue}
+        find = functools.partial(finders[missing], topic, channel)
         return self._opened(
             find,
-            lambda native, queue, serial: Consumer(
+            lambda native, queue, serial: self.consumer_type(
                 native, queue, serial, topic, channel, max_in_flight, timeout, Batch, find
             ),
         )
+
+    def join(self, topic: str, channel: str) -> None:
+        """Create the channel, but not its topic, for the rest of the package. Waits for the
+        supervisor. Raises as `create_channel`, and Gone if there is no such topic."""
+        self._joined(topic, channel)
 
     # ---- leases ----
 
@@ -283,7 +391,7 @@ class Broker(metaclass=Shown):
         check_name(channel, "channel")
         times: list[int] = []
         for label, seconds in (("ttl", ttl), ("grace", ttl if grace is None else grace)):
-            if seconds is not None and not 0.001 <= _number(label, seconds) <= 1e9:
+            if seconds is not None and not 0.001 <= number(label, seconds) <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
             times.append(0 if seconds is None else to_ns(seconds))
         ttl_ns, grace_ns = times
@@ -304,13 +412,14 @@ class Broker(metaclass=Shown):
         part: int = 0,
         rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
+        properties: bool = False,
     ) -> Iterator[LeasedBatch]:
         """Yield one part of an open lease, whoever holds it, in batches, as
         `LeaseHolder.read_lease` does. Raises Gone if there is no such channel, and LeaseLost if
         the lease has ended."""
         native, queue, serial = self._existing_queue(topic, channel)
         files = functools.partial(self._files, queue, serial)
-        return read_lease(native, queue, serial, lease, part, files, rows, max_bytes)
+        return read_lease(native, queue, serial, lease, part, files, rows, max_bytes, properties)
 
     def finish_lease(self, topic: str, channel: str, lease: int) -> int:
         """Finish a lease, whoever holds it. Returns the number of its messages. Raises LeaseLost
@@ -334,7 +443,7 @@ class Broker(metaclass=Shown):
                 raise ValueError(f"msg_timeout must be seconds, None or 'server', not {seconds!r}")
             return 0
         most = int(self.views().directory.limits["max_msg_timeout"])
-        if not 0.001 <= _number("msg_timeout", seconds) <= most / 1e9:  # not so for a NaN
+        if not 0.001 <= number("msg_timeout", seconds) <= most / 1e9:  # not so for a NaN
             raise ValueError(
                 f"msg_timeout must be from 0.001 to {most / 1e9:g} seconds (max_msg_timeout), "
                 f"not {seconds}"
@@ -397,6 +506,13 @@ class Broker(metaclass=Shown):
         their number. Raises Gone if there is no such channel, and BadName."""
         native, queue, serial = self._existing_queue(topic, channel)
         return native.empty(queue, serial)
+
+    # ---- dead letters ----
+
+    def dead(self, topic: str, channel: str, via: str | None = None) -> DeadLetters:
+        """Return the dead letters of a channel. via: the dead topic's channel that holds them;
+        None: `dead`, or its only one. Raises Gone if there is no such channel, and BadName."""
+        return DeadLetters(self, topic, channel, via)
 
     def _pause_topic(self, topic: str, paused: bool) -> None:
         native, index, generation = self._existing_topic(topic)
@@ -469,10 +585,18 @@ class Broker(metaclass=Shown):
         self.views()
         return self._attachment.native()
 
+    def max_msg_size(self) -> int:
+        """The limit of that name, for the rest of the package. Raises as `views`."""
+        return int(self.views().directory.limits["max_msg_size"])
+
     def views(self) -> NativeSource:
         """Read-only views of the segments, for the rest of the package. Raises Gone if the broker
         was closed or the instance was stopped."""
         return self._attachment.views()
+
+    def directory(self) -> DirectoryView:
+        """A read-only view of the directory, for the rest of the package. Raises Gone."""
+        return self.views().directory
 
     def _files(self, queue: int, serial: int) -> Files:
         source = self.views()
@@ -480,70 +604,6 @@ class Broker(metaclass=Shown):
         directory = source.directory
         path, most = directory.data_path, directory.limits["max_msg_size"]
         return Files(view, path, int(most))
-
-    def _request(self, kind: str, topic: str, channel: str | None = None) -> None:
-        number = layout.constant(kind)
-        self.native().request(number, topic, channel, to_ns(_REQUEST_SECONDS))
-
-    def _opened(
-        self,
-        find: Callable[[], tuple[_native.Broker, int, int]],
-        make: Callable[[_native.Broker, int, int], T],
-    ) -> T:
-        """Return `make(*find())`. If the topic or channel is deleted between the two, both are
-        tried again, which creates it again, for as long as a request may take. An ephemeral
-        channel is deleted whenever its last consumer leaves, so this happens."""
-        deadline = time.monotonic() + _REQUEST_SECONDS
-        before = None
-        while True:
-            found = find()  # raises Gone if the broker was closed or stopped
-            try:
-                return make(*found)
-            except Gone:
-                # If the same one is found again it was not deleted in between: it is unusable.
-                if found == before or time.monotonic() > deadline:
-                    raise
-                before = found
-
-    def _topic(self, topic: str) -> tuple[_native.Broker, int, int]:
-        """(attachment, index, generation) of the topic, which is created if it is missing."""
-        deadline = time.monotonic() + _REQUEST_SECONDS
-        while True:
-            native = self.native()
-            found = native.find_topic(topic)
-            if found is not None:
-                return native, *found
-            if time.monotonic() > deadline:
-                raise Gone(f"topic {topic!r} was deleted each time it was made; try again")
-            self._request("CREATE_TOPIC", topic)
-
-    def _queue(self, topic: str, channel: str) -> tuple[_native.Broker, int, int]:
-        """(attachment, queue, serial) of the channel, which is created if it is missing."""
-        deadline = time.monotonic() + _REQUEST_SECONDS
-        while True:
-            native, index, generation = self._topic(topic)
-            found = native.find_queue(index, channel)
-            # It is still the same topic, so the channel is its, not that of a successor.
-            if found is not None and native.find_topic(topic) == (index, generation):
-                return native, *found
-            if time.monotonic() > deadline:
-                raise Gone(f"{topic}/{channel} was deleted each time it was made; try again")
-            if found is None:
-                self._request("CREATE_CHANNEL", topic, channel)
-
-    def _existing_topic(self, topic: str) -> tuple[_native.Broker, int, int]:
-        native = self.native()
-        found = native.find_topic(check_name(topic, "topic"))
-        if found is None:
-            raise Gone(f"there is no topic {topic!r} on instance {self.instance!r}")
-        return native, *found
-
-    def _existing_queue(self, topic: str, channel: str) -> tuple[_native.Broker, int, int]:
-        native, index, _ = self._existing_topic(topic)
-        found = native.find_queue(index, check_name(channel, "channel"))
-        if found is None:
-            raise Gone(f"there is no channel {topic}/{channel} on instance {self.instance!r}")
-        return native, *found
 
 
 def attach(
@@ -561,7 +621,7 @@ def attach(
     Raises NotRunning, TooManyClients, LayoutMismatch, BadName, ShmqError (with the remedy) if the
     shared memory belongs to another user, and ValueError if there is no user `owner`.
     """
-    if not _number("timeout", timeout) >= 0:
+    if not number("timeout", timeout) >= 0:
         raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
     if owner is not None:
         ownership.uid_of(owner)
@@ -577,17 +637,26 @@ def _rejoin(instance: str, owner: str | int | None) -> Broker:
 
 def _open_again(
     instance: str, owner: str | int | None, kind: str, settings: tuple[Any, ...]
-) -> Producer | Consumer | LeaseHolder:
+) -> Producer | Consumer | LeaseHolder | Results:
     """The copy of a pickled handle. All copies in one process of one instance's handles share an
     attachment, which ends with the last of them."""
-    broker = _for_handles.get((instance, owner))
-    if broker is None or _has_ended(broker):
-        broker = _for_handles[instance, owner] = _rejoin(instance, owner)
+    broker = joined(instance, owner)
     if kind == "producer":
         return broker.producer(*settings)
+    if kind == "results":
+        return broker.results(*settings)
     return (
         broker.consumer(*settings) if kind == "consumer" else broker._lease_holder_again(*settings)
     )
+
+
+def joined(instance: str, owner: str | int | None) -> Broker:
+    """The attachment that all handles of an instance share in this process, for the rest of the
+    package. It ends with the last of them."""
+    broker = _for_handles.get((instance, owner))
+    if broker is None or _has_ended(broker):
+        broker = _for_handles[instance, owner] = _rejoin(instance, owner)
+    return broker
 
 
 def _has_ended(broker: Broker) -> bool:
@@ -624,19 +693,3 @@ def _attach_within(
                 raise
             time.sleep(min(pause, left))
     raise AssertionError  # pauses never ends
-
-
-def _number(name: str, value: float) -> float:
-    """The value of an argument in seconds. Raises TypeError."""
-    try:
-        return float(value + 0)
-    except TypeError:
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
-
-
-def _whole(name: str, value: int) -> int:
-    """The value of an argument that is a count. Raises TypeError."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {value!r}") from None

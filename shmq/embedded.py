@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,12 +20,29 @@ from typing import IO, Final
 from shmq import homes, interpreter, shm, sources
 from shmq.attachment import pauses
 from shmq.errors import ShmqError
+from shmq.keywords import Keywords
 from shmq.options import Options
+from shmq.procfs import Process
+from shmq.shm import SHM_DIRECTORY
 
 _log = logging.getLogger("shmq.broker")
 
 #: How long a supervisor may take from its start to its first answer, adoption included.
 _START_SECONDS: Final = 60.0
+
+#: Names of data paths in memory begin so; the process id that made them follows.
+_MEMORY: Final = "shmq-memory-"
+
+#: Options of embedded brokers: nobody reads the output of the supervisor, and the gateway runs only
+#: if an address is given.
+QUIET: Final[Keywords] = {
+    "log_level": "warn",
+    "audit_log": "",
+    "log_prefix": "[shmq] ",
+    "tcp_address": "",
+    "http_address": "",
+    "https_address": "",
+}
 
 _BUS: Final = " (SIGBUS: somebody who may write a segment of it has cut that short)"
 
@@ -35,9 +54,16 @@ class EmbeddedSupervisor:
     nothing.
     """
 
-    def __init__(self, options: Options, temporary: bool) -> None:
+    def __init__(
+        self, options: Options, temporary: bool, memory: bool = False, owned: bool = False
+    ) -> None:
+        """temporary: the data path goes at the end if no message is left in it. memory: it goes
+        with all that is in it. owned: the instance ends with this process, even if others are
+        attached, and the supervisor makes and removes the data path."""
         self.options = options
         self._temporary = temporary
+        self._memory = memory or owned
+        self._owned = owned
         self._owner = os.getpid()
         self._stopping = threading.Event()
         self._abandoned = False
@@ -77,7 +103,7 @@ class EmbeddedSupervisor:
         self._wait_ready(process)  # before it has a handler, a signal would end it unflushed
         self._end(process)
         left = shm.list_objects(self.options.instance)
-        if left and self.options.on_stop == "flush":  # it died before its flush: the next can flush
+        if left and self.options.on_stop == "flush":  # it died before its end: the next can end it
             process = self._spawn()
             self._wait_ready(process)
             self._end(process)
@@ -101,12 +127,16 @@ class EmbeddedSupervisor:
                     self._process.terminate()
 
     def _clean_up(self) -> None:
-        if self._temporary:
+        if self._memory:
+            shutil.rmtree(self.options.data_path, ignore_errors=True)
+        elif self._temporary:
             homes.remove(Path(self.options.data_path))
         self._said.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         words = ["serve", *self.options.to_argv(), f"--parent-pid={self._owner}"]
+        if self._owned:
+            words.append("--owned")
         return subprocess.Popen(
             interpreter.run_module("shmq", words),
             stdin=subprocess.DEVNULL,
@@ -187,6 +217,55 @@ def data_path_of(instance: str, data_path: str | os.PathLike[str] | None) -> Ite
         path = Path(data_path).absolute()
         with homes.made(path):
             yield path
+
+
+def blocking(options: Options) -> Options:
+    """The options of a broker without a disk: what is full blocks, unless they say otherwise."""
+    always = ("*: overflow=block",)
+    return options.replace(topics=always + options.topics, channels=always + options.channels)
+
+
+@contextlib.contextmanager
+def memory_path(data_path: object) -> Iterator[Path]:
+    """A data path in memory, which goes if the block raises. Raises ValueError if the caller named
+    a data path."""
+    if data_path is not None:
+        raise ValueError(f"a broker with disk=False has no data path; leave {data_path!r} out")
+    _sweep_memory()
+    path = Path(tempfile.mkdtemp(prefix=f"{_MEMORY}{os.getpid()}-", dir=SHM_DIRECTORY))
+    try:
+        yield path
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def owned_path() -> Path:
+    """A data path in memory for a supervisor with `--owned`, which makes and removes it."""
+    _sweep_memory()
+    return Path(SHM_DIRECTORY) / f"{_MEMORY}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _sweep_memory() -> None:
+    """Remove the data paths in memory whose processes were killed."""
+    for left in Path(SHM_DIRECTORY).glob(f"{_MEMORY}*"):
+        with contextlib.suppress(ValueError, OSError):
+            if left.stat().st_uid == os.getuid() and not _lives(left):
+                shutil.rmtree(left)
+
+
+def _lives(path: Path) -> bool:
+    """Returns True if the process that made the directory, or a supervisor in it, lives. Raises
+    ValueError if it is none of ours."""
+    pid = int(path.name.removeprefix(_MEMORY).partition("-")[0])
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return Process.look(pid) is not None
 
 
 def unique_instance() -> str:

@@ -5,9 +5,12 @@
 * `NotRunning`: no supervisor runs this instance (start `shmq serve`, or `attach(timeout=...)`)
 * `Full`: there is no room in memory, or the shared memory file system is full; nothing was
   published; also a `queue.Full`
+* `Rejected`: a channel has reached its limit, and its settings say `overflow=reject`; nothing was
+  published in any channel; a `Full` that was not waited for
 * `MessageTooBig`: the message or batch can never fit; also a ValueError
 * `BadName`: a topic, channel or instance name breaks the rules of `shmq.names`; also a ValueError
 * `BadArgument`: the body is empty, or a delay is longer than allowed; also a ValueError
+* `BadObject`: the bytes are not an object that shmq packed; a `BadArgument`
 * `NotInFlight`: finish, requeue or touch of a message that is not in flight to this consumer (any
   more)
 * `Gone`: the topic or channel was deleted, or the broker stopped or closed; the text says which.
@@ -16,10 +19,15 @@
 * `LeaseLost`: the lease has ended: its time was over, or an administrator ended it
 * `LeaseFenced`: another holder has opened the name since
 * `TooManyClients`: all 1024 client entries are taken
+* `ShutDown`: a queue was shut down; `queue.ShutDown` itself from Python 3.13 on, and no ShmqError
 
 An option of `Broker` that is out of bounds raises `OptionError`, a ValueError that is no ShmqError.
 An option that does not exist raises TypeError, as for any function.
 """
+
+from __future__ import annotations
+
+import sys
 
 from shmq._native import (
     BadArgument,
@@ -32,13 +40,28 @@ from shmq._native import (
     MessageTooBig,
     NotInFlight,
     NotRunning,
+    Rejected,
     ShmqError,
     TooManyClients,
 )
 
+
+class BadObject(BadArgument):
+    """The bytes are not an object that shmq packed."""
+
+
+if sys.version_info >= (3, 13):
+    from queue import ShutDown
+else:
+
+    class ShutDown(Exception):
+        """The queue was shut down: nothing can be put, and nothing is left to get."""
+
+
 __all__ = [
     "BadArgument",
     "BadName",
+    "BadObject",
     "Full",
     "Gone",
     "LayoutMismatch",
@@ -47,6 +70,8 @@ __all__ = [
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
+    "Rejected",
     "ShmqError",
+    "ShutDown",
     "TooManyClients",
 ]

@@ -7,6 +7,7 @@ change.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal, TypedDict
 
 
@@ -17,6 +18,8 @@ class Keywords(TypedDict, total=False):
     node_id: int | None
     group: str | os.PathLike[str] | None
     mode: int | str | None
+    topics: Mapping[str, Mapping[str, object]] | list[str] | tuple[str, ...] | None
+    channels: Mapping[str, Mapping[str, object]] | list[str] | tuple[str, ...] | None
     on_stop: Literal["flush", "keep"] | None
     mem_queue_size: int | None
     in_flight_slots: int | None

@@ -111,10 +111,11 @@ class Ring(enum.IntFlag):
 
 
 class SegmentKind(enum.IntEnum):
-    """Kind of a segment."""
+    """Kind of a segment: the directory, a queue, a results store."""
 
     DIRECTORY = constant("SEGMENT_DIRECTORY")
     QUEUE = constant("SEGMENT_QUEUE")
+    STORE = constant("SEGMENT_STORE")
 
 
 # ---- dtypes ----

@@ -7,7 +7,7 @@ import enum
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,12 @@ class Kind(enum.Enum):
     SWITCH = "bool"
     TEXTS = "strings"
     SHARES = "floats"
+    SETTINGS = "settings"
 
     @property
     def repeats(self) -> bool:
         """Whether the flag may be given several times; its value is then a tuple."""
-        return self in (Kind.TEXTS, Kind.SHARES)
+        return self in (Kind.TEXTS, Kind.SHARES, Kind.SETTINGS)
 
 
 class OptionError(ValueError):
@@ -141,19 +142,35 @@ class Option:
             return f"{value:04o}"
         if self.kind is Kind.SWITCH:
             return str(value).lower()
+        if self.kind is Kind.SETTINGS:
+            return "; ".join(value)
         if self.kind.repeats:
             return ",".join(f"{item:g}" if isinstance(item, float) else item for item in value)
         return str(value)
 
     def _check_many(self, value: Any) -> tuple[Any, ...]:
+        if self.kind is Kind.SETTINGS and isinstance(value, Mapping):
+            return tuple(self._pattern(pattern, words) for pattern, words in value.items())
         if not isinstance(value, list | tuple):
             raise OptionError(f"{self.name} must be a list, not {value!r}")
-        if self.kind is Kind.TEXTS:
+        if self.kind in (Kind.TEXTS, Kind.SETTINGS):
             return tuple(self._check_text(item) for item in value)
         for item in value:
             if not _is_number(item) or not 0 < item <= 1:
                 raise OptionError(f"{self.name} must be numbers above 0 and up to 1, not {item!r}")
         return tuple(float(item) for item in value)
+
+    def _pattern(self, pattern: str, words: Any) -> str:
+        """`PATTERN: key=value key=value` of a table of a TOML file."""
+        if not isinstance(words, Mapping):
+            raise OptionError(
+                f"{self.name}: {pattern!r} must be a table of settings, not {words!r}"
+            )
+        shown = {
+            key: str(value).lower() if isinstance(value, bool) or value is None else str(value)
+            for key, value in words.items()
+        }
+        return f"{pattern}: " + " ".join(f"{key}={text}" for key, text in shown.items())
 
     def _check_text(self, value: Any) -> str:
         try:
@@ -180,7 +197,7 @@ class Option:
             if text not in _SWITCH:
                 raise OptionError(f"{what} must be true or false, not {text!r}")
             return _SWITCH[text]
-        if self.kind is Kind.TEXTS:
+        if self.kind in (Kind.TEXTS, Kind.SETTINGS):
             return [text] if text else []
         if self.kind is Kind.SHARES:
             if not text:
@@ -236,7 +253,10 @@ def parse_duration(text: str) -> float:
         whole, _, fraction = number.partition(".")
         ns += int(whole or 0) * _UNITS[unit]
         ns += int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
-    return (-ns if match[1] == "-" else ns) / 1e9
+    try:
+        return (-ns if match[1] == "-" else ns) / 1e9
+    except OverflowError:
+        raise ValueError(f"a duration of {len(text)} digits is too long") from None
 
 
 def _parse_duration(what: str, text: str) -> float:

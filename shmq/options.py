@@ -14,17 +14,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import grp
-import hashlib
 import math
-import os
 import socket
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from shmq import _native
+from shmq import _native, settings
+from shmq.errors import BadArgument, BadName
+from shmq.host_defaults import default_gateway_workers, default_node_id, instance_of
 from shmq.names import check_instance
 from shmq.option_types import Kind, Option, OptionError, declare, declared, to_ns
 from shmq.shm import NO_GROUP, default_instance
@@ -50,22 +49,11 @@ _MAX_INT32 = (1 << 31) - 1
 _MAX_DURATION = float(1 << 33)  # ns still fit int64
 
 
-def default_node_id() -> int:
-    """nsqd's default: CRC-32 of the 16 bytes of MD5(host name), modulo 1024."""
-    digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
-    return zlib.crc32(digest) % 1024
-
-
 #: Keywords of other queues -> the end of the error's sentence, which names shmq's option.
 _OTHERS_NAMES = dict.fromkeys(
     ("maxsize", "max_size", "maxlen", "max_len", "limit"),
     ": mem_queue_size is how many messages of a topic or channel wait in memory; more wait on disk",
 )
-
-
-def default_gateway_workers() -> int:
-    """One per 2 cores that this process may use, at least 1."""
-    return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
 _broker = partial(declare, "broker")
@@ -114,6 +102,20 @@ class Options:
         Kind.MODE,
         "permissions of the shared memory, octal (0: 0600, with --group 0660)",
         bounds=(0, 0o666),
+        nsqd=False,
+    )
+    topics: tuple[str, ...] = _broker(
+        (),
+        Kind.SETTINGS,
+        "settings of the topics whose name matches, 'PATTERN: KEY=VALUE ...', as of `shmq topic "
+        "set` (may be given several times)",
+        nsqd=False,
+    )
+    channels: tuple[str, ...] = _broker(
+        (),
+        Kind.SETTINGS,
+        "settings of the channels whose TOPIC or TOPIC/CHANNEL matches, 'PATTERN: KEY=VALUE ...', "
+        "as of `shmq channel set` (may be given several times)",
         nsqd=False,
     )
     on_stop: str = _broker(
@@ -515,6 +517,11 @@ class Options:
         for option in OPTIONS.values():
             object.__setattr__(self, option.name, option.check(getattr(self, option.name)))
         check_instance(self.instance)
+        for name in ("topics", "channels"):
+            try:
+                settings.Patterns(getattr(self, name))
+            except (BadArgument, BadName) as exc:
+                raise OptionError(f"{name}: {exc}") from None
         slots = max(self.mem_queue_size, TRANSIT) + self.in_flight_slots
         if slots > MAX_SLOTS:
             raise OptionError(
@@ -617,7 +624,7 @@ class Options:
         argv = []
         for option in OPTIONS.values():
             value = getattr(self, option.name)
-            if option.kind is Kind.TEXTS:
+            if option.kind in (Kind.TEXTS, Kind.SETTINGS):
                 argv += [f"{option.flag}={item}" for item in value]
             elif option.name == "instance" or value != getattr(default, option.name):
                 argv.append(f"{option.flag}={option.show(value)}")
@@ -660,13 +667,6 @@ class Options:
         except KeyError:
             raise OptionError(f"group {self.group!r} is not known on this host") from None
         return self.mode or 0o660, gid
-
-
-def instance_of(data_path: str) -> str:
-    """The name of an instance that replaces an nsqd and was given none. It is derived from the data
-    path, which tells two nsqd apart, so it is the same after a restart."""
-    real = os.path.realpath(data_path or ".")
-    return f"nsqd-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"
 
 
 def unknown_keys(config: Mapping[str, Any]) -> list[str]:

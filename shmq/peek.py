@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from shmq import _native
+from shmq._native import LayoutMismatch
 from shmq.layout import Array, ClientState, State, constant, owner, state, text
 from shmq.views import QueueView
 
@@ -86,6 +88,8 @@ class Peeked:
     """A message that was looked at and not taken; a consumer may have taken it since.
 
     id: 16 hex digits. timestamp: publish time, ns since 1970. attempts: deliveries so far.
+    properties: names and values beside the body; empty also if something has overwritten them.
+    failures: deliveries that failed, in a channel that counts them.
     state: "ready", "in_flight" or "deferred". due: when a deferred message becomes ready (ns since
     1970), else None.
 
@@ -106,6 +110,8 @@ class Peeked:
     pid: int | None = None
     since: int | None = None
     until: int | None = None
+    properties: dict[str, bytes] = field(default_factory=dict, hash=False)
+    failures: int = 0
 
 
 #: State of a message as `Peeked.state` has it -> the states of the slots that are shown for it.
@@ -173,8 +179,10 @@ def _copy(
         return None
     body = arena[at : at + length].tobytes() if length else b""
     after = slot.copy()[0]
-    if any(after[field] != before[field] for field in ("word", "id", "body", "length")):
+    if any(after[field] != before[field] for field in _READ):
         return None
+    block, body = _separate(before, body)
+    has_failed = int(before["flags"]) & constant("SLOT_FAILED")
     when = int(before["deadline"])
     in_flight = now is State.IN_FLIGHT
     has_end = in_flight and when != _NEVER
@@ -191,7 +199,26 @@ def _copy(
         pid=_pid_of(clients, holder) if in_flight else None,
         since=_real(int(before["delivered"])) if in_flight else None,
         until=_real(when) if has_end else None,
+        properties=_properties(block),
+        failures=int(before["failures"]) >> 16 if has_failed else 0,
     )
+
+
+_READ: Final = ("word", "id", "body", "length", "flags", "properties")
+
+
+def _separate(slot: Array, content: bytes) -> tuple[bytes, bytes]:
+    """The properties and the body of a slot."""
+    has = int(slot["flags"]) & constant("SLOT_PROPERTIES")
+    size = int(slot["properties"]) if has else 0
+    return (content[:size], content[size:]) if size <= len(content) else (b"", content)
+
+
+def _properties(block: bytes) -> dict[str, bytes]:
+    try:
+        return dict(_native.unpack_properties(block)) if block else {}
+    except LayoutMismatch:
+        return {}
 
 
 def _pid_of(clients: Array | None, index: int) -> int | None:

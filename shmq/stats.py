@@ -25,6 +25,7 @@ from shmq import layout, peek, sources
 from shmq.errors import Gone
 from shmq.layout import Array, ClientKind, ClientState
 from shmq.peek import LeaseEntry
+from shmq.settings import Settings
 from shmq.shm import SHM_DIRECTORY
 from shmq.sources import Source
 from shmq.views import DirectoryView, QueueView
@@ -189,6 +190,16 @@ class ChannelStats:
     serial: int
     """Serial of its queue, the number in the segment's name."""
     latency: Latency
+    expired: int = 0
+    """Messages whose time to live was over."""
+    dead_lettered: int = 0
+    """Messages moved to the dead topic."""
+    dropped_oldest: int = 0
+    """Waiting messages that made room for newer ones (overflow=drop-oldest)."""
+    rejected: int = 0
+    """Publishes that a limit refused (overflow=reject)."""
+    settings: Settings | None = None
+    """Its settings; None if its segment is damaged."""
     leased: int = 0
     """Messages in leases."""
     leases: list[LeaseEntry] = field(default_factory=list)
@@ -216,6 +227,11 @@ class ChannelStats:
                 "delivered_count": self.delivered,
                 "returned_count": self.returned,
                 "dropped_count": self.dropped,
+                "expired_count": self.expired,
+                "dead_lettered_count": self.dead_lettered,
+                "dropped_oldest_count": self.dropped_oldest,
+                "rejected_count": self.rejected,
+                "settings": None if self.settings is None else self.settings.to_json(),
                 "memory_bytes": self.memory_bytes,
                 "body_bytes": self.body_bytes,
                 "leased_count": self.leased,
@@ -247,6 +263,8 @@ class TopicStats:
     """Its channels, by name."""
     backlog: ChannelStats | None = None
     """Its backlog queue; None if it has none."""
+    settings: Settings | None = None
+    """Its later channels begin with these; None if its entry is damaged."""
 
     @property
     def depth(self) -> int:
@@ -269,6 +287,7 @@ class TopicStats:
             "message_bytes": self.message_bytes,
             "paused": self.paused,
             "e2e_processing_latency": {"count": 0, "percentiles": None},
+            "shmq": {"settings": None if self.settings is None else self.settings.to_json()},
         }
 
 
@@ -464,6 +483,7 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
                 ephemeral=topic.ephemeral,
                 channels=sorted(channels, key=lambda item: item.name or ""),
                 backlog=next((item for item in queues if item.name is None), None),
+                settings=directory.topic_settings(topic.index),
             )
         )
     age = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(header["heartbeat"])
@@ -550,6 +570,11 @@ def read_queue(
         queue=int(header["index"]),
         serial=int(header["segment"]["serial"]),
         latency=_latency(view),
+        expired=int(header["expired"]),
+        dead_lettered=int(header["dead_lettered"]),
+        dropped_oldest=int(header["dropped_oldest"]),
+        rejected=int(header["rejected"]),
+        settings=view.settings,
         leased=int(header["leased"]) + run,
         leases=peek.open_leases(view) if header["leased"] or run else [],
         sessions=_sessions(view, clients or {}),

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from shmq import procfs
 from shmq._native import NotReady
-from shmq.errors import Gone, LayoutMismatch
+from shmq.errors import BadArgument, BadName, Gone, LayoutMismatch
 from shmq.layout import (
     FINGERPRINT,
     FLAG_EPHEMERAL,
@@ -35,6 +36,9 @@ from shmq.layout import (
     has_pages,
     text,
 )
+from shmq.settings import Settings
+
+_TRIES = 5
 
 
 def check_segment(buffer: Any, kind: int, what: str) -> None:
@@ -152,6 +156,17 @@ class QueueEntry:
     ephemeral: bool
 
 
+@dataclass(frozen=True)
+class StoreEntry:
+    """A live results store of the directory."""
+
+    index: int
+    serial: int
+    name: str
+    max_keys: int
+    max_bytes: int
+
+
 class DirectoryView(_View):
     """The directory segment."""
 
@@ -168,6 +183,7 @@ class DirectoryView(_View):
                 "requests_at": dtype("request").itemsize * constant("REQUESTS"),
                 "topics_at": dtype("topic").itemsize * constant("TOPICS"),
                 "queues_at": dtype("entry").itemsize * constant("QUEUES"),
+                "stores_at": dtype("store_entry").itemsize * constant("STORES"),
                 "deadline_at": 8 * constant("QUEUES"),
                 "due_at": 8 * constant("QUEUES"),
                 "writers_at": dtype("writer").itemsize * constant("WRITERS"),
@@ -224,6 +240,10 @@ class DirectoryView(_View):
         count = self.read("queues_committed")
         return self._array(np.dtype("<i8"), "due_at", count, constant("QUEUES"))
 
+    def topic_settings(self, index: int) -> Settings | None:
+        """The settings of the queues that a topic gets later; None if they cannot be right."""
+        return _settings(self.topics[index])
+
     @property
     def data_path(self) -> str:
         """The absolute path where the supervisor keeps its files; "" if it did not say."""
@@ -267,6 +287,20 @@ class DirectoryView(_View):
             )
         return found
 
+    @staticmethod
+    def topic_marks(table: Array) -> npt.NDArray[np.int64]:
+        """A number for each row of `topics`, another one whenever it becomes another topic; 0: it
+        is free."""
+        live = table["state"] == EntryState.LIVE
+        marks: npt.NDArray[np.int64] = np.where(live, table["generation"].astype(np.int64) + 1, 0)
+        return marks
+
+    @staticmethod
+    def topic_name(table: Array, index: int) -> str | None:
+        """The name of the live topic in a row of `topics`; None: it is free."""
+        row = table[index]
+        return text(row["name"]) if int(row["state"]) == EntryState.LIVE else None
+
     def live_queues(self) -> list[QueueEntry]:
         """The live queues, by index."""
         table = self.queues
@@ -274,6 +308,25 @@ class DirectoryView(_View):
             self._queue_entry(table, index)
             for index in np.flatnonzero(table["state"] == EntryState.LIVE).tolist()
         ]
+
+    def live_stores(self) -> list[StoreEntry]:
+        """The live results stores, by index."""
+        table = self._array(
+            dtype("store_entry"), "stores_at", constant("STORES"), constant("STORES")
+        )
+        found = []
+        for index in np.flatnonzero(table["state"] == EntryState.LIVE).tolist():
+            row = table[index]
+            found.append(
+                StoreEntry(
+                    index,
+                    int(row["serial"]),
+                    text(row["name"]),
+                    int(row["max_keys"]),
+                    int(row["max_bytes"]),
+                )
+            )
+        return found
 
     def find_topic(self, name: str) -> TopicEntry | None:
         """The live topic of this name; None if there is none."""
@@ -300,6 +353,22 @@ class DirectoryView(_View):
             text(row["name"]) if is_channel else None,
             bool(row["flags"] & FLAG_EPHEMERAL),
         )
+
+
+def _settings(record: Array) -> Settings | None:
+    """The settings that hold, of a topic's entry or a queue's header. The two copies take turns, so
+    one that is being read is written only when two changes come at once."""
+    for _ in range(_TRIES):
+        before = int(record["policy"])
+        row = record["settings"][before & constant("POLICY_SECOND")].copy()
+        if int(record["policy"]) == before:
+            break
+    fields = "max_messages max_bytes message_ttl retry_first retry_most max_attempts overflow flags"
+    numbers = [int(row[name]) for name in fields.split()]
+    try:
+        return Settings.from_native((*numbers, text(row["dead_letter"])))  # type: ignore[arg-type]
+    except (BadArgument, BadName, IndexError):
+        return None
 
 
 # ---- queue ----
@@ -365,6 +434,11 @@ class QueueView(_View):
         """The bytes of the message bodies, as far as their pages exist."""
         count = self.read("arena_committed")
         return self._array(np.dtype("u1"), "arena_at", count, self.read("arena_max"))
+
+    @property
+    def settings(self) -> Settings | None:
+        """The settings of the queue; None if they cannot be right."""
+        return _settings(self.header)
 
     @property
     def base(self) -> str:

@@ -114,7 +114,7 @@ lock_group() {
 }
 
 lock_all() {
-    lock_group dev project build-system build gateway test &&
+    lock_group dev project build-system build gateway joblib otel test &&
         for group in spark java bench fuzz lock; do
             lock_group "$group" "$group" || return
         done
@@ -228,6 +228,35 @@ prepare_peers() {
         step apt-peers "install $packages" apt_install
     fi
     install_peers
+}
+
+# CPython's package `test` of Debian for the Python of .venv, without what the machine has being changed. Debian has it in
+# two packages; an interpreter may have been stripped of it, or of parts.
+unpack_cpython_tests() (
+    into=$top/build/peers/cpython-3.$minor
+    rm -rf "$into" && mkdir -p "$into/packages" && cd "$into/packages" || return
+    for package in "libpython3.$minor-stdlib" "libpython3.$minor-testsuite"; do
+        apt-get download "$package" || { may_apt && $sudo apt-get update && apt-get download "$package"; } || return
+    done
+    for package in *.deb; do
+        dpkg-deb -x "$package" "$into/packages" || return
+    done
+    mv "usr/lib/python3.$minor/test" "$into/test" && rm -rf "$into/packages"
+)
+
+prepare_cpython_tests() {
+    minor=$("$venv/bin/python" -c 'import sys; print(sys.version_info[1])')
+    if [ -d "build/peers/cpython-3.$minor/test" ] ||
+        "$venv/bin/python" -c 'import test._test_multiprocessing, test.test_queue, test.test_concurrent_futures' \
+            2>/dev/null; then
+        return
+    fi
+    if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ]; then
+        step cpython "unpack CPython's tests" unpack_cpython_tests
+    else
+        (step cpython "unpack CPython's tests" unpack_cpython_tests) ||
+            say "warning: CPython's own tests will be skipped"
+    fi
 }
 
 fuzzes() {

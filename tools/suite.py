@@ -49,11 +49,11 @@ def dev(*words: str) -> list[str]:
     return ["tools/dev", *words]
 
 
-def pytest(*words: str, workers: int = 2 * CORES) -> list[str]:
-    """Most tests wait for processes, so there are twice as many workers as cores. The tests of a
-    file stay together, because they share its fixtures."""
-    spread = ["-n", str(workers), "--dist", "loadfile"] if workers > 1 else []
-    return [sys.executable, "-m", "pytest", "-q", *spread, *words]
+def pytest(*words: str, workers: int = 2 * CORES, together: bool = True) -> list[str]:
+    """Most tests wait for processes, so there are twice as many workers as cores. together: the
+    tests of a file stay together, because they share its fixtures."""
+    spread = ["-n", str(workers), "--dist", "loadfile" if together else "load"]
+    return [sys.executable, "-m", "pytest", "-q", *(spread if workers > 1 else []), *words]
 
 
 def check() -> list[Part]:
@@ -90,6 +90,12 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         python("integration", "integration", ["tests/integration"], deep, many),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),
+        Part(
+            "cpython",
+            "CPython's own tests",
+            [pytest("tests/cpython", *depth(deep), together=False)],
+            "wait",
+        ),
         python("faults", "failing disks", ["tests/fault_injection"], deep, many),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),

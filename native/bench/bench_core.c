@@ -104,7 +104,8 @@ static void make_queue(shmq_broker *broker, unsigned i)
 	uint64_t serial;
 	int fd = new_segment(topics[i]);
 
-	check("topic_create", shmq_topic_create(broker, topics[i], 1, soon(), &topic, &generation));
+	check("topic_create",
+	      shmq_topic_create(broker, topics[i], 1, NULL, soon(), &topic, &generation));
 	check("queue_reserve", shmq_queue_reserve(broker, soon(), &queue, &serial));
 	check("queue_create", shmq_queue_create(broker, fd,
 	                                        &(shmq_queue_spec){.queue = queue,
@@ -378,6 +379,7 @@ static void expire(shmq_broker *broker)
 	shmq_producer *producer = producer_of(broker, 0);
 	shmq_consumer *consumers[TIMEOUTS];
 	shmq_body bodies[BITE];
+	shmq_expiry step = {.now = INT64_MAX - 1, .limit = BITE};
 	char *body = calloc(1, options.size);
 	int64_t end, spent = 0;
 	uint32_t expired, due, turn = 0;
@@ -395,8 +397,8 @@ static void expire(shmq_broker *broker)
 	end = shmq_now() + (int64_t)(options.seconds * (double)SECOND);
 	for (int64_t from, to = 0; to < end; spent += to - from) {
 		from = shmq_now();
-		check("expire", shmq_expire(broker, queues[0].index, INT64_MAX - 1, shmq_realtime(), BITE,
-		                            soon(), &expired, &due));
+		step.realtime = shmq_realtime();
+		check("expire", shmq_expire(broker, queues[0].index, &step, soon(), &expired, &due));
 		to = shmq_now();
 		shared->messages += expired;
 		take_again(consumers[turn++ % TIMEOUTS], expired);

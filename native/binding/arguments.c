@@ -88,6 +88,41 @@ static int holder_parse(PyObject *tuple, shmq_lease_holder *out)
 	return 0;
 }
 
+int settings_parse(PyObject *tuple, shmq_settings *out)
+{
+	unsigned long long messages, bytes;
+	long long ttl, first, most;
+	const char *dead;
+
+	if (!PyTuple_Check(tuple)) {
+		PyErr_Format(PyExc_TypeError, "settings are a tuple, not %R", tuple);
+		return -1;
+	}
+	if (!PyArg_ParseTuple(tuple, "KKLLLIIIs", &messages, &bytes, &ttl, &first, &most,
+	                      &out->max_attempts, &out->overflow, &out->flags, &dead))
+		return -1;
+	if (strlen(dead) >= sizeof(out->dead_letter)) {
+		PyErr_Format(PyExc_ValueError, "dead_letter is too long: %s", dead);
+		return -1;
+	}
+	out->max_messages = messages;
+	out->max_bytes = bytes;
+	out->message_ttl = ttl;
+	out->retry_first = first;
+	out->retry_most = most;
+	memset(out->dead_letter, 0, sizeof(out->dead_letter));
+	strcpy(out->dead_letter, dead);
+	return 0;
+}
+
+PyObject *settings_tuple(const shmq_settings *s)
+{
+	return Py_BuildValue("(KKLLLIIIs)", (unsigned long long)s->max_messages,
+	                     (unsigned long long)s->max_bytes, (long long)s->message_ttl,
+	                     (long long)s->retry_first, (long long)s->retry_most, s->max_attempts,
+	                     s->overflow, s->flags, s->dead_letter);
+}
+
 static int argument_convert(const argument *a, PyObject *value)
 {
 	uint64_t number;
@@ -121,10 +156,23 @@ static int argument_convert(const argument *a, PyObject *value)
 		return text_parse(value, a->name, a->out);
 	case ARGUMENT_DELAY:
 		return seconds_parse(value, a->name, false, a->out);
+	case ARGUMENT_DELAY_OR_NONE:
+		return value == Py_None ? 0 : seconds_parse(value, a->name, false, a->out);
+	case ARGUMENT_TTL:
+		if (seconds_parse(value, a->name, false, a->out) < 0)
+			return -1;
+		if (value == Py_None || *(int64_t *)a->out > 0)
+			return 0;
+		PyErr_Format(PyExc_ValueError,
+		             "%s must be None (no limit) or a number of seconds, more than 0, not %R",
+		             a->name, value);
+		return -1;
 	case ARGUMENT_TIMEOUT:
 		return seconds_parse(value, a->name, true, a->out);
 	case ARGUMENT_HOLDER:
 		return holder_parse(value, a->out);
+	case ARGUMENT_SETTINGS:
+		return settings_parse(value, a->out);
 	}
 	return -1;
 }

@@ -28,9 +28,12 @@
 	X(I64_OR_NONE, int64_t) /* None: the default */                                                \
 	X(TEXT, const char *)   /* of a str */                                                         \
 	X(TEXT_OR_NONE, const char *)                                                                  \
-	X(DELAY, int64_t)   /* seconds, 0 or more, as ns; None: 0 */                                   \
-	X(TIMEOUT, int64_t) /* the same; None: FOR_EVER */                                             \
-	X(HOLDER, shmq_lease_holder)
+	X(DELAY, int64_t)         /* seconds, 0 or more, as ns; None: 0 */                             \
+	X(DELAY_OR_NONE, int64_t) /* the same; None: the default */                                    \
+	X(TIMEOUT, int64_t)       /* the same; None: FOR_EVER */                                       \
+	X(TTL, int64_t)           /* seconds, more than 0, as ns; None: 0 */                           \
+	X(HOLDER, shmq_lease_holder)                                                                   \
+	X(SETTINGS, shmq_settings)
 
 enum argument_kind {
 #define X(kind, type) ARGUMENT_##kind,
@@ -60,6 +63,10 @@ int arguments_parse(const char *function, const argument *expected, Py_ssize_t c
 	                nargs, kwnames)
 /* Convert seconds, 0 or more, to ns. None gives FOR_EVER if `forever`, else 0. */
 int seconds_parse(PyObject *value, const char *name, bool forever, int64_t *ns);
+/* Convert the tuple of settings that an argument of kind SETTINGS is: the fields in their order. */
+int settings_parse(PyObject *tuple, shmq_settings *out);
+/* The other way round. */
+PyObject *settings_tuple(const shmq_settings *s);
 /* Keyword arguments, all of them required, for the fields of `limits`. */
 int limits_parse(const char *function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                  shmq_limits *limits);

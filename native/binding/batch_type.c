@@ -43,17 +43,24 @@ static void block_free(consumer_object *consumer, PyObject *block)
 static void batch_fill(batch_object *self, shmq_consumer *consumer, const shmq_message *messages,
                        uint32_t n, int64_t *offsets, char *data)
 {
-	uint32_t kept = 0;
+	char *blocks = self->properties ? PyBytes_AsString(self->properties) : NULL;
+	uint32_t kept = 0, block_at = 0;
 	int64_t at = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
 		const shmq_message *m = &messages[i];
 
 		memcpy(data + at, m->body, m->length);
+		if (UNLIKELY(blocks != NULL))
+			memcpy(blocks + block_at, (const char *)m->body - m->properties, m->properties);
 		if (UNLIKELY(!shmq_message_is_ours(consumer, m)))
 			continue;
 		self->messages[kept] = *m;
 		self->messages[kept].body = data + at;
+		if (UNLIKELY(blocks != NULL)) {
+			self->properties_at[kept] = block_at;
+			block_at += m->properties;
+		}
 		offsets[kept++] = at;
 		at += m->length;
 	}
@@ -63,13 +70,27 @@ static void batch_fill(batch_object *self, shmq_consumer *consumer, const shmq_m
 	self->data = data;
 }
 
+/* Make room for properties. At most 65536 messages have 4 KiB each. */
+static int batch_properties(batch_object *self, uint32_t n, size_t bytes)
+{
+	self->properties = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+	self->properties_at = PyMem_Malloc(n * sizeof(*self->properties_at));
+	if (self->properties && !self->properties_at)
+		PyErr_NoMemory();
+	return self->properties && self->properties_at ? 0 : -1;
+}
+
 static int batch_allocate(batch_object *self, const shmq_message *messages, uint32_t n)
 {
-	size_t head = (n + 1) * sizeof(int64_t), bytes = 0;
+	size_t head = (n + 1) * sizeof(int64_t), bytes = 0, properties = 0;
 	int64_t *offsets;
 
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
 		bytes += messages[i].length;
+		properties += messages[i].properties;
+	}
+	if (UNLIKELY(properties) && batch_properties(self, n, properties) < 0)
+		return -1;
 	self->messages = PyMem_Malloc(n * (sizeof(shmq_message) + 1));
 	self->block = block_new(self->consumer, head + bytes);
 	if (!self->messages || !self->block) {
@@ -110,9 +131,18 @@ PyObject *batch_new(consumer_object *consumer, const shmq_message *messages, uin
 	return (PyObject *)self;
 }
 
+PyObject *batch_empty(PyTypeObject *type)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+
+	return alloc(type, 0);
+}
+
 static void batch_dealloc(batch_object *self)
 {
 	PyMem_Free(self->messages);
+	PyMem_Free(self->properties_at);
+	Py_XDECREF(self->properties);
 	if (self->consumer)
 		block_free(self->consumer, self->block);
 	else
@@ -151,6 +181,23 @@ static PyObject *batch_bodies(batch_object *self, PyObject *Py_UNUSED(unused))
 		PyObject *body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
 
 		if (!body || PyList_SetItem(list, (Py_ssize_t)i, body) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
+static PyObject *batch_blocks(batch_object *self, PyObject *Py_UNUSED(unused))
+{
+	PyObject *list = PyList_New((Py_ssize_t)self->count);
+
+	for (uint32_t i = 0; list && i < self->count; i++) {
+		uint32_t length = self->messages[i].properties;
+		const char *from = self->properties
+		                           ? PyBytes_AsString(self->properties) + self->properties_at[i]
+		                           : "";
+		PyObject *block = PyBytes_FromStringAndSize(from, (Py_ssize_t)length);
+
+		if (!block || PyList_SetItem(list, (Py_ssize_t)i, block) < 0)
 			Py_CLEAR(list);
 	}
 	return list;
@@ -260,14 +307,14 @@ static const shmq_message *batch_open(batch_object *self, shmq_message **copy, u
 
 /* Settle all open messages in one core call. Those that are no longer in flight count as settled,
  * and the exception names them. */
-static int batch_settle(batch_object *self, enum settle what, int64_t delay)
+static int batch_settle(batch_object *self, enum settle what, int64_t delay, PyObject *error)
 {
 	uint32_t n = self->open, lost = 0, *index;
 	const shmq_message *messages;
 	shmq_message *copy;
 	uint64_t first = 0;
 	uint8_t *ok;
-	int status;
+	int status, buried = 0;
 
 	if (!n)
 		return 0;
@@ -294,8 +341,12 @@ static int batch_settle(batch_object *self, enum settle what, int64_t delay)
 				batch_settled(self, index ? index[i] : i);
 		}
 	}
+	if (what == SETTLE_REJECT && lost < n && (status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT))
+		buried = settle_bury(self->consumer, messages, n, error);
 	PyMem_Free(copy);
 	PyMem_Free(ok);
+	if (buried < 0)
+		return -1;
 	if (status != SHMQ_OK)
 		settle_raise(self->consumer, status, what, self->epoch, n, lost, first);
 	return status == SHMQ_OK ? 0 : -1;
@@ -303,17 +354,26 @@ static int batch_settle(batch_object *self, enum settle what, int64_t delay)
 
 static PyObject *batch_finish(batch_object *self, PyObject *Py_UNUSED(unused))
 {
-	return batch_settle(self, SETTLE_FINISH, 0) < 0 ? NULL : Py_NewRef(Py_None);
+	return batch_settle(self, SETTLE_FINISH, 0, NULL) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static METHOD(batch, requeue, , (DELAY, delay, 0))
+static METHOD(batch, requeue, , (DELAY_OR_NONE, delay, BY_POLICY)(BOOL, failed, true))
 {
-	return batch_settle(self, SETTLE_REQUEUE, delay) < 0 ? NULL : Py_NewRef(Py_None);
+	enum settle what = settle_of_requeue(&delay, failed);
+
+	return batch_settle(self, what, delay, NULL) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static METHOD(batch, reject, , (OBJECT, error, Py_None))
+{
+	if (!error_is_text(error))
+		return NULL;
+	return batch_settle(self, SETTLE_REJECT, BURY_NS, error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *batch_touch(batch_object *self, PyObject *Py_UNUSED(unused))
 {
-	return batch_settle(self, SETTLE_TOUCH, 0) < 0 ? NULL : Py_NewRef(Py_None);
+	return batch_settle(self, SETTLE_TOUCH, 0, NULL) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *batch___enter__(PyObject *self, PyObject *Py_UNUSED(unused))
@@ -326,7 +386,7 @@ static PyObject *batch___exit__(batch_object *self, PyObject *const *args, Py_ss
 {
 	if (nargs == 0 || args[0] == Py_None)
 		return batch_finish(self, NULL);
-	if (batch_settle(self, SETTLE_REQUEUE, 0) < 0) {
+	if (batch_settle(self, SETTLE_RETRY, 0, NULL) < 0) {
 		if (!PyErr_ExceptionMatches(self->consumer->state->error))
 			return NULL;
 		PyErr_Clear();
@@ -334,11 +394,23 @@ static PyObject *batch___exit__(batch_object *self, PyObject *const *args, Py_ss
 	Py_RETURN_NONE;
 }
 
+static PyObject *batch_topic(batch_object *self, void *Py_UNUSED(unused))
+{
+	return Py_NewRef(self->consumer ? self->consumer->topic : Py_None);
+}
+
+static PyGetSetDef batch_getters[] = {
+	GETTER_ROW(batch, Batch, topic),
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef batch_methods[] = {
 	METHOD_ROW(batch, Batch, bodies, METH_NOARGS),
+	METHOD_ROW(batch, Batch, blocks, METH_NOARGS),
 	METHOD_ROW(batch, Batch, column, METH_O),
 	METHOD_ROW(batch, Batch, finish, METH_NOARGS),
 	METHOD_ROW(batch, Batch, requeue, FAST),
+	METHOD_ROW(batch, Batch, reject, FAST),
 	METHOD_ROW(batch, Batch, touch, METH_NOARGS),
 	METHOD_ROW(batch, Batch, __enter__, METH_NOARGS),
 	METHOD_ROW(batch, Batch, __exit__, METH_FASTCALL),
@@ -346,13 +418,10 @@ static PyMethodDef batch_methods[] = {
 };
 
 static PyType_Slot batch_slots[] = {
-	{Py_tp_doc, DOC_Batch},
-	{Py_tp_dealloc, batch_dealloc},
-	{Py_tp_iter, batch_iter},
-	{Py_sq_length, batch_length},
-	{Py_sq_item, batch_item},
-	{Py_tp_methods, batch_methods},
-	{0, NULL},
+	{Py_tp_doc, DOC_Batch},        {Py_tp_dealloc, batch_dealloc},
+	{Py_tp_iter, batch_iter},      {Py_sq_length, batch_length},
+	{Py_sq_item, batch_item},      {Py_tp_methods, batch_methods},
+	{Py_tp_getset, batch_getters}, {0, NULL},
 };
 
 TYPE_SPEC(batch, Batch, Py_TPFLAGS_BASETYPE);

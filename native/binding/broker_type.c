@@ -113,6 +113,15 @@ static bool map_missing(broker_object *self, shmq_broker *handle, bool leaving, 
 	return status == SHMQ_OK;
 }
 
+int broker_open_segment(broker_object *self, uint64_t serial)
+{
+	PyObject *opened = PyObject_CallFunction(self->opener, "K", (unsigned long long)serial);
+	int fd = opened ? (int)PyLong_AsLong(opened) : -1;
+
+	Py_XDECREF(opened);
+	return fd;
+}
+
 bool broker_map_missing(broker_object *self, attempt *a)
 {
 	return broker_usable(self, "open a queue") && map_missing(self, self->handle, false, a);
@@ -184,6 +193,7 @@ static int broker_drain(broker_object *self)
 
 	while (self->active && !shmq_broker_forked(self->handle)) {
 		waiters_wake(self);
+		lanes_wake_all(self);
 		Py_BEGIN_ALLOW_THREADS
 		nanosleep(&tick, NULL);
 		Py_END_ALLOW_THREADS
@@ -343,6 +353,7 @@ static const char *request_text(int kind)
 	case SHMQ_CREATE_TOPIC:
 		return "create topic";
 	case SHMQ_CREATE_CHANNEL:
+	case SHMQ_JOIN_CHANNEL:
 		return "create channel";
 	case SHMQ_CREATE_BACKLOG:
 		return "create the backlog of topic";
@@ -350,6 +361,8 @@ static const char *request_text(int kind)
 		return "delete topic";
 	case SHMQ_DELETE_CHANNEL:
 		return "delete channel";
+	case SHMQ_DELETE_STORE:
+		return "delete results store";
 	}
 	return "ask about";
 }
@@ -370,31 +383,47 @@ static int request_answer(broker_object *self, uint32_t ticket, int64_t deadline
 	return SHMQ_TIMEOUT;
 }
 
-static METHOD(broker, request, (INT, kind)(TEXT, topic),
-              (TEXT_OR_NONE, channel, NULL)(I64_OR_NONE, timeout, FOR_EVER))
+int request_await(broker_object *self, uint32_t ticket, int64_t deadline)
 {
-	int64_t deadline = later_by(shmq_now(), timeout);
+	int status = request_answer(self, ticket, deadline);
+
+	if (self->handle) /* it was not detached meanwhile */
+		shmq_request_end(self->handle, ticket);
+	return status;
+}
+
+PyObject *request_raise(broker_object *self, int status, const char *words, const char *topic,
+                        const char *channel)
+{
+	const char *name = PyUnicode_AsUTF8AndSize(self->instance, NULL);
+	char start[128];
+
+	PyOS_snprintf(start, sizeof(start), "start one with `shmq serve --instance %s`",
+	              name ? name : "NAME");
+	return raise_status(self->state, status, status == SHMQ_NOT_RUNNING ? start : NULL,
+	                    "%s '%s%s%s' on '%U'", words, topic, channel ? "/" : "",
+	                    channel ? channel : "", self->instance);
+}
+
+int broker_ask(broker_object *self, enum shmq_request_kind kind, const char *topic,
+               const char *channel, int64_t deadline)
+{
 	uint32_t ticket;
 	int status;
 
 	BROKER_CALL(self, status,
-	            shmq_request_post(self->handle, (enum shmq_request_kind)kind, topic, channel, until,
-	                              &ticket));
-	if (status == SHMQ_OK) {
-		status = request_answer(self, ticket, deadline);
-		if (self->handle) /* it was not detached meanwhile */
-			shmq_request_end(self->handle, ticket);
-	}
-	if (status != SHMQ_OK) {
-		const char *name = PyUnicode_AsUTF8AndSize(self->instance, NULL);
-		char start[128];
+	            shmq_request_post(self->handle, kind, topic, channel, until, &ticket));
+	return status == SHMQ_OK ? request_await(self, ticket, deadline) : status;
+}
 
-		PyOS_snprintf(start, sizeof(start), "start one with `shmq serve --instance %s`",
-		              name ? name : "NAME");
-		return raise_status(self->state, status, status == SHMQ_NOT_RUNNING ? start : NULL,
-		                    "%s '%s%s%s' on '%U'", request_text(kind), topic, channel ? "/" : "",
-		                    channel ? channel : "", self->instance);
-	}
+static METHOD(broker, request, (INT, kind)(TEXT, topic),
+              (TEXT_OR_NONE, channel, NULL)(I64_OR_NONE, timeout, FOR_EVER))
+{
+	int status = broker_ask(self, (enum shmq_request_kind)kind, topic, channel,
+	                        later_by(shmq_now(), timeout));
+
+	if (status != SHMQ_OK)
+		return request_raise(self, status, request_text(kind), topic, channel);
 	Py_RETURN_NONE;
 }
 
@@ -410,7 +439,101 @@ static COUNT_METHOD(empty, (U32, queue)(U64, serial), uint64_t, BROKER_CALL,
                     "empty queue %u", queue)
 		/* clang-format on */
 
-		static PyObject *broker_stopped(broker_object *self, void *Py_UNUSED(unused))
+		/* Convert what is None, or settings; returns -1 with an exception. */
+		static int settings_or_none(PyObject *given, shmq_settings *to, const shmq_settings **out)
+{
+	*out = given == Py_None ? NULL : to;
+	return *out ? settings_parse(given, to) : 0;
+}
+
+/* True after SHMQ_OK, False after SHMQ_OVERTAKEN. */
+static PyObject *configured(broker_object *self, int status, const char *kind, uint32_t index)
+{
+	if (status != SHMQ_OK && status != SHMQ_OVERTAKEN)
+		return raise_status(self->state, status, NULL, "configure %s %u", kind, index);
+	return PyBool_FromLong(status == SHMQ_OK);
+}
+
+static METHOD(broker, configure, (U32, queue)(U64, serial)(SETTINGS, settings),
+              (OBJECT, was, Py_None))
+{
+	const shmq_settings *expected;
+	shmq_settings before;
+	int status;
+
+	if (settings_or_none(was, &before, &expected) < 0)
+		return NULL;
+	BROKER_CALL(self, status,
+	            shmq_queue_configure(self->handle, queue, serial, expected, &settings, until));
+	return configured(self, status, "queue", queue);
+}
+
+static METHOD(broker, configure_topic, (U32, topic)(U32, generation)(SETTINGS, settings),
+              (OBJECT, was, Py_None))
+{
+	const shmq_settings *expected;
+	shmq_settings before;
+	int status;
+
+	if (settings_or_none(was, &before, &expected) < 0)
+		return NULL;
+	BROKER_CALL(self, status,
+	            shmq_topic_configure(self->handle, topic, generation, expected, &settings, until));
+	return configured(self, status, "topic", topic);
+}
+
+static METHOD(broker, settings, (U32, queue)(U64, serial), )
+{
+	shmq_settings found;
+	int status;
+
+	BROKER_CALL(self, status, shmq_queue_settings(self->handle, queue, serial, until, &found));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "read the settings of queue %u", queue);
+	return settings_tuple(&found);
+}
+
+static METHOD(broker, dead_topic, (U32, queue)(U64, serial), )
+{
+	char name[80];
+	int status;
+
+	BROKER_CALL(self, status, shmq_dead_topic(self->handle, queue, serial, until, name));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status,
+		                    status == SHMQ_BAD_NAME ? shmq_error_detail() : NULL,
+		                    "name the dead topic of queue %u", queue);
+	return PyUnicode_FromString(name);
+}
+
+static METHOD(broker, dead_move, (U32, queue)(U64, serial)(U32, topic)(U32, generation)(U32, n), )
+{
+	shmq_dead_target to = {.topic = topic, .generation = generation};
+	uint32_t moved = 0;
+	int status;
+
+	BROKER_TRY(self, status,
+	           shmq_dead_move(self->handle, queue, serial, &to, &(shmq_dead_wish){.n = n}, until,
+	                          &moved));
+	if (status == SHMQ_NEED_BACKLOG)
+		Py_RETURN_NONE;
+	if (status != SHMQ_OK && status != SHMQ_EMPTY)
+		return raise_status(self->state, status, NULL, "move the dead letters of queue %u", queue);
+	return PyLong_FromUnsignedLong(moved);
+}
+
+static METHOD(broker, topic_settings, (U32, topic)(U32, generation), )
+{
+	shmq_settings found;
+	int status;
+
+	BROKER_CALL(self, status, shmq_topic_settings(self->handle, topic, generation, until, &found));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "read the settings of topic %u", topic);
+	return settings_tuple(&found);
+}
+
+static PyObject *broker_stopped(broker_object *self, void *Py_UNUSED(unused))
 {
 	return PyBool_FromLong(self->handle && shmq_broker_stopped(self->handle));
 }
@@ -426,7 +549,13 @@ static PyMethodDef broker_methods[] = {
 	METHOD_ROW(broker, Broker, pause_topic, FAST),
 	METHOD_ROW(broker, Broker, pause_channel, FAST),
 	METHOD_ROW(broker, Broker, empty, FAST),
-	SUPERVISOR_METHODS(X) LEASE_METHODS(X){NULL, NULL, 0, NULL},
+	METHOD_ROW(broker, Broker, dead_topic, FAST),
+	METHOD_ROW(broker, Broker, dead_move, FAST),
+	METHOD_ROW(broker, Broker, configure, FAST),
+	METHOD_ROW(broker, Broker, configure_topic, FAST),
+	METHOD_ROW(broker, Broker, settings, FAST),
+	METHOD_ROW(broker, Broker, topic_settings, FAST),
+	SUPERVISOR_METHODS(X) LEASE_METHODS(X) STORE_METHODS(X){NULL, NULL, 0, NULL},
 };
 #undef X
 

@@ -97,6 +97,14 @@ static bool consumer_reopen(consumer_object *self)
 	return true;
 }
 
+int beacon_tell(PyObject *beacon)
+{
+	PyObject *result = PyObject_CallNoArgs(beacon);
+
+	Py_XDECREF(result);
+	return result ? 0 : -1;
+}
+
 /* Do what `status` asks for before the next try. Returns 1: try again; 0: the time is over; -1: an
  * exception is set. */
 static int consumer_retry(consumer_object *self, attempt *a, int status)
@@ -104,7 +112,7 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 	switch (status) {
 	case SHMQ_EMPTY:
 		if (!attempt_waits(a))
-			return 0;
+			return UNLIKELY(self->beacon != NULL) ? beacon_tell(self->beacon) : 0;
 		CORE_WAIT(self->broker, status, a->deadline ? a->deadline : FOR_EVER, WAIT_SLICE_NS,
 		          shmq_consumer_wait(self->handle, until));
 		return PyErr_CheckSignals() < 0 ? -1 : 1;
@@ -120,8 +128,32 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 
 /* ---- take ----------------------------------------------------------------------------------- */
 
-/* Returns a Message, or NULL without an exception if the time is over. */
-static PyObject *take_one(consumer_object *self, int64_t timeout)
+/* The body of a message that was taken, which is then finished; a Message if it is long. Returns
+ * NULL without an exception if the message was lost before it was finished. */
+static PyObject *body_new(consumer_object *self, const shmq_message *m)
+{
+	PyObject *body;
+	int status = CORE_RAISED;
+
+	if (m->length > BODY_COPIED)
+		return message_new(self, m);
+	body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
+	if (LIKELY(body != NULL))
+		status = consumer_settle(self, self->epoch, SETTLE_FINISH, m, 1, 0, NULL);
+	if (LIKELY(status == SHMQ_OK))
+		return body;
+	Py_XDECREF(body);
+	if (status == CORE_RAISED) /* the caller does not know of the message: give it back */
+		shmq_release(self->handle, m, 1, 0, NULL, shmq_now() + LOCK_SLICE_NS);
+	else if (status != SHMQ_NOT_IN_FLIGHT)
+		settle_raise(self, status, SETTLE_FINISH, self->epoch, 1, 1, m->id);
+	return NULL;
+}
+
+/* Returns what `make` makes of the next message, or NULL without an exception if the time is over.
+ * make: returns NULL without an exception if the message was lost. */
+static inline PyObject *take_one(consumer_object *self, int64_t timeout,
+                                 PyObject *(*make)(consumer_object *, const shmq_message *))
 {
 	attempt a = {.timeout = timeout};
 	shmq_message m;
@@ -134,10 +166,10 @@ static PyObject *take_one(consumer_object *self, int64_t timeout)
 			return NULL;
 		CORE_CALL(self->broker, status, shmq_take(self->handle, &m, 1, until, &got));
 		if (LIKELY(status == SHMQ_OK)) {
-			PyObject *message = message_new(self, &m);
+			PyObject *made = make(self, &m);
 
-			if (message || PyErr_Occurred())
-				return message;
+			if (made || PyErr_Occurred())
+				return made;
 		} else {
 			again = consumer_retry(self, &a, status);
 		}
@@ -145,20 +177,41 @@ static PyObject *take_one(consumer_object *self, int64_t timeout)
 	return NULL;
 }
 
-static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+/* The timeout of take and take_body, ns. Returns false with an exception. */
+static bool take_timeout(const char *call, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames, int64_t *timeout_ns)
 {
-	PyObject *timeout = NULL, *message;
-	int64_t timeout_ns;
+	PyObject *timeout = NULL;
 
 	if (nargs == 1 && !kwnames)
 		timeout = args[0];
-	else if ((nargs || kwnames) && ARGUMENTS("take", 0, {"timeout", ARGUMENT_OBJECT, &timeout}) < 0)
+	else if ((nargs || kwnames) && ARGUMENTS(call, 0, {"timeout", ARGUMENT_OBJECT, &timeout}) < 0)
+		return false;
+	return seconds_parse(timeout, "timeout", true, timeout_ns) == 0;
+}
+
+static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames)
+{
+	PyObject *message;
+	int64_t timeout;
+
+	if (!take_timeout("take", args, nargs, kwnames, &timeout))
 		return NULL;
-	if (seconds_parse(timeout, "timeout", true, &timeout_ns) < 0)
-		return NULL;
-	message = take_one(self, timeout_ns);
+	message = take_one(self, timeout, message_new);
 	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
+}
+
+static PyObject *consumer_take_body(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames)
+{
+	PyObject *body;
+	int64_t timeout;
+
+	if (!take_timeout("take_body", args, nargs, kwnames, &timeout))
+		return NULL;
+	body = take_one(self, timeout, body_new);
+	return body || PyErr_Occurred() ? body : Py_NewRef(Py_None);
 }
 
 /* Room for n messages, which this thread owns until scratch_put. */
@@ -234,7 +287,7 @@ static PyObject *consumer_next(consumer_object *self)
 
 	if (self->handle && (self->closed || self->broker->closed))
 		return NULL;
-	message = take_one(self, FOR_EVER);
+	message = take_one(self, FOR_EVER, message_new);
 	if (!message && self->handle && PyErr_ExceptionMatches(self->state->exceptions[-SHMQ_CLOSED]) &&
 	    consumer_ended(self))
 		PyErr_Clear(); /* it was closed, or the broker stopped, while it waited: the iteration ends */
@@ -260,14 +313,43 @@ int consumer_settle(consumer_object *self, uint32_t epoch, enum settle what, con
 	case SETTLE_TOUCH:
 		CORE_CALL(self->broker, status, shmq_touch(self->handle, m, n, ok, until));
 		break;
+	case SETTLE_RETRY:
+		CORE_CALL(self->broker, status, shmq_retry(self->handle, m, n, ok, until));
+		break;
+	case SETTLE_RELEASE:
+		CORE_CALL(self->broker, status, shmq_release(self->handle, m, n, delay, ok, until));
+		break;
+	case SETTLE_REJECT:
+		CORE_CALL(self->broker, status, shmq_reject(self->handle, m, n, delay, ok, until));
+		break;
 	}
+	if (UNLIKELY(self->lanes != NULL) && what != SETTLE_TOUCH)
+		lanes_settled(self->lanes);
 	return status == SHMQ_FORKED || status == SHMQ_CLOSED ? SHMQ_NOT_IN_FLIGHT : status;
+}
+
+bool error_is_text(PyObject *error)
+{
+	if (error == Py_None || PyUnicode_Check(error))
+		return true;
+	PyErr_Format(PyExc_TypeError, "error must be a str or None, not %R; try str(error)", error);
+	return false;
+}
+
+enum settle settle_of_requeue(int64_t *delay, bool failed)
+{
+	bool by_policy = *delay == BY_POLICY;
+
+	if (by_policy)
+		*delay = 0;
+	return !failed ? SETTLE_RELEASE : by_policy ? SETTLE_RETRY : SETTLE_REQUEUE;
 }
 
 PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint32_t epoch,
                        uint32_t n, uint32_t lost, uint64_t first)
 {
-	static const char *const verbs[] = {"finish", "requeue", "touch"};
+	static const char *const verbs[] = {"finish",  "requeue", "touch",
+	                                    "requeue", "requeue", "reject"};
 	const char *hint = NULL;
 	char id[17] = "";
 
@@ -277,6 +359,8 @@ PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint
 		hint = "the parent process took it, only that one can settle it";
 	else if (self->closed || self->broker->closed)
 		hint = "the consumer was closed, which gave it back to the channel";
+	else if (status == SHMQ_BAD_NAME) /* of the dead topic */
+		hint = shmq_error_detail();
 	if (n == 1)
 		return raise_status(self->state, status, hint, "%s message %s of '%U/%U'", verbs[what], id,
 		                    self->topic, self->channel);
@@ -286,6 +370,84 @@ PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint
 	return raise_status(self->state, status, hint,
 	                    "%s %u messages of '%U/%U', of which %u failed (the first: %s)",
 	                    verbs[what], n, self->topic, self->channel, lost, id);
+}
+
+/* Find the dead topic, which is made with a channel if there is none. */
+static int bury_target(broker_object *broker, const char *name, int64_t deadline,
+                       shmq_dead_target *to)
+{
+	int status = shmq_topic_find(broker->handle, name, &to->topic, &to->generation);
+
+	if (status != SHMQ_GONE)
+		return status;
+	status = broker_ask(broker, SHMQ_CREATE_CHANNEL, name, "dead", deadline);
+	return status ? status : shmq_topic_find(broker->handle, name, &to->topic, &to->generation);
+}
+
+int settle_bury(consumer_object *self, const shmq_message *m, uint32_t n, PyObject *error)
+{
+	int64_t deadline = shmq_now() + BURY_NS / 2;
+	broker_object *broker = self->broker;
+	shmq_dead_target to = {0};
+	shmq_consumer_info info;
+	Py_ssize_t length = 0;
+	uint32_t moved;
+	char name[80];
+	int status;
+
+	if (error != Py_None) {
+		to.error = PyUnicode_AsUTF8AndSize(error, &length);
+		if (!to.error)
+			return -1;
+		to.error_length = length < UINT16_MAX ? (uint32_t)length : UINT16_MAX;
+	}
+	shmq_consumer_get_info(self->handle, &info);
+	BROKER_CALL(broker, status,
+	            shmq_dead_topic(broker->handle, info.queue, info.serial, until, name));
+	if (status == SHMQ_OK)
+		status = bury_target(broker, name, deadline, &to);
+	if (status == SHMQ_OK)
+		BROKER_CALL(broker, status,
+		            shmq_dead_move(broker->handle, info.queue, info.serial, &to,
+		                           &(shmq_dead_wish){.messages = m, .n = n}, until, &moved));
+	if (status == SHMQ_NEED_BACKLOG &&
+	    !broker_ask(broker, SHMQ_CREATE_BACKLOG, name, NULL, deadline))
+		BROKER_CALL(broker, status,
+		            shmq_dead_move(broker->handle, info.queue, info.serial, &to,
+		                           &(shmq_dead_wish){.messages = m, .n = n}, until, &moved));
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *consumer_redrive(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
+                                  PyObject *kwnames)
+{
+	PyObject *given;
+	message_object *message;
+	uint32_t queue;
+	uint64_t serial;
+	uint8_t ok;
+	int status;
+
+	if (ARGUMENTS("redrive", 3, {"message", ARGUMENT_OBJECT, &given},
+	              {"queue", ARGUMENT_U32, &queue}, {"serial", ARGUMENT_U64, &serial}) < 0)
+		return NULL;
+	if (!Py_IS_TYPE(given, self->state->message))
+		return PyErr_Format(PyExc_TypeError, "redrive() needs a Message, not %R", given);
+	message = (message_object *)given;
+	if (!consumer_usable(self))
+		return NULL;
+	if (message->epoch != self->epoch)
+		status = SHMQ_NOT_IN_FLIGHT;
+	else
+		BROKER_CALL(self->broker, status,
+		            shmq_redrive(message->consumer->handle, &message->message, 1, queue, serial,
+		                         &ok, until));
+	if (status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT)
+		message_settled(message); /* after any other failure the caller still holds it */
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "redrive a message of '%U/%U'", self->topic,
+		                    self->channel);
+	Py_RETURN_NONE;
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */
@@ -349,6 +511,7 @@ static PyObject *consumer_close(consumer_object *self, PyObject *Py_UNUSED(unuse
 static int consumer_clear(consumer_object *self)
 {
 	Py_CLEAR(self->on_forked);
+	Py_CLEAR(self->beacon);
 	return 0;
 }
 
@@ -383,6 +546,7 @@ static int consumer_traverse(consumer_object *self, visitproc visit, void *arg)
 	Py_VISIT(self->broker);
 	Py_VISIT(self->batch_type);
 	Py_VISIT(self->on_forked);
+	Py_VISIT(self->beacon);
 	return 0;
 }
 
@@ -417,8 +581,10 @@ static METHOD(consumer, limit, (U32, max_in_flight), )
 
 static PyMethodDef consumer_methods[] = {
 	METHOD_ROW(consumer, Consumer, take, FAST),
+	METHOD_ROW(consumer, Consumer, take_body, FAST),
 	METHOD_ROW(consumer, Consumer, take_many, FAST),
 	METHOD_ROW(consumer, Consumer, limit, FAST),
+	METHOD_ROW(consumer, Consumer, redrive, FAST),
 	METHOD_ROW(consumer, Consumer, close, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };
@@ -435,6 +601,7 @@ static PyMemberDef consumer_members[] = {
 	MEMBER_ROW(consumer, Consumer, closed, T_BOOL, closed),
 	MEMBER_ROW(consumer, Consumer, max_in_flight, T_UINT, max_in_flight),
 	MEMBER_ROW(consumer, Consumer, _broker, T_OBJECT, broker),
+	{"_beacon", T_OBJECT, offsetof(consumer_object, beacon), 0, NULL},
 	{NULL, 0, 0, 0, NULL},
 };
 

@@ -5,7 +5,7 @@
 
 /* The advice that ends an error message, unless the caller of raise_status has a better one. */
 static const char *const hints[STATUSES] = {
-	[-SHMQ_FULL] = "add consumers, wait longer (timeout=) or raise mem_queue_size",
+	[-SHMQ_FULL] = "add consumers, wait longer (timeout=), or raise the limit or mem_queue_size",
 	[-SHMQ_BAD_NAME] = "use 1 to 64 of . a-z A-Z 0-9 _ -, with #ephemeral at the end if wanted",
 	[-SHMQ_NOT_IN_FLIGHT] = "it timed out, or was finished, requeued or emptied already",
 	[-SHMQ_GONE] = "create it again, then make a new producer or consumer",
@@ -22,6 +22,10 @@ static const char *const hints[STATUSES] = {
 	[-SHMQ_FORKED] = "attach again in the child process",
 	[-SHMQ_LEASE_LOST] = "its messages are in the queue again, or were finished",
 	[-SHMQ_LEASE_FENCED] = "give each reader a name of its own, or end the other one",
+	[-SHMQ_REJECTED] = "publish it later, add consumers, or raise the limit (shmq channel set)",
+	[-SHMQ_STORE_FULL] =
+			"delete keys, give them a ttl, or make the store larger (max_keys, max_bytes)",
+	[-SHMQ_NO_NUMBER] = "count under another key, or delete this one",
 	[-SHMQ_TIMEOUT] = "the supervisor lives but has not answered; look at its log",
 };
 
@@ -30,6 +34,7 @@ static const bool has_detail[STATUSES] = {
 	[-SHMQ_TOO_BIG] = true,    [-SHMQ_LAYOUT] = true,   [-SHMQ_NOT_RUNNING] = true,
 	[-SHMQ_NO_MEMORY] = true,  [-SHMQ_NO_SPACE] = true, [-SHMQ_INVALID] = true,
 	[-SHMQ_TABLE_FULL] = true, [-SHMQ_CORRUPT] = true,  [-SHMQ_NOT_READY] = true,
+	[-SHMQ_FULL] = true,       [-SHMQ_REJECTED] = true,
 };
 
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...)
@@ -64,7 +69,7 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 
 /* ---- the classes ---------------------------------------------------------------------------- */
 
-enum also { NOTHING, VALUE_ERROR, QUEUE_FULL, LAYOUT_MISMATCH };
+enum also { NOTHING, VALUE_ERROR, QUEUE_FULL, FULL, LAYOUT_MISMATCH };
 
 static const struct {
 	const char *name, *doc;
@@ -74,6 +79,7 @@ static const struct {
 	/* clang-format off */
 	X(NotRunning, NOTHING)
 	X(Full, QUEUE_FULL)
+	X(Rejected, FULL)
 	X(MessageTooBig, VALUE_ERROR)
 	X(BadName, VALUE_ERROR)
 	X(BadArgument, VALUE_ERROR)
@@ -111,7 +117,9 @@ static PyObject *class_bases(module_state *state, enum also also)
 		return PyTuple_Pack(1, state->error);
 	if (also == VALUE_ERROR)
 		return PyTuple_Pack(2, state->error, PyExc_ValueError);
-	if (also == LAYOUT_MISMATCH) /* listed, and so made, before it */
+	if (also == FULL) /* listed, and so made, before it */
+		return PyTuple_Pack(1, state->exceptions[-SHMQ_FULL]);
+	if (also == LAYOUT_MISMATCH) /* as well */
 		return PyTuple_Pack(1, state->exceptions[-SHMQ_LAYOUT]);
 	full = queue_full();
 	bases = full ? PyTuple_Pack(2, state->error, full) : NULL;

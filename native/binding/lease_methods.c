@@ -26,12 +26,12 @@ NONE_METHOD(lease_holder_close, (HOLDER, holder), BROKER_CALL,
 METHOD(broker, lease_holder_open, (U32, queue)(U64, serial)(TEXT, name),
        (I64, ttl, 0)(I64, grace, 0))
 {
+	const shmq_lease_settings settings = {.name = name, .ttl_ns = ttl, .grace_ns = grace};
 	shmq_lease_holder holder;
 	int status;
 
-	BROKER_CALL(
-			self, status,
-			shmq_lease_holder_open(self->handle, queue, serial, name, ttl, grace, until, &holder));
+	BROKER_CALL(self, status,
+	            shmq_lease_holder_open(self->handle, queue, serial, &settings, until, &holder));
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "lease as '%s'", name);
 	return Py_BuildValue("(IKIK)", queue, (unsigned long long)serial, holder.index,
@@ -99,15 +99,17 @@ static int run_parse(PyObject *tuple, shmq_run *out)
 METHOD(broker, lease_take, (HOLDER, holder)(U64, parent)(U32, n)(U64, max_bytes)(U32, parts),
        (OBJECT, run, Py_None))
 {
+	shmq_lease_wish wish = {.parent = parent, .max_bytes = max_bytes, .n = n, .parts = parts};
 	shmq_run on_disk = {0};
 	shmq_lease lease;
 	int status;
 
-	if (run != Py_None && run_parse(run, &on_disk) < 0)
-		return NULL;
-	BROKER_CALL(self, status,
-	            shmq_lease_take(self->handle, &holder, parent, n, max_bytes, parts,
-	                            run == Py_None ? NULL : &on_disk, until, &lease));
+	if (run != Py_None) {
+		if (run_parse(run, &on_disk) < 0)
+			return NULL;
+		wish.run = &on_disk;
+	}
+	BROKER_CALL(self, status, shmq_lease_take(self->handle, &holder, &wish, until, &lease));
 	PyMem_Free((void *)on_disk.at);
 	if (status == SHMQ_EMPTY)
 		Py_RETURN_NONE;
@@ -205,9 +207,7 @@ METHOD(broker, lease_read, (OBJECT, cursor)(U32, rows)(U64, max_bytes), )
 	if (status == SHMQ_OK && columns_new(&out, count, size) < 0)
 		return NULL;
 	if (status == SHMQ_OK)
-		BROKER_CALL(self, status,
-		            shmq_lease_copy(self->handle, &at, count, size, out.ids, out.timestamps,
-		                            out.attempts, out.offsets, out.data));
+		BROKER_CALL(self, status, shmq_lease_copy(self->handle, &at, count, size, &out.at));
 	if (status == SHMQ_OK) {
 		next = cursor_tuple(&at);
 		if (next)
@@ -219,4 +219,25 @@ METHOD(broker, lease_read, (OBJECT, cursor)(U32, rows)(U64, max_bytes), )
 	}
 	columns_free(&out);
 	return result;
+}
+
+METHOD(broker, lease_properties, (OBJECT, cursor)(U32, count), )
+{
+	PyObject *pair = NULL;
+	shmq_lease_cursor at;
+	shmq_blocks to;
+	uint64_t size = 0;
+	int status;
+
+	if (!cursor_parse(cursor, &at))
+		return NULL;
+	BROKER_CALL(self, status, shmq_lease_properties(self->handle, &at, count, &size, NULL));
+	if (status == SHMQ_OK && !(pair = blocks_new(count, size, &to)))
+		return NULL;
+	if (status == SHMQ_OK)
+		BROKER_CALL(self, status, shmq_lease_properties(self->handle, &at, count, &size, &to));
+	if (status == SHMQ_OK)
+		return pair;
+	Py_XDECREF(pair);
+	return raise_status(self->state, status, NULL, "read lease %llu", (unsigned long long)at.id);
 }

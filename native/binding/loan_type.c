@@ -17,8 +17,9 @@ typedef struct loan_object {
 	PyObject_HEAD
 	producer_object *producer;
 	shmq_loan *handle;
-	PyObject *id;   /* str, or NULL if it is not published */
-	PyObject *view; /* weak reference to the memoryview from __enter__ */
+	PyObject *id;    /* str, or NULL if it is not published */
+	PyObject *view;  /* weak reference to the memoryview from __enter__ */
+	PyObject *block; /* bytes: its properties, or NULL */
 	uint64_t length;
 	int64_t defer, timeout;
 	uint32_t exports, epoch;
@@ -79,13 +80,16 @@ void loans_pending(producer_object *producer, bool last)
 	}
 }
 
-PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout,
-                   bool zero)
+PyObject *loan_new(producer_object *producer, uint64_t length, PyObject *block, int64_t defer,
+                   int64_t timeout, bool zero)
 {
 	loan_object *self = PyObject_New(loan_object, producer->state->loan);
 
-	if (!self)
+	if (!self) {
+		Py_XDECREF(block);
 		return NULL;
+	}
+	self->block = block;
 	self->producer = (producer_object *)Py_NewRef((PyObject *)producer);
 	self->handle = NULL;
 	self->id = self->view = NULL;
@@ -104,6 +108,7 @@ static void loan_dealloc(loan_object *self)
 	loan_drop(self);
 	Py_XDECREF(self->id);
 	Py_XDECREF(self->view);
+	Py_XDECREF(self->block);
 	Py_DECREF((PyObject *)self->producer);
 	object_free((PyObject *)self);
 }
@@ -143,17 +148,20 @@ static PyObject *loan___enter__(loan_object *self, PyObject *Py_UNUSED(unused))
 {
 	producer_object *producer = self->producer;
 	attempt a = {.timeout = self->timeout};
+	shmq_body block = {0};
 	PyObject *view;
 	shmq_loan *handle;
 	int status;
 
+	if (self->block)
+		block = (shmq_body){PyBytes_AsString(self->block), (uint64_t)PyBytes_Size(self->block)};
 	if (self->state != LOAN_NEW)
 		return PyErr_Format(PyExc_RuntimeError, "a loan can be entered once; ask for another");
 	do {
 		if (!producer_usable(producer))
 			return NULL;
 		CORE_CALL(producer->broker, status,
-		          shmq_loan_begin(producer->handle, self->length, until, &handle));
+		          shmq_loan_begin_on(producer->handle, self->length, &block, until, &handle));
 		if (status != SHMQ_OK && !producer_retry(producer, &a, status))
 			return NULL;
 	} while (status != SHMQ_OK);

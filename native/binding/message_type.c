@@ -13,29 +13,51 @@
  */
 #include "module.h"
 
-PyObject *message_new(consumer_object *consumer, const shmq_message *m)
+/* Copy what must be safe before the message is finished: its properties, and a body that is not
+ * long. Returns false if the message was lost before that, or with an exception. */
+static bool message_copied(consumer_object *consumer, const shmq_message *m, PyObject **body,
+                           PyObject **properties)
 {
-	PyObject *body = NULL;
-	message_object *self;
-
+	*body = *properties = NULL;
 	if (LIKELY(m->length <= BODY_COPIED)) {
-		body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
-		if (UNLIKELY(!body))
-			return NULL;
-		if (UNLIKELY(!shmq_message_is_ours(consumer->handle, m))) {
-			Py_DECREF(body);
-			return NULL;
+		*body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
+		if (UNLIKELY(!*body))
+			return false;
+	}
+	if (UNLIKELY(m->properties)) {
+		*properties = PyBytes_FromStringAndSize((const char *)m->body - m->properties,
+		                                        (Py_ssize_t)m->properties);
+		if (!*properties) {
+			Py_CLEAR(*body);
+			return false;
 		}
 	}
+	if (UNLIKELY((*body || *properties) && !shmq_message_is_ours(consumer->handle, m))) {
+		Py_CLEAR(*body);
+		Py_CLEAR(*properties);
+		return false;
+	}
+	return true;
+}
+
+PyObject *message_new(consumer_object *consumer, const shmq_message *m)
+{
+	PyObject *body, *properties;
+	message_object *self;
+
+	if (UNLIKELY(!message_copied(consumer, m, &body, &properties)))
+		return NULL;
 	self = PyObject_New(message_object, consumer->state->message);
 	if (UNLIKELY(!self)) {
 		Py_XDECREF(body);
+		Py_XDECREF(properties);
 		return NULL;
 	}
 	Py_INCREF((PyObject *)consumer);
 	self->consumer = consumer;
 	self->batch = NULL;
 	self->body = body;
+	self->properties = properties;
 	self->message = *m;
 	self->epoch = consumer->epoch;
 	self->exports = 0;
@@ -52,6 +74,7 @@ PyObject *message_of_batch(batch_object *batch, uint32_t index)
 	self->consumer = (consumer_object *)Py_NewRef((PyObject *)batch->consumer);
 	self->batch = (batch_object *)Py_NewRef((PyObject *)batch);
 	self->body = NULL;
+	self->properties = NULL;
 	self->message = batch->messages[index];
 	self->epoch = batch->epoch;
 	self->index = index;
@@ -75,6 +98,7 @@ static void message_dealloc(message_object *self)
 	if (UNLIKELY(self->pinned))
 		message_unpin(self);
 	Py_XDECREF(self->body);
+	Py_XDECREF(self->properties);
 	Py_XDECREF((PyObject *)self->batch);
 	Py_DECREF((PyObject *)self->consumer);
 	PyObject_Free(self);
@@ -187,16 +211,20 @@ static PyObject *message_view(message_object *self, void *Py_UNUSED(unused))
 
 /* ---- settle --------------------------------------------------------------------------------- */
 
+void message_settled(message_object *self)
+{
+	self->settled = true;
+	if (self->batch)
+		batch_settled(self->batch, self->index);
+}
+
 static PyObject *settled(message_object *self, enum settle what, int64_t delay)
 {
 	int status = consumer_settle(self->consumer, self->epoch, what, &self->message, 1, delay, NULL);
 
 	if (what != SETTLE_TOUCH || UNLIKELY(status != SHMQ_OK)) {
-		if (LIKELY(status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT)) {
-			self->settled = true;
-			if (self->batch)
-				batch_settled(self->batch, self->index);
-		}
+		if (LIKELY(status == SHMQ_OK || status == SHMQ_NOT_IN_FLIGHT))
+			message_settled(self);
 	}
 	if (LIKELY(status == SHMQ_OK))
 		Py_RETURN_NONE;
@@ -208,9 +236,21 @@ static PyObject *message_finish(message_object *self, PyObject *Py_UNUSED(unused
 	return settled(self, SETTLE_FINISH, 0);
 }
 
-static METHOD(message, requeue, , (DELAY, delay, 0))
+static METHOD(message, requeue, , (DELAY_OR_NONE, delay, BY_POLICY)(BOOL, failed, true))
 {
-	return settled(self, SETTLE_REQUEUE, delay);
+	return settled(self, settle_of_requeue(&delay, failed), delay);
+}
+
+static METHOD(message, reject, , (OBJECT, error, Py_None))
+{
+	PyObject *result;
+
+	if (!error_is_text(error))
+		return NULL;
+	result = settled(self, SETTLE_REJECT, BURY_NS);
+	if (result && settle_bury(self->consumer, &self->message, 1, error) < 0)
+		Py_CLEAR(result);
+	return result;
 }
 
 static PyObject *message_touch(message_object *self, PyObject *Py_UNUSED(unused))
@@ -232,7 +272,7 @@ static PyObject *message___exit__(message_object *self, PyObject *const *args, P
 
 	if (self->batch ? self->batch->settled[self->index] : self->settled)
 		Py_RETURN_NONE;
-	result = settled(self, failed ? SETTLE_REQUEUE : SETTLE_FINISH, 0);
+	result = settled(self, failed ? SETTLE_RETRY : SETTLE_FINISH, 0);
 	if (result || !failed || !PyErr_ExceptionMatches(self->consumer->state->error))
 		return result;
 	PyErr_Clear();
@@ -254,6 +294,11 @@ static PyObject *message_id(message_object *self, void *Py_UNUSED(unused))
 	return id_str(self->message.id);
 }
 
+static PyObject *message_topic(message_object *self, void *Py_UNUSED(unused))
+{
+	return Py_NewRef(self->consumer->topic);
+}
+
 static PyObject *message_timestamp(message_object *self, void *Py_UNUSED(unused))
 {
 	return PyLong_FromLongLong(self->message.timestamp);
@@ -262,6 +307,27 @@ static PyObject *message_timestamp(message_object *self, void *Py_UNUSED(unused)
 static PyObject *message_attempts(message_object *self, void *Py_UNUSED(unused))
 {
 	return PyLong_FromUnsignedLong(self->message.attempts);
+}
+
+static PyObject *message_properties(message_object *self, void *Py_UNUSED(unused))
+{
+	if (!self->properties || PyBytes_CheckExact(self->properties)) {
+		batch_object *batch = self->batch;
+		const char *block = "";
+		PyObject *mapping, *old;
+
+		if (self->properties)
+			block = PyBytes_AsString(self->properties);
+		else if (batch && batch->properties)
+			block = PyBytes_AsString(batch->properties) + batch->properties_at[self->index];
+		mapping = properties_unpack(self->consumer->state, block, self->message.properties);
+		if (!mapping)
+			return NULL;
+		old = self->properties;
+		self->properties = mapping;
+		Py_XDECREF(old);
+	}
+	return Py_NewRef(self->properties);
 }
 
 static Py_ssize_t message_length(message_object *self)
@@ -279,20 +345,42 @@ static PyObject *message_repr(message_object *self)
 	                            self->message.length, self->message.attempts);
 }
 
+/* The package knows where replies go. */
+static METHOD(message, reply, (OBJECT, body), )
+{
+	module_state *state = self->consumer->state;
+
+	if (!state->reply) {
+		PyObject *module = PyImport_ImportModule("shmq.client.requests");
+
+		if (!module)
+			return NULL;
+		state->reply = PyObject_GetAttrString(module, "reply");
+		Py_DECREF(module);
+		if (!state->reply)
+			return NULL;
+	}
+	return PyObject_CallFunctionObjArgs(state->reply, (PyObject *)self->consumer, (PyObject *)self,
+	                                    body, NULL);
+}
+
 static PyMethodDef message_methods[] = {
 	METHOD_ROW(message, Message, finish, METH_NOARGS),
 	METHOD_ROW(message, Message, requeue, FAST),
+	METHOD_ROW(message, Message, reject, FAST),
 	METHOD_ROW(message, Message, touch, METH_NOARGS),
+	METHOD_ROW(message, Message, reply, FAST),
 	METHOD_ROW(message, Message, __enter__, METH_NOARGS),
 	METHOD_ROW(message, Message, __exit__, METH_FASTCALL),
 	METHOD_ROW(message, Message, __reduce__, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef message_properties[] = {
+static PyGetSetDef message_getters[] = {
 	GETTER_ROW(message, Message, id),       GETTER_ROW(message, Message, body),
 	GETTER_ROW(message, Message, view),     GETTER_ROW(message, Message, timestamp),
-	GETTER_ROW(message, Message, attempts), {NULL, NULL, NULL, NULL, NULL},
+	GETTER_ROW(message, Message, attempts), GETTER_ROW(message, Message, properties),
+	GETTER_ROW(message, Message, topic),    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot message_slots[] = {
@@ -301,7 +389,7 @@ static PyType_Slot message_slots[] = {
 	{Py_tp_repr, message_repr},
 	{Py_sq_length, message_length},
 	{Py_tp_methods, message_methods},
-	{Py_tp_getset, message_properties},
+	{Py_tp_getset, message_getters},
 	{Py_bf_getbuffer, message_getbuffer},
 	{Py_bf_releasebuffer, message_releasebuffer},
 	{0, NULL},

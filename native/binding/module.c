@@ -85,14 +85,13 @@ static METHOD(native, decode_records, (OBJECT, records)(U32, count), )
 		PyErr_Format(PyExc_ValueError, "%zd bytes are not %u records", view.len, count);
 	} else if (columns_new(&out, count, (uint64_t)bodies) == 0) {
 		Py_BEGIN_ALLOW_THREADS
-		status = shmq_records_decode(view.buf, (uint64_t)view.len, count, out.ids, out.timestamps,
-		                             out.attempts, out.offsets, out.data);
+		status = shmq_records_decode(view.buf, (uint64_t)view.len, count, &out.at);
 		Py_END_ALLOW_THREADS
-		if (status == SHMQ_OK)
+		if (status == SHMQ_OK && columns_shorten(&out, count) == 0)
 			result = PyTuple_Pack(COLUMNS, out.bytes[COLUMN_IDS], out.bytes[COLUMN_TIMESTAMPS],
 			                      out.bytes[COLUMN_ATTEMPTS], out.bytes[COLUMN_OFFSETS],
 			                      out.bytes[COLUMN_DATA]);
-		else
+		else if (status != SHMQ_OK)
 			raise_status(PyModule_GetState(self), status, NULL, "decode %u disk records", count);
 		columns_free(&out);
 	}
@@ -118,6 +117,23 @@ static METHOD(native, scan_records, (OBJECT, data)(U64, max_msg_size), (U32, mos
 	if (status != SHMQ_OK)
 		return raise_status(PyModule_GetState(self), status, NULL, "scan disk records");
 	return Py_BuildValue("(IKO)", records, (unsigned long long)used, damaged ? Py_True : Py_False);
+}
+
+static METHOD(native, leasable_records, (OBJECT, data)(U64, max_bytes)(BOOL, at_least), )
+{
+	uint64_t bytes = 0, used = 0;
+	uint32_t records = 0;
+	Py_buffer view;
+
+	(void)self;
+	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	shmq_records_leasable(view.buf, (uint64_t)view.len, max_bytes, at_least, &records, &bytes,
+	                      &used);
+	Py_END_ALLOW_THREADS
+	PyBuffer_Release(&view);
+	return Py_BuildValue("(IKK)", records, (unsigned long long)bytes, (unsigned long long)used);
 }
 
 static METHOD(native, has_pages, (OBJECT, segment)(U64, at)(U64, nbytes), )
@@ -161,7 +177,14 @@ static PyMethodDef functions[] = {
 	FUNCTION_ROW(scan_bodies, FAST),
 	FUNCTION_ROW(decode_records, FAST),
 	FUNCTION_ROW(scan_records, FAST),
+	FUNCTION_ROW(leasable_records, FAST),
+	FUNCTION_ROW(pack_properties, FAST),
+	FUNCTION_ROW(unpack_properties, FAST),
+	FUNCTION_ROW(record_properties, FAST),
+	FUNCTION_ROW(split_body, FAST),
+	FUNCTION_ROW(encode_slot, FAST),
 	FUNCTION_ROW(has_pages, FAST),
+	FUNCTION_ROW(reopen_store, FAST),
 #ifdef SHMQ_KILLPOINTS
 	FUNCTION_ROW(killpoint, FAST),
 #endif
@@ -376,6 +399,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 
 	TYPES(VISIT)
 	Py_VISIT(state->error);
+	Py_VISIT(state->reply);
 	for (int i = 0; i < STATUSES; i++)
 		Py_VISIT(state->exceptions[i]);
 	return 0;
@@ -387,6 +411,7 @@ static int module_clear(PyObject *module)
 
 	TYPES(CLEAR)
 	Py_CLEAR(state->error);
+	Py_CLEAR(state->reply);
 	for (int i = 0; i < STATUSES; i++)
 		Py_CLEAR(state->exceptions[i]);
 	return 0;

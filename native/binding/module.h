@@ -25,6 +25,7 @@
 #include "docstrings.h" /* made from shmq/_native.pyi: DOC_... */
 
 #include "shmq.h"
+#include "shmq_store.h"
 #include "shmq_supervisor.h"
 #include "shmq_wire.h"
 
@@ -52,12 +53,13 @@ enum {
 /* clang-format off */
 #define TYPES(X) \
 	X(broker) X(segment) X(spill) X(producer) X(loan) X(consumer) X(message) X(batch) X(waiter) \
-	X(window)
+	X(window) X(store) X(lanes)
 /* clang-format on */
 #define X(name) PyTypeObject *name;
 typedef struct module_state {
 	TYPES(X)
 	PyObject *error;                /* ShmqError */
+	PyObject *reply;                /* the package's function, once it was needed */
 	PyObject *exceptions[STATUSES]; /* by -status */
 } module_state;
 #undef X
@@ -77,6 +79,7 @@ typedef struct broker_object {
 	PyObject *opener;
 	PyObject *instance;            /* str, for error messages */
 	struct waiter_object *waiters; /* list, borrowed; detach wakes them */
+	struct lanes_object *lanes;    /* as `waiters` */
 	uint32_t active;               /* threads that are in the core without the GIL */
 	bool closed;                   /* detach was called */
 } broker_object;
@@ -118,8 +121,29 @@ typedef struct consumer_object {
 	shmq_message *scratch; /* NULL while a take_many is using it */
 	PyObject *spare;       /* block of a batch that was freed, for the next batch */
 	pending_unpin *pending;
+	struct lanes_object *lanes; /* borrowed: of which it is a lane; NULL: of none */
+	PyObject *beacon;           /* is called when there was nothing to take; NULL: nobody asked */
 	bool closed;
 } consumer_object;
+
+typedef struct lanes_object {
+	OBJECT_HEAD
+	broker_object *broker;
+	shmq_lanes *handle;
+	PyTypeObject *batch_type;
+	PyObject *members;         /* dict: the consumers, in the order in which they came */
+	PyObject *retired;         /* list of those that left while a thread was inside; NULL: none */
+	PyObject *beacon;          /* as of consumer_object */
+	struct lanes_object *next; /* in the broker's list */
+	uint32_t *weights;         /* one for each level */
+	uint32_t levels, max_in_flight;
+	uint32_t inside;     /* threads that are in the core without the GIL */
+	uint32_t generation; /* of the process that opened the handle */
+	uint64_t names;      /* the directory's generation that the subclass was told of */
+	bool strict, follows;
+	bool hearing; /* the subclass is being told */
+	bool closed;
+} lanes_object;
 
 typedef struct waiter_object {
 	OBJECT_HEAD
@@ -129,6 +153,15 @@ typedef struct waiter_object {
 	bool waiting;               /* a thread is in shmq_waiter_wait */
 	bool closed;
 } waiter_object;
+
+typedef struct store_object {
+	OBJECT_HEAD
+	broker_object *broker;
+	shmq_store *handle;
+	PyObject *name; /* str */
+	PyObject *on_forked;
+	uint32_t epoch; /* raised when it is opened again in a forked child */
+} store_object;
 
 typedef struct window_object {
 	OBJECT_HEAD
@@ -140,9 +173,11 @@ typedef struct window_object {
 typedef struct batch_object {
 	PyObject_HEAD
 	consumer_object *consumer;
-	shmq_message *messages; /* their bodies lie in `block` */
-	uint8_t *settled;       /* by index: finished, requeued or lost; after `messages` */
-	PyObject *block;        /* bytes: offsets (int64), the bodies, perhaps unused room */
+	shmq_message *messages;  /* their bodies lie in `block` */
+	uint8_t *settled;        /* by index: finished, requeued or lost; after `messages` */
+	PyObject *block;         /* bytes: offsets (int64), the bodies, perhaps unused room */
+	PyObject *properties;    /* bytes: the messages' properties; NULL: none has any */
+	uint32_t *properties_at; /* by index: where those of a message begin */
 	const int64_t *offsets;
 	const char *data;
 	uint32_t count, open; /* open: those not settled yet */
@@ -152,8 +187,9 @@ typedef struct batch_object {
 typedef struct message_object {
 	PyObject_HEAD
 	consumer_object *consumer;
-	batch_object *batch; /* NULL: taken singly; the body is in shared memory */
-	PyObject *body;      /* bytes, or NULL if nobody asked for them yet */
+	batch_object *batch;  /* NULL: taken singly; the body is in shared memory */
+	PyObject *body;       /* bytes, or NULL if nobody asked for them yet */
+	PyObject *properties; /* a mapping; until somebody asks for it, bytes, or NULL: in the batch */
 	shmq_message message;
 	uint32_t epoch;
 	uint32_t index;   /* in the batch */
@@ -246,12 +282,11 @@ PyObject *list_of_numbers(const uint32_t *numbers, uint32_t count);
 enum { COLUMN_IDS, COLUMN_TIMESTAMPS, COLUMN_ATTEMPTS, COLUMN_OFFSETS, COLUMN_DATA, COLUMNS };
 typedef struct columns {
 	PyObject *bytes[COLUMNS];
-	uint64_t *ids;
-	int64_t *timestamps;
-	int32_t *attempts, *offsets;
-	uint8_t *data;
+	shmq_columns at; /* where each begins */
 } columns;
 int columns_new(columns *self, uint32_t count, uint64_t data_bytes);
+/* Cut the room for bodies off that the last offset leaves unused. Returns 0, or -1 with MemoryError. */
+int columns_shorten(columns *self, uint32_t count);
 void columns_free(columns *self);
 
 /* ---- types ---------------------------------------------------------------------------------- */
@@ -267,11 +302,22 @@ uint32_t constant_of(const char *name);
 
 /* broker_type.c */
 bool broker_usable(broker_object *self, const char *tried);
+/* Post a request to the supervisor and wait for its answer. Returns that, SHMQ_TIMEOUT,
+ * SHMQ_NOT_RUNNING or CORE_RAISED. */
+int broker_ask(broker_object *self, enum shmq_request_kind kind, const char *topic,
+               const char *channel, int64_t deadline);
 /* Returns CORE_STOPPED for SHMQ_GONE if the instance was stopped, else `status`. */
 int broker_gone(broker_object *self, int status);
 /* After SHMQ_NEED_MAP: open and map the missing segment. Returns true if the call should be tried
  * again, false if an exception is set. */
 bool broker_map_missing(broker_object *self, attempt *a);
+/* Open a segment's file by the broker's opener. Returns -1 with an exception. */
+int broker_open_segment(broker_object *self, uint64_t serial);
+/* Wait for the answer to a request, and end it. Returns the status, CORE_RAISED. */
+int request_await(broker_object *self, uint32_t ticket, int64_t deadline);
+/* Raise what request_answer returned: `words` name what was requested. */
+PyObject *request_raise(broker_object *self, int status, const char *words, const char *topic,
+                        const char *channel);
 /* Call on_forked(), which returns a new broker and the two numbers that a handle is opened with. */
 int forked_call(module_state *state, PyObject *on_forked, broker_object **broker, uint64_t *first,
                 uint64_t *second);
@@ -341,17 +387,20 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(set_data_path) X(disk_trouble) X(supervise) X(supervisor_wait) X(scan_at) X(spiller_request) \
 	X(spiller_pending) X(names_written) X(stopping) X(close_directory) X(next_request) X(answer) \
 	X(create_topic) X(reserve_queue) X(create_queue) X(enter_queue) X(take_over) X(renamed) \
-	X(remove_queue) X(trim) X(remove_topic) X(expire) X(advance) X(spill_begin) X(chunk_begin) \
+	X(remove_queue) X(trim) X(remove_topic) X(expire) X(sweep) X(dead_waiting) X(dead_postpone) \
+	X(stage_oldest) X(spill_begin) X(chunk_begin) \
 	X(chunk_load) X(chunk_depth) X(restore) X(disk_adopt) X(disk_set) X(evict_read_ahead) X(pump) \
 	X(adopt) X(rebuild) X(audit) X(reap_scan) X(reap_spare) X(reap)
 #define LEASE_METHODS(X) \
 	X(lease_holder_open) X(lease_holder_touch) X(lease_holder_close) X(lease_take) X(lease_look) \
 	X(lease_list) X(lease_finish) X(lease_return) X(lease_end) X(lease_wait) X(lease_open) \
-	X(lease_read)
+	X(lease_read) X(lease_properties)
+#define STORE_METHODS(X) \
+	X(find_store) X(request_store) X(reserve_store) X(create_store) X(enter_store) X(remove_store)
 #define PRODUCER_METHODS(X) X(publish_fixed) X(publish_offsets) X(publish_once) X(mark)
 #define WIRE_METHODS(X) X(publish_framed) X(publish_run)
 #define X(name) FASTCALL_FUNCTION(broker_##name);
-SUPERVISOR_METHODS(X) LEASE_METHODS(X)
+SUPERVISOR_METHODS(X) LEASE_METHODS(X) STORE_METHODS(X)
 #undef X
 #define X(name) FASTCALL_FUNCTION(producer_##name);
 PRODUCER_METHODS(X) WIRE_METHODS(X)
@@ -360,6 +409,30 @@ PRODUCER_METHODS(X) WIRE_METHODS(X)
 
 		typedef PyObject native_object; /* `self` of a function is the module */
 FASTCALL_FUNCTION(native_scan_bodies);
+FASTCALL_FUNCTION(native_reopen_store);
+
+/* properties.c */
+FASTCALL_FUNCTION(native_pack_properties);
+FASTCALL_FUNCTION(native_unpack_properties);
+FASTCALL_FUNCTION(native_record_properties);
+FASTCALL_FUNCTION(native_split_body);
+/* Two bytes objects for the offsets and the blocks of `count` messages' properties. Returns a tuple,
+ * and where the core is to write. */
+PyObject *blocks_new(uint32_t count, uint64_t size, shmq_blocks *to);
+FASTCALL_FUNCTION(native_encode_slot);
+/* Write a mapping, or None, as a block. Returns 0, or -1 with an exception. */
+int properties_pack(module_state *state, PyObject *mapping, uint8_t block[SHMQ_PROPERTIES_MOST],
+                    uint64_t *length);
+/* Returns a read-only mapping of str to bytes. */
+PyObject *properties_unpack(module_state *state, const void *block, uint64_t length);
+typedef struct property_blocks {
+	PyObject *keep;    /* the bytes that they point into */
+	shmq_body *blocks; /* NULL: no message has properties */
+} property_blocks;
+/* packed: None, one block as bytes for all n messages, or a sequence of n. Returns 0, or -1 with an
+ * exception. */
+int property_blocks_open(property_blocks *self, PyObject *packed, Py_ssize_t n);
+void property_blocks_close(property_blocks *self);
 
 /* spill_type.c */
 /* Make room for up to n messages, with due times if it is for a chunk. Returns false with
@@ -374,11 +447,22 @@ bool producer_usable(producer_object *self);
 /* Publish, and wait up to `timeout` for room. large: copy the bodies without the GIL. Returns 0, or
  * -1 with an exception. */
 int producer_put(producer_object *self, const shmq_body *bodies, uint32_t n, bool large,
-                 int64_t due, int64_t timeout, uint64_t *first_id);
+                 const shmq_terms *terms, int64_t timeout, uint64_t *first_id);
 /* The CLOCK_REALTIME ns at which a message is due that is deferred for `defer` ns; 0: at once. */
 static inline int64_t due_after(int64_t defer)
 {
 	return defer ? later_by(shmq_realtime(), defer) : 0;
+}
+
+/* The terms of messages that are deferred for `defer` ns and live for `ttl` ns from then on; 0: for
+ * ever. */
+static inline shmq_terms terms_after(int64_t defer, int64_t ttl)
+{
+	shmq_terms terms = {.due = due_after(defer)};
+
+	if (ttl)
+		terms.expires = later_by(terms.due ? terms.due : shmq_realtime(), ttl);
+	return terms;
 }
 
 #define BODIES_ON_STACK 256
@@ -403,40 +487,71 @@ int source_open(body_source *source, PyObject *data, PyObject *where);
 bool source_room(body_source *source, uint32_t count);
 /* Publish source->count bodies if they are `good`, else an exception is set; then close the source.
  * Returns 0, or -1 with an exception. */
-int source_publish(body_source *source, producer_object *producer, bool good, int64_t defer,
-                   int64_t timeout, uint64_t *first_id);
+int source_publish(body_source *source, producer_object *producer, bool good,
+                   const shmq_terms *terms, int64_t timeout, uint64_t *first_id);
 
 /* loan_type.c */
-PyObject *loan_new(producer_object *producer, uint64_t length, int64_t defer, int64_t timeout,
-                   bool zero);
+/* block: its properties as bytes, or NULL; a reference that is taken over. */
+PyObject *loan_new(producer_object *producer, uint64_t length, PyObject *block, int64_t defer,
+                   int64_t timeout, bool zero);
 /* Cancel the loans that were dropped while a lock was held elsewhere. last: there is no later call,
  * so wait for the lock, and leave to the reaper what it does not give up. */
 void loans_pending(producer_object *producer, bool last);
 
 /* consumer_type.c */
 bool consumer_usable(consumer_object *self);
-enum settle { SETTLE_FINISH, SETTLE_REQUEUE, SETTLE_TOUCH };
-/* Call shmq_finish, _requeue or _touch for messages that were taken in `epoch`. */
+enum settle {
+	SETTLE_FINISH,
+	SETTLE_REQUEUE,
+	SETTLE_TOUCH,
+	SETTLE_RETRY,   /* delay: not used */
+	SETTLE_RELEASE, /* as a requeue that is no failure */
+	SETTLE_REJECT   /* delay: for which the supervisor leaves the messages to the caller */
+};
+/* Call shmq_finish, _requeue and so on for messages that were taken in `epoch`. */
 int consumer_settle(consumer_object *self, uint32_t epoch, enum settle what, const shmq_message *m,
                     uint32_t n, int64_t delay, uint8_t *ok);
 PyObject *settle_raise(consumer_object *self, int status, enum settle what, uint32_t epoch,
                        uint32_t n, uint32_t lost, uint64_t first);
 void consumer_unpin(consumer_object *self, const shmq_message *m, uint32_t epoch);
 void unpin_pending(consumer_object *self);
+/* Tell whoever watches for messages that there was nothing to take. Returns 0, or -1 with an
+ * exception. */
+int beacon_tell(PyObject *beacon);
+
+/* Returns true if the error of a rejection is a str or None; else false with TypeError. */
+bool error_is_text(PyObject *error);
+/* How requeue(delay, failed) settles: *delay is set to 0 if it is `BY_POLICY`. */
+#define BY_POLICY INT64_C(-1)
+enum settle settle_of_requeue(int64_t *delay, bool failed);
+/* After messages were rejected: move them to the dead topic now, so that their error, a str or None,
+ * is kept. The supervisor moves later what this cannot. Returns 0, or -1 with an exception. */
+int settle_bury(consumer_object *self, const shmq_message *m, uint32_t n, PyObject *error);
+/* How long the supervisor leaves rejected messages to settle_bury. */
+#define BURY_NS (2 * INT64_C(1000000000))
 
 /* message_type.c */
 #define BODY_COPIED 4096u /* longest body that is copied when the message is taken */
 /* Returns NULL without an exception if the message was lost before its body was copied. */
 PyObject *message_new(consumer_object *consumer, const shmq_message *m);
 PyObject *message_of_batch(batch_object *batch, uint32_t index);
+/* The message is no longer in flight to its consumer. */
+void message_settled(message_object *self);
 
 /* batch_type.c */
 /* A Batch of n > 0 messages just taken. Returns NULL without an exception if all were lost. */
 PyObject *batch_new(consumer_object *consumer, const shmq_message *messages, uint32_t n);
+/* A Batch of no messages and no consumer. */
+PyObject *batch_empty(PyTypeObject *type);
 void batch_settled(batch_object *batch, uint32_t index);
 
 /* waiter_type.c */
 void waiters_wake(broker_object *broker);
+
+/* lanes_type.c */
+void lanes_wake_all(broker_object *broker);
+/* A message of a lane was finished or requeued: a thread may wait for that. */
+void lanes_settled(lanes_object *self);
 
 #define X(name) extern PyType_Spec name##_spec;
 TYPES(X)

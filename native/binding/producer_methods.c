@@ -31,25 +31,38 @@ bool source_room(body_source *source, uint32_t count)
 	return source->bodies != NULL;
 }
 
-int source_publish(body_source *source, producer_object *producer, bool good, int64_t defer,
-                   int64_t timeout, uint64_t *first_id)
+int source_publish(body_source *source, producer_object *producer, bool good,
+                   const shmq_terms *terms, int64_t timeout, uint64_t *first_id)
 {
 	int r = good ? 0 : -1;
 
 	*first_id = 0;
 	if (good && source->count)
 		r = producer_put(producer, source->bodies, source->count,
-		                 bodies_large(source->bodies, source->count), due_after(defer), timeout,
-		                 first_id);
+		                 bodies_large(source->bodies, source->count), terms, timeout, first_id);
 	source_close(source);
 	return r;
 }
 
+/* The same with packed properties, as property_blocks_open takes them. Returns the first id. */
+static PyObject *source_publish_with(body_source *source, producer_object *producer, bool good,
+                                     PyObject *properties, shmq_terms terms, int64_t timeout)
+{
+	property_blocks packed = {0};
+	uint64_t first_id;
+	int r;
+
+	good = good && property_blocks_open(&packed, properties, (Py_ssize_t)source->count) == 0;
+	terms.properties = packed.blocks;
+	r = source_publish(source, producer, good, &terms, timeout, &first_id);
+	property_blocks_close(&packed);
+	return r < 0 ? NULL : PyLong_FromUnsignedLongLong(first_id);
+}
+
 METHOD(producer, publish_fixed, (OBJECT, data)(U32, count)(U64, width),
-       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER))
+       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
 {
 	body_source source;
-	uint64_t first_id;
 	bool good;
 
 	if (source_open(&source, data, NULL) < 0)
@@ -62,9 +75,7 @@ METHOD(producer, publish_fixed, (OBJECT, data)(U32, count)(U64, width),
 		good = source_room(&source, count);
 	for (uint32_t i = 0; good && i < count; i++)
 		source.bodies[i] = (shmq_body){(const char *)source.data.buf + i * width, width};
-	if (source_publish(&source, self, good, defer, timeout, &first_id) < 0)
-		return NULL;
-	return PyLong_FromUnsignedLongLong(first_id);
+	return source_publish_with(&source, self, good, properties, terms_after(defer, ttl), timeout);
 }
 
 /* ---- Arrow's layout ------------------------------------------------------------------------- */
@@ -97,24 +108,21 @@ static bool source_offsets(body_source *source, producer_object *self, bool wide
 
 METHOD(producer, publish_offsets,
        (OBJECT, data)(OBJECT, offsets)(BOOL, wide)(U64, start)(U32, count),
-       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER))
+       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
 {
 	body_source source;
-	uint64_t first_id;
 	bool good;
 
 	if (source_open(&source, data, offsets) < 0)
 		return NULL;
 	good = source_offsets(&source, self, wide, start, count);
-	if (source_publish(&source, self, good, defer, timeout, &first_id) < 0)
-		return NULL;
-	return PyLong_FromUnsignedLongLong(first_id);
+	return source_publish_with(&source, self, good, properties, terms_after(defer, ttl), timeout);
 }
 
 /* ---- at most once --------------------------------------------------------------------------- */
 
 /* Returns SHMQ_OK, SHMQ_REPEATED, or CORE_RAISED with an exception. */
-static int publish_marked(producer_object *self, const body_source *source,
+static int publish_marked(producer_object *self, const body_source *source, const shmq_terms *terms,
                           const shmq_sequence *mark, int64_t timeout, uint64_t *first_id)
 {
 	attempt a = {.timeout = timeout};
@@ -124,8 +132,8 @@ static int publish_marked(producer_object *self, const body_source *source,
 		if (!producer_usable(self))
 			return CORE_RAISED;
 		CORE_CALL_SLOWLY(self->broker, status,
-		                 shmq_publish_once(self->handle, source->bodies, source->count, mark, until,
-		                                   first_id));
+		                 shmq_publish_once(self->handle, source->bodies, source->count, terms, mark,
+		                                   until, first_id));
 		if (status == SHMQ_OK || status == SHMQ_REPEATED)
 			return status;
 	} while (producer_retry(self, &a, status));
@@ -136,18 +144,24 @@ static int publish_marked(producer_object *self, const body_source *source,
 METHOD(producer, publish_once,
        (OBJECT, data)(OBJECT, offsets)(BOOL, wide)(U64, start)(U32, count)
        (U64, key0)(U64, key1)(U64, epoch)(U64, after)(U64, upto),
-       (TIMEOUT, timeout, FOR_EVER))
+       (TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
 /* clang-format on */
 {
 	const shmq_sequence mark = {{key0, key1}, epoch, after, upto};
+	shmq_terms terms = terms_after(0, ttl);
+	property_blocks packed = {0};
 	int status = CORE_RAISED;
 	body_source source;
 	uint64_t first_id;
 
 	if (source_open(&source, data, offsets) < 0)
 		return NULL;
-	if (source_offsets(&source, self, wide, start, count))
-		status = publish_marked(self, &source, &mark, timeout, &first_id);
+	if (source_offsets(&source, self, wide, start, count) &&
+	    property_blocks_open(&packed, properties, (Py_ssize_t)source.count) == 0) {
+		terms.properties = packed.blocks;
+		status = publish_marked(self, &source, &terms, &mark, timeout, &first_id);
+	}
+	property_blocks_close(&packed);
 	source_close(&source);
 	if (status == SHMQ_REPEATED)
 		Py_RETURN_NONE;

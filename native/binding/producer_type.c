@@ -82,7 +82,7 @@ static bool producer_room(producer_object *self, attempt *a, int status)
 	if (!attempt_waits(a)) {
 		shmq_broker *broker = self->broker->handle; /* NULL: it was detached just now */
 
-		if (status == SHMQ_FULL && broker)
+		if (status == SHMQ_FULL && broker && !*shmq_error_detail())
 			hint = producer_hint(broker, text, sizeof(text));
 		raise_status(self->state, status, hint, "publish to '%U'", self->topic);
 		return false;
@@ -117,7 +117,7 @@ bool producer_retry(producer_object *self, attempt *a, int status)
 }
 
 int producer_put(producer_object *self, const shmq_body *bodies, uint32_t n, bool large,
-                 int64_t due, int64_t timeout, uint64_t *first_id)
+                 const shmq_terms *terms, int64_t timeout, uint64_t *first_id)
 {
 	attempt a = {.timeout = timeout};
 	int status;
@@ -127,10 +127,10 @@ int producer_put(producer_object *self, const shmq_body *bodies, uint32_t n, boo
 			return -1;
 		if (UNLIKELY(large))
 			CORE_CALL_SLOWLY(self->broker, status,
-			                 shmq_publish(self->handle, bodies, n, due, until, first_id));
+			                 shmq_publish_on(self->handle, bodies, n, terms, until, first_id));
 		else
 			CORE_CALL(self->broker, status,
-			          shmq_publish(self->handle, bodies, n, due, until, first_id));
+			          shmq_publish_on(self->handle, bodies, n, terms, until, first_id));
 		if (LIKELY(status == SHMQ_OK))
 			return 0;
 	} while (producer_retry(self, &a, status));
@@ -171,37 +171,157 @@ static int body_buffer(producer_object *self, PyObject *object, Py_buffer *view,
 	return -1;
 }
 
+static PyObject *publish_one(producer_object *self, const shmq_body *body, const shmq_terms *terms,
+                             int64_t timeout)
+{
+	uint64_t id;
+
+	if (producer_put(self, body, 1, body->length >= SHMQ_LARGE, terms, timeout, &id) < 0)
+		return NULL;
+	return id_str(id);
+}
+
+static PyObject *publish_with(producer_object *self, const shmq_body *body, PyObject *properties,
+                              shmq_terms terms, int64_t timeout)
+{
+	uint8_t block[SHMQ_PROPERTIES_MOST];
+	shmq_body packed = {block, 0};
+
+	if (properties_pack(self->state, properties, block, &packed.length) < 0)
+		return NULL;
+	terms.properties = &packed;
+	return publish_one(self, body, &terms, timeout);
+}
+
+/* The producer of the topic for messages of this priority, which the subclass keeps: a new
+ * reference, or NULL with an exception. */
+static producer_object *producer_lane(producer_object *self, PyObject *priority)
+{
+	PyObject *lane;
+
+	if (!producer_usable(self))
+		return NULL;
+	lane = PyObject_CallMethod((PyObject *)self, "_lane", "O", priority);
+	if (lane && !PyObject_TypeCheck(lane, self->state->producer)) {
+		PyErr_SetString(PyExc_TypeError, "_lane() must return a Producer");
+		Py_CLEAR(lane);
+	}
+	return (producer_object *)lane;
+}
+
 static PyObject *producer_publish(producer_object *self, PyObject *const *args, Py_ssize_t nargs,
                                   PyObject *kwnames)
 {
-	int64_t defer = 0, timeout = FOR_EVER;
+	producer_object *lane = NULL;
+	int64_t defer = 0, ttl = 0, timeout = FOR_EVER;
+	PyObject *object, *properties = Py_None, *priority = NULL;
 	Py_buffer view = {0};
-	PyObject *object;
+	shmq_terms terms;
 	shmq_body body;
-	uint64_t id;
 	char *data;
 	Py_ssize_t length;
-	int r;
 
 	if (LIKELY(nargs == 1 && !kwnames))
 		object = args[0];
 	else if (ARGUMENTS("publish", 1, {"body", ARGUMENT_OBJECT, &object},
-	                   {"defer", ARGUMENT_DELAY, &defer},
-	                   {"timeout", ARGUMENT_TIMEOUT, &timeout}) < 0)
+	                   {"defer", ARGUMENT_DELAY, &defer}, {"timeout", ARGUMENT_TIMEOUT, &timeout},
+	                   {"properties", ARGUMENT_OBJECT, &properties}, {"ttl", ARGUMENT_TTL, &ttl},
+	                   {"priority", ARGUMENT_OBJECT, &priority}) < 0)
 		return NULL;
+	if (UNLIKELY(priority && priority != Py_None)) {
+		self = lane = producer_lane(self, priority);
+		if (!lane)
+			return NULL;
+	}
 
 	if (LIKELY(PyBytes_CheckExact(object))) { /* the caller keeps it alive */
 		PyBytes_AsStringAndSize(object, &data, &length);
 		body = (shmq_body){data, (uint64_t)length};
 	} else {
-		if (body_buffer(self, object, &view, -1) < 0)
+		if (body_buffer(self, object, &view, -1) < 0) {
+			Py_XDECREF((PyObject *)lane);
 			return NULL;
+		}
 		body = (shmq_body){view.buf, (uint64_t)view.len};
 	}
-	r = producer_put(self, &body, 1, body.length >= SHMQ_LARGE, due_after(defer), timeout, &id);
+	terms = terms_after(defer, ttl);
+	if (LIKELY(properties == Py_None))
+		object = publish_one(self, &body, &terms, timeout);
+	else
+		object = publish_with(self, &body, properties, terms, timeout);
 	if (view.obj)
 		PyBuffer_Release(&view);
-	return r < 0 ? NULL : id_str(id);
+	Py_XDECREF((PyObject *)lane);
+	return object;
+}
+
+/* ---- an object ------------------------------------------------------------------------------ */
+
+/* Pickle an object with a pickler of shmq/objects.py: (dump, clear_memo, parts, buffers). Returns
+ * the pickle if it is one short piece, and the pickler is clean again then; NULL without an
+ * exception if it is not, and with one if pickling failed. */
+static PyObject *pickled(PyObject *pickler, PyObject *object)
+{
+	PyObject *parts = PyTuple_GetItem(pickler, 2), *buffers = PyTuple_GetItem(pickler, 3);
+	PyObject *done, *body;
+
+	if (!parts || !buffers)
+		return NULL;
+	done = PyObject_CallFunctionObjArgs(PyTuple_GetItem(pickler, 0), object, NULL);
+	if (!done)
+		return NULL;
+	Py_DECREF(done);
+	if (PyList_Size(parts) != 1 || PyList_Size(buffers) != 0)
+		return NULL;
+	body = PyList_GetItem(parts, 0);
+	if (!PyBytes_CheckExact(body) || PyBytes_Size(body) > BODY_COPIED)
+		return NULL;
+	Py_INCREF(body);
+	if (PyList_SetSlice(parts, 0, 1, NULL) == 0)
+		done = PyObject_CallNoArgs(PyTuple_GetItem(pickler, 1));
+	else
+		done = NULL;
+	if (!done)
+		Py_CLEAR(body);
+	Py_XDECREF(done);
+	return body;
+}
+
+static PyObject *producer_publish_object(producer_object *self, PyObject *const *args,
+                                         Py_ssize_t nargs, PyObject *kwnames)
+{
+	PyObject *spare, *object, *pickler, *body;
+	shmq_terms terms = terms_after(0, 0);
+	Py_ssize_t last;
+	int status = -1;
+	uint64_t id;
+
+	if (LIKELY(nargs == 2 && !kwnames))
+		spare = args[0], object = args[1];
+	else if (ARGUMENTS("publish_object", 2, {"picklers", ARGUMENT_OBJECT, &spare},
+	                   {"obj", ARGUMENT_OBJECT, &object}) < 0)
+		return NULL;
+	last = PyList_Size(spare) - 1; /* -2 with SystemError if it is no list */
+	if (last < 0)
+		return last == -1 ? PyBool_FromLong(0) : NULL;
+	pickler = PyList_GetItem(spare, last);
+	if (!PyTuple_Check(pickler) || PyTuple_Size(pickler) != 4)
+		return PyErr_Format(PyExc_TypeError, "publish_object() needs a list of picklers");
+	Py_INCREF(pickler); /* it leaves the list while it works: no other thread may use it then */
+	if (PyList_SetSlice(spare, last, last + 1, NULL) < 0) {
+		Py_DECREF(pickler);
+		return NULL;
+	}
+	body = pickled(pickler, object);
+	if (!body && !PyErr_Occurred())
+		return pickler;
+	if (body && PyList_Append(spare, pickler) == 0)
+		status = producer_put(self,
+		                      &(shmq_body){PyBytes_AsString(body), (uint64_t)PyBytes_Size(body)}, 1,
+		                      false, &terms, FOR_EVER, &id);
+	Py_XDECREF(body);
+	Py_DECREF(pickler);
+	return status < 0 ? NULL : PyBool_FromLong(1);
 }
 
 /* ---- many ----------------------------------------------------------------------------------- */
@@ -265,15 +385,15 @@ static int bodies_of_tuple(producer_object *self, PyObject *tuple, Py_ssize_t n,
 }
 
 static int publish_tuple(producer_object *self, PyObject *tuple, Py_ssize_t n, shmq_body *bodies,
-                         int64_t due, int64_t timeout, uint64_t *first_id)
+                         const shmq_terms *terms, int64_t timeout, uint64_t *first_id)
 {
 	Py_buffer *views = NULL;
 	Py_ssize_t held = 0;
 	int r = bodies_of_tuple(self, tuple, n, bodies, &views, &held);
 
 	if (r == 0)
-		r = producer_put(self, bodies, (uint32_t)n, bodies_large(bodies, (uint32_t)n), due, timeout,
-		                 first_id);
+		r = producer_put(self, bodies, (uint32_t)n, bodies_large(bodies, (uint32_t)n), terms,
+		                 timeout, first_id);
 	while (held)
 		PyBuffer_Release(&views[--held]);
 	PyMem_Free(views);
@@ -284,19 +404,22 @@ static int publish_tuple(producer_object *self, PyObject *tuple, Py_ssize_t n, s
  * references. If it cannot (a lock is held, room is lacking, or there are other objects), a tuple
  * keeps the bodies. */
 static int publish_list(producer_object *self, PyObject *list, Py_ssize_t n, shmq_body *bodies,
-                        int64_t due, int64_t timeout, uint64_t *first_id)
+                        const shmq_terms *terms, int64_t timeout, uint64_t *first_id)
 {
 	PyObject *tuple;
-	int r = -1;
+	int r = -1, status = SHMQ_AGAIN;
 
-	if (PyList_CheckExact(list) && producer_usable(self) && bodies_of_list(list, n, bodies) &&
-	    shmq_publish(self->handle, bodies, (uint32_t)n, due, 0, first_id) == SHMQ_OK)
+	if (PyList_CheckExact(list) && producer_usable(self) && bodies_of_list(list, n, bodies))
+		status = shmq_publish_on(self->handle, bodies, (uint32_t)n, terms, 0, first_id);
+	if (status == SHMQ_OK)
 		return 0;
+	if (status == SHMQ_REJECTED) /* it is counted, so it is not tried again */
+		raise_status(self->state, status, NULL, "publish to '%U'", self->topic);
 	if (PyErr_Occurred())
 		return -1;
 	tuple = PySequence_Tuple(list);
 	if (tuple && PyTuple_Size(tuple) == n)
-		r = publish_tuple(self, tuple, n, bodies, due, timeout, first_id);
+		r = publish_tuple(self, tuple, n, bodies, terms, timeout, first_id);
 	else if (tuple)
 		PyErr_SetString(PyExc_RuntimeError, "the sequence changed while it was published");
 	Py_XDECREF(tuple);
@@ -318,8 +441,10 @@ static PyObject *producer_publish_list(producer_object *self, PyObject *const *a
                                        Py_ssize_t nargs, PyObject *kwnames)
 {
 	shmq_body stack[BODIES_ON_STACK], *bodies = NULL;
-	int64_t defer = 0, timeout = FOR_EVER;
-	PyObject *list, *sequence;
+	int64_t defer = 0, ttl = 0, timeout = FOR_EVER;
+	PyObject *list, *sequence, *properties = Py_None;
+	property_blocks packed;
+	shmq_terms terms;
 	uint64_t first_id = 0;
 	Py_ssize_t n;
 	int r = -1;
@@ -327,8 +452,9 @@ static PyObject *producer_publish_list(producer_object *self, PyObject *const *a
 	if (LIKELY(nargs == 1 && !kwnames))
 		list = args[0];
 	else if (ARGUMENTS("publish_list", 1, {"bodies", ARGUMENT_OBJECT, &list},
-	                   {"defer", ARGUMENT_DELAY, &defer},
-	                   {"timeout", ARGUMENT_TIMEOUT, &timeout}) < 0)
+	                   {"defer", ARGUMENT_DELAY, &defer}, {"timeout", ARGUMENT_TIMEOUT, &timeout},
+	                   {"properties", ARGUMENT_OBJECT, &properties},
+	                   {"ttl", ARGUMENT_TTL, &ttl}) < 0)
 		return NULL;
 	if (PyBytes_Check(list) || PyByteArray_Check(list) || PyUnicode_Check(list))
 		return PyErr_Format(PyExc_TypeError,
@@ -339,9 +465,14 @@ static PyObject *producer_publish_list(producer_object *self, PyObject *const *a
 	if (!sequence)
 		return NULL;
 	n = PySequence_Size(sequence);
-	bodies = bodies_new(stack, n);
-	if (bodies)
-		r = n ? publish_list(self, sequence, n, bodies, due_after(defer), timeout, &first_id) : 0;
+	bodies = property_blocks_open(&packed, properties, n) < 0 ? NULL : bodies_new(stack, n);
+	terms = terms_after(defer, ttl);
+	terms.properties = packed.blocks;
+	if (bodies && n)
+		r = publish_list(self, sequence, n, bodies, &terms, timeout, &first_id);
+	else if (bodies)
+		r = 0;
+	property_blocks_close(&packed);
 	if (bodies != stack)
 		PyMem_Free(bodies);
 	Py_DECREF(sequence);
@@ -349,14 +480,23 @@ static PyObject *producer_publish_list(producer_object *self, PyObject *const *a
 }
 
 static METHOD(producer, loan, (U64, nbytes),
-              (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(BOOL, zero, true))
+              (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(BOOL, zero, true)(OBJECT, properties,
+                                                                              Py_None))
 {
+	uint8_t block[SHMQ_PROPERTIES_MOST];
+	PyObject *packed = NULL;
+	uint64_t length;
+
 	if (!nbytes)
 		return PyErr_Format(self->state->exceptions[-SHMQ_INVALID],
 		                    "loan from '%U': nbytes must be 1 or more, not 0: no message is empty, "
 		                    "as nsqd's",
 		                    self->topic);
-	return loan_new(self, nbytes, defer, timeout, zero);
+	if (properties_pack(self->state, properties, block, &length) < 0)
+		return NULL;
+	if (length && !(packed = PyBytes_FromStringAndSize((const char *)block, (Py_ssize_t)length)))
+		return NULL;
+	return loan_new(self, nbytes, packed, defer, timeout, zero);
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */
@@ -425,6 +565,7 @@ static int producer_traverse(producer_object *self, visitproc visit, void *arg)
 #define X(name) METHOD_ROW(producer, Producer, name, FAST),
 static PyMethodDef producer_methods[] = {
 	METHOD_ROW(producer, Producer, publish, FAST),
+	METHOD_ROW(producer, Producer, publish_object, FAST),
 	METHOD_ROW(producer, Producer, publish_list, FAST),
 	METHOD_ROW(producer, Producer, loan, FAST),
 	METHOD_ROW(producer, Producer, close, METH_NOARGS),

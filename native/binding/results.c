@@ -57,10 +57,10 @@ PyObject *list_of_numbers(const uint32_t *numbers, uint32_t count)
 int columns_new(columns *self, uint32_t count, uint64_t data_bytes)
 {
 	const size_t bytes_of[COLUMNS] = {
-		[COLUMN_IDS] = count * sizeof(*self->ids),
-		[COLUMN_TIMESTAMPS] = count * sizeof(*self->timestamps),
-		[COLUMN_ATTEMPTS] = count * sizeof(*self->attempts),
-		[COLUMN_OFFSETS] = (count + (size_t)1) * sizeof(*self->offsets),
+		[COLUMN_IDS] = count * sizeof(*self->at.ids),
+		[COLUMN_TIMESTAMPS] = count * sizeof(*self->at.timestamps),
+		[COLUMN_ATTEMPTS] = count * sizeof(*self->at.attempts),
+		[COLUMN_OFFSETS] = (count + (size_t)1) * sizeof(*self->at.offsets),
 		[COLUMN_DATA] = (size_t)data_bytes,
 	};
 	void *start[COLUMNS];
@@ -74,11 +74,27 @@ int columns_new(columns *self, uint32_t count, uint64_t data_bytes)
 		}
 		start[i] = PyBytes_AsString(self->bytes[i]);
 	}
-	self->ids = start[COLUMN_IDS];
-	self->timestamps = start[COLUMN_TIMESTAMPS];
-	self->attempts = start[COLUMN_ATTEMPTS];
-	self->offsets = start[COLUMN_OFFSETS];
-	self->data = start[COLUMN_DATA];
+	self->at = (shmq_columns){.ids = start[COLUMN_IDS],
+	                          .timestamps = start[COLUMN_TIMESTAMPS],
+	                          .attempts = start[COLUMN_ATTEMPTS],
+	                          .offsets = start[COLUMN_OFFSETS],
+	                          .data = start[COLUMN_DATA]};
+	return 0;
+}
+
+int columns_shorten(columns *self, uint32_t count)
+{
+	Py_ssize_t used = self->at.offsets[count];
+	PyObject *shorter;
+
+	if (used == PyBytes_Size(self->bytes[COLUMN_DATA]))
+		return 0;
+	shorter = PyBytes_FromStringAndSize((const char *)self->at.data, used);
+	if (!shorter)
+		return -1;
+	Py_DECREF(self->bytes[COLUMN_DATA]);
+	self->bytes[COLUMN_DATA] = shorter;
+	self->at.data = (uint8_t *)PyBytes_AsString(shorter);
 	return 0;
 }
 

@@ -81,8 +81,9 @@ METHOD(broker, next_request, , )
 		Py_RETURN_NONE;
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "take a request");
-	return Py_BuildValue("(IIssI)", request.ticket, request.kind, request.topic, request.channel,
-	                     request.client);
+	return Py_BuildValue("(IIssI(KK))", request.ticket, request.kind, request.topic,
+	                     request.channel, request.client, (unsigned long long)request.numbers[0],
+	                     (unsigned long long)request.numbers[1]);
 }
 
 /* ---- topics and queues ---------------------------------------------------------------------- */
@@ -98,13 +99,14 @@ NONE_METHOD(remove_topic, (U32, topic)(U32, generation), BROKER_CALL,
 COUNT_METHOD(trim, (U32, queue), uint64_t, BROKER_TRY,
              shmq_trim(self->handle, queue, until, &count), "give back memory of queue %u", queue)
 
-METHOD(broker, create_topic, (TEXT, topic)(U64, clock_floor), )
+METHOD(broker, create_topic, (TEXT, topic)(U64, clock_floor), (SETTINGS, settings, {0}))
 {
 	uint32_t index, generation;
 	int status;
 
 	BROKER_CALL(self, status,
-	            shmq_topic_create(self->handle, topic, clock_floor, until, &index, &generation));
+	            shmq_topic_create(self->handle, topic, clock_floor, &settings, until, &index,
+	                              &generation));
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "create topic '%s'", topic);
 	return Py_BuildValue("(II)", index, generation);
@@ -126,7 +128,7 @@ METHOD(broker, reserve_queue, , )
 METHOD(broker, create_queue, (INT, fd)(U32, queue)(U64, serial)(U32, topic)(TEXT, base),
        (U64, disk_read, 0)(U64, disk_write, 0)(U64, disk_depth, 0)
        (BOOL, ephemeral, false)(BOOL, paused, false)
-       (U64, chunk, 0)(U64, chunk_depth, 0))
+       (U64, chunk, 0)(U64, chunk_depth, 0)(SETTINGS, settings, {0}))
 /* clang-format on */
 {
 	shmq_queue_spec spec = {.queue = queue,
@@ -137,7 +139,8 @@ METHOD(broker, create_queue, (INT, fd)(U32, queue)(U64, serial)(U32, topic)(TEXT
 	                        .disk_write = disk_write,
 	                        .disk_depth = disk_depth,
 	                        .ephemeral = ephemeral,
-	                        .paused = paused};
+	                        .paused = paused,
+	                        .settings = &settings};
 	int status;
 
 	BROKER_CALL(self, status, shmq_queue_create(self->handle, fd, &spec));
@@ -148,14 +151,15 @@ METHOD(broker, create_queue, (INT, fd)(U32, queue)(U64, serial)(U32, topic)(TEXT
 	Py_RETURN_NONE;
 }
 
-METHOD(broker, take_over, (U32, topic)(TEXT, channel), )
+METHOD(broker, take_over, (U32, topic)(TEXT, channel), (SETTINGS, settings, {0}))
 {
 	uint64_t serial;
 	uint32_t queue;
 	int status;
 
-	BROKER_CALL(self, status,
-	            shmq_queue_take_over(self->handle, topic, channel, until, &queue, &serial));
+	BROKER_CALL(
+			self, status,
+			shmq_queue_take_over(self->handle, topic, channel, &settings, until, &queue, &serial));
 	if (status == SHMQ_GONE || status == SHMQ_INVALID)
 		Py_RETURN_NONE;
 	if (status != SHMQ_OK)
@@ -181,14 +185,38 @@ METHOD(broker, remove_queue, (U32, queue)(U64, serial), (BOOL, closed, false)(BO
 METHOD(broker, expire, (U32, queue),
        (U32, limit, 256)(I64_OR_NONE, now, shmq_now())(I64_OR_NONE, realtime, shmq_realtime()))
 {
+	const shmq_expiry step = {.now = now, .realtime = realtime, .limit = limit};
 	uint32_t expired = 0, due = 0;
 	int status;
 
-	BROKER_TRY(self, status,
-	           shmq_expire(self->handle, queue, now, realtime, limit, until, &expired, &due));
+	BROKER_TRY(self, status, shmq_expire(self->handle, queue, &step, until, &expired, &due));
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "expire messages of queue %u", queue);
 	return Py_BuildValue("(II)", expired, due);
+}
+
+METHOD(broker, dead_waiting, (U32, queue), )
+{
+	if (!broker_usable(self, "look for dead letters"))
+		return NULL;
+	return PyBool_FromLong(shmq_dead_waiting(self->handle, queue));
+}
+
+COUNT_METHOD(dead_postpone, (U32, queue)(I64, due)(U32, n), uint32_t, BROKER_TRY,
+             shmq_dead_postpone(self->handle, queue, due, n, until, &count),
+             "put off the dead letters of queue %u", queue)
+
+METHOD(broker, sweep, (U32, queue), )
+{
+	shmq_sweep sweep = {0};
+	int status;
+
+	do {
+		BROKER_TRY(self, status, shmq_sweep_expired(self->handle, queue, until, &sweep));
+	} while (status == SHMQ_OK && sweep.step != SHMQ_SWEPT);
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "sweep queue %u", queue);
+	return PyLong_FromUnsignedLong(sweep.expired);
 }
 
 /* ---- overflow ------------------------------------------------------------------------------- */
@@ -203,14 +231,15 @@ COUNT_METHOD(evict_read_ahead, (U32, queue), uint32_t, BROKER_CALL,
              shmq_evict_read_ahead(self->handle, queue, until, &count),
              "give back what queue %u read ahead", queue)
 
-METHOD(broker, advance, (U32, queue)(U32, n), )
+METHOD(broker, stage_oldest, (U32, queue)(U32, n), )
 {
 	uint32_t moved = 0;
 	int status;
 
 	BROKER_TRY(self, status, shmq_stage_oldest(self->handle, queue, n, until, &moved));
 	if (status != SHMQ_OK && status != SHMQ_EMPTY)
-		return raise_status(self->state, status, NULL, "advance queue %u", queue);
+		return raise_status(self->state, status, NULL, "stage the oldest messages of queue %u",
+		                    queue);
 	return PyLong_FromUnsignedLong(moved);
 }
 
@@ -235,6 +264,7 @@ METHOD(broker, spill_begin, (U32, queue)(U32, n)(U64, max_bytes), (U32, source, 
 
 METHOD(broker, restore, (U32, queue)(OBJECT, data)(U64, position)(U64, next_position), )
 {
+	shmq_records records = {.position = position, .next_position = next_position};
 	uint32_t taken = 0;
 	uint64_t used = 0;
 	Py_buffer view;
@@ -242,9 +272,9 @@ METHOD(broker, restore, (U32, queue)(OBJECT, data)(U64, position)(U64, next_posi
 
 	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
-	BROKER_TRY(self, status,
-	           shmq_restore(self->handle, queue, view.buf, (uint64_t)view.len, position,
-	                        next_position, until, &taken, &used));
+	records.data = view.buf;
+	records.length = (uint64_t)view.len;
+	BROKER_TRY(self, status, shmq_restore(self->handle, queue, &records, until, &taken, &used));
 	PyBuffer_Release(&view);
 	if (status == SHMQ_GONE)
 		Py_RETURN_NONE;
@@ -285,13 +315,14 @@ NONE_METHOD(chunk_depth, (U32, queue)(U64, depth), BROKER_CALL,
 
 METHOD(broker, chunk_begin, (U32, queue)(U64, chunk)(I64, from_due)(U32, n)(U64, max_bytes), )
 {
+	const shmq_chunk_wish wish = {
+		.chunk = chunk, .from_due = from_due, .max_bytes = max_bytes, .n = n};
 	shmq_spill spill;
 	int status;
 
 	if (!spill_room(&spill, queue, n, true))
 		return NULL;
-	BROKER_TRY(self, status,
-	           shmq_chunk_begin(self->handle, queue, chunk, from_due, n, max_bytes, until, &spill));
+	BROKER_TRY(self, status, shmq_chunk_begin(self->handle, queue, &wish, until, &spill));
 	if (status == SHMQ_OK)
 		return spill_new(self, &spill);
 	spill_room_free(&spill);
@@ -303,19 +334,22 @@ METHOD(broker, chunk_begin, (U32, queue)(U64, chunk)(I64, from_due)(U32, n)(U64,
 METHOD(broker, chunk_load, (U32, queue)(OBJECT, data)(OBJECT, dues)(U64, position), )
 {
 	Py_buffer records, times;
+	shmq_chunk_records in;
 	int status = CORE_RAISED;
 	uint32_t taken = 0;
 
 	if (PyObject_GetBuffer(data, &records, PyBUF_SIMPLE) < 0)
 		return NULL;
 	if (PyObject_GetBuffer(dues, &times, PyBUF_SIMPLE) == 0) {
+		in = (shmq_chunk_records){.data = records.buf,
+		                          .length = (uint64_t)records.len,
+		                          .dues = times.buf,
+		                          .n = (uint32_t)((size_t)times.len / sizeof(int64_t)),
+		                          .position = position};
 		if (times.len % sizeof(int64_t) || (uintptr_t)times.buf % sizeof(int64_t))
 			PyErr_SetString(PyExc_ValueError, "dues must be an array of int64");
 		else
-			BROKER_TRY(self, status,
-			           shmq_chunk_load(self->handle, queue, records.buf, (uint64_t)records.len,
-			                           times.buf, (uint32_t)((size_t)times.len / sizeof(int64_t)),
-			                           position, until, &taken));
+			BROKER_TRY(self, status, shmq_chunk_load(self->handle, queue, &in, until, &taken));
 		PyBuffer_Release(&times);
 	}
 	PyBuffer_Release(&records);

@@ -6,6 +6,7 @@
 
 METHOD(native, scan_bodies, (OBJECT, data)(U64, start)(U64, end)(U32, count)(U64, max_msg_size), )
 {
+	shmq_wire_input in = {.max_msg_size = max_msg_size};
 	uint64_t used = 0;
 	uint32_t whole = 0;
 	int status = SHMQ_OK;
@@ -17,9 +18,11 @@ METHOD(native, scan_bodies, (OBJECT, data)(U64, start)(U64, end)(U32, count)(U64
 	if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
 		return NULL;
 	inside = start <= end && end <= (uint64_t)view.len;
-	if (inside)
-		status = shmq_wire_bodies((const char *)view.buf + start, end - start, max_msg_size, count,
-		                          NULL, &whole, &used, &bad);
+	if (inside) {
+		in.data = (const char *)view.buf + start;
+		in.length = end - start;
+		status = shmq_wire_bodies(&in, count, NULL, &whole, &used, &bad);
+	}
 	PyBuffer_Release(&view);
 	if (!inside)
 		return PyErr_Format(PyExc_ValueError, "scan_bodies() needs 0 <= start <= end <= len(data)");
@@ -42,14 +45,17 @@ METHOD(producer, publish_framed, (OBJECT, data)(U64, start)(U32, count),
 		return NULL;
 	good = source_room(&source, count);
 	if (good && start <= (uint64_t)source.data.len)
-		shmq_wire_bodies((const char *)source.data.buf + start, (uint64_t)source.data.len - start,
-		                 INT32_MAX, count, source.bodies, &whole, &used, &bad);
+		shmq_wire_bodies(&(shmq_wire_input){.data = (const char *)source.data.buf + start,
+		                                    .length = (uint64_t)source.data.len - start,
+		                                    .max_msg_size = INT32_MAX},
+		                 count, source.bodies, &whole, &used, &bad);
 	if (good && whole < count) {
 		PyErr_Format(PyExc_ValueError, "publish to '%U': there are %u whole bodies, not %u",
 		             self->topic, whole, count);
 		good = false;
 	}
-	if (source_publish(&source, self, good, defer, timeout, &first_id) < 0)
+	if (source_publish(&source, self, good, &(shmq_terms){.due = due_after(defer)}, timeout,
+	                   &first_id) < 0)
 		return NULL;
 	return PyLong_FromUnsignedLongLong(start + used);
 }
@@ -57,6 +63,7 @@ METHOD(producer, publish_framed, (OBJECT, data)(U64, start)(U32, count),
 METHOD(producer, publish_run,
        (OBJECT, data)(U64, start)(U64, end)(OBJECT, line)(U64, max_msg_size)(U64, max_body_size), )
 {
+	shmq_wire_input in = {.max_msg_size = max_msg_size, .max_body_size = max_body_size};
 	uint64_t first_id, used = 0;
 	bool good, batch = false;
 	body_source source;
@@ -66,20 +73,22 @@ METHOD(producer, publish_run,
 		return NULL;
 	good = start <= end && end <= (uint64_t)source.data.len && source.where.len;
 	if (good) {
-		const char *from = (const char *)source.data.buf + start, *mpub = source.where.buf;
-		uint64_t bytes = end - start, length = (uint64_t)source.where.len;
+		const char *from = (const char *)source.data.buf + start;
 
-		batch = bytes && *from == 'M';
-		source.count = batch ? shmq_wire_batch(from, bytes, mpub, length, max_msg_size,
-		                                       max_body_size, BODIES_ON_STACK, source.stack, &used)
-		                     : shmq_wire_publishes(from, bytes, mpub + 1, length - 1, max_msg_size,
-		                                           BODIES_ON_STACK, source.stack, &used);
+		batch = end > start && *from == 'M';
+		in.data = from;
+		in.length = end - start;
+		/* The line is that of an MPUB; that of a PUB is the same without the M. */
+		in.line = (const char *)source.where.buf + !batch;
+		in.line_length = (uint64_t)source.where.len - !batch;
+		source.count = (batch ? shmq_wire_batch : shmq_wire_publishes)(&in, BODIES_ON_STACK,
+		                                                               source.stack, &used);
 	} else {
 		PyErr_SetString(PyExc_ValueError,
 		                "publish_run() needs a line, and 0 <= start <= end <= len(data)");
 	}
 	count = source.count;
-	if (source_publish(&source, self, good, 0, 0, &first_id) < 0)
+	if (source_publish(&source, self, good, &(shmq_terms){0}, 0, &first_id) < 0)
 		return NULL;
 	return Py_BuildValue("KII", start + used, count, batch && count ? 1 : count);
 }

@@ -203,8 +203,8 @@ bool arena_owns(const uint8_t *base, uint64_t committed, uint64_t body, uint32_t
 {
 	uint64_t at = body - HEAD, size = (uint64_t)capacity + HEAD;
 
-	return TRUST_CHECK(body >= HEAD && at % UNIT == 0 && at <= committed - UNIT &&
-	                   size <= committed - UNIT - at &&
+	return TRUST_CHECK(body >= HEAD && at % UNIT == 0 && size % UNIT == 0 &&
+	                   at <= committed - UNIT && size <= committed - UNIT - at &&
 	                   ((const block *)(const void *)(base + at))->size_flags == (size | IN_USE));
 }
 

@@ -46,9 +46,10 @@ static void backlog_pop(shmq_map *map, uint32_t slot, unsigned from)
 
 	if (from == SHMQ_REQUEUED)
 		st_release(&q->requeue_head, ld(&q->requeue_head) + 1); /* SYNC(requeue-head) */
-	else if (from == SHMQ_READY)
+	else if (from == SHMQ_READY) {
 		st_release(&q->ready_head, ld(&q->ready_head) + 1); /* SYNC(ready-head) */
-	else
+		ready_bytes_left(map, body_bytes(&map->slots[slot]));
+	} else
 		heap_remove(&map->deferred, slot);
 	if (from != SHMQ_READY)
 		in_use_remove(map, slot);
@@ -64,7 +65,14 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 	shmq_slot_desc *s = &backlog->slots[slot];
 	uint64_t skip[SKIP_WORDS], length;
 	shmq_body body;
-	fanout f = {.p = p, .n = 1, .lengths = &length, .bodies = &body, .skip = skip};
+	extras more = {0};
+	fanout f = {.p = p,
+	            .n = 1,
+	            .lengths = &length,
+	            .bodies = &body,
+	            .extras = &more,
+	            .skip = skip,
+	            .moves = true};
 	span at;
 	int r;
 
@@ -74,8 +82,12 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 		queue_broken(backlog);
 		return SHMQ_AGAIN;
 	}
-	length = at.length;
-	body = (shmq_body){backlog->arena + at.body, length};
+	length = (uint64_t)at.properties + at.length;
+	body = (shmq_body){backlog->arena + at.body - at.properties, length};
+	more.blocks = at.properties ? &at.properties : NULL;
+	more.flags = s->flags & (SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE | SHMQ_SLOT_FAILED);
+	more.expires = s->flags & SHMQ_SLOT_EXPIRES ? s->expires : 0;
+	more.failures = (uint16_t)(ld(&s->failures) >> 16);
 	f.due = from == SHMQ_DEFERRED ? slot_due(s) : 0;
 	fanout_target(&f, p->maps, p->channels);
 	r = fanout_room(&f, until);
@@ -85,8 +97,8 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 	f.first_id = s->id;
 	f.timestamp = s->timestamp;
 	f.attempts = s->attempts;
-	f.bytes = length;
-	s->previous = (uint16_t)from;
+	f.bytes = at.length;
+	s->previous = (uint8_t)from;
 	s->move = f.seq;
 	SHMQ_KILLPOINT("pump.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_MOVING)); /* SYNC(slot-state) */

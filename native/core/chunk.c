@@ -59,15 +59,16 @@ static uint32_t choose(shmq_map *map, const batch_wish *wish)
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < all && count < wish->n; i++) {
-		uint32_t slot = once(map->deferred.slot[i]);
+		uint32_t slot = once(map->deferred.slot[i]), length;
 
-		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_is_in(map, &map->slots[slot])) {
+		if (!slot_is(map, slot, SHMQ_DEFERRED) ||
+		    !slot_record_bytes(map, &map->slots[slot], &length)) {
 			queue_broken(map);
 			return 0;
 		}
 		if (map->deferred.when[i] < wish->from_due)
 			continue;
-		bytes += map->slots[slot].length + SHMQ_RECORD_HEAD;
+		bytes += length;
 		if (count && bytes > wish->max_bytes)
 			break;
 		map->requeue[(tail + count++) & mask] = slot;
@@ -89,9 +90,8 @@ static int begin_some(shmq_broker *b, shmq_map *map, const batch_wish *wish, shm
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
 		shmq_slot_desc *s = &map->slots[slot];
-		span at;
 
-		if (!slot_is(map, slot, SHMQ_DEFERRED) || !body_in(map, s, &at)) {
+		if (!slot_is(map, slot, SHMQ_DEFERRED) || !slot_record_bytes(map, s, &out->lengths[i])) {
 			queue_broken(map); /* since it was chosen */
 			count = i;
 			break;
@@ -103,7 +103,6 @@ static int begin_some(shmq_broker *b, shmq_map *map, const batch_wish *wish, shm
 		SHMQ_KILLPOINT("chunk.state");
 		heap_remove(&map->deferred, slot);
 		out->slots[i] = slot;
-		out->lengths[i] = at.length + SHMQ_RECORD_HEAD;
 		out->positions[i] = (uint64_t)slot_due(s);
 		out->bytes += out->lengths[i];
 	}
@@ -111,14 +110,14 @@ static int begin_some(shmq_broker *b, shmq_map *map, const batch_wish *wish, shm
 	return count ? 0 : SHMQ_EMPTY;
 }
 
-int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
-                     uint64_t max_bytes, int64_t until, shmq_spill *out)
+int shmq_chunk_begin(shmq_broker *b, uint32_t queue, const shmq_chunk_wish *wish, int64_t until,
+                     shmq_spill *out)
 {
-	batch_wish wish = {.n = n, .max_bytes = max_bytes, .from_due = from_due};
+	batch_wish batch = {.n = wish->n, .max_bytes = wish->max_bytes, .from_due = wish->from_due};
 
 	out->source = SHMQ_SPILL_CHUNK;
-	out->position = chunk;
-	return batch_begin(b, queue, &wish, until, begin_some, out);
+	out->position = wish->chunk;
+	return batch_begin(b, queue, &batch, until, begin_some, out);
 }
 
 /* Both locks (P and D) are held. */
@@ -181,12 +180,12 @@ int chunk_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int64
 }
 
 /* Both locks (P and D) are held. */
-static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_t length,
-                     const uint64_t *lengths, const int64_t *dues, uint32_t n, uint64_t position)
+static int load_some(shmq_broker *b, shmq_map *map, const shmq_chunk_records *in,
+                     const uint64_t *lengths, uint32_t n)
 {
 	uint8_t *body;
 	shmq_queue_desc *q = map->q;
-	uint64_t read = ld(&q->deferred_read), at = 0, size;
+	uint64_t position = in->position, read = ld(&q->deferred_read), at = 0, size;
 	record rec;
 
 	if (position >> SHMQ_CHUNK_SHIFT <= gone_of(q))
@@ -207,10 +206,10 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 			queue_broken(map);
 			return SHMQ_AGAIN;
 		}
-		(void)record_read(data + at, length - at, UINT32_MAX, &rec, &size);
+		(void)record_read((const uint8_t *)in->data + at, in->length - at, UINT32_MAX, &rec, &size);
 		record_place(s, body, &rec);
 		s->order = 0;
-		s->deadline = dues[i];
+		s->deadline = in->dues[i];
 		s->previous = SHMQ_DEFERRED;
 		s->pos = position + i;
 		SHMQ_KILLPOINT("load.fields");
@@ -239,14 +238,14 @@ static int load_some(shmq_broker *b, shmq_map *map, const uint8_t *data, uint64_
 	return 0;
 }
 
-int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
-                    const int64_t *dues, uint32_t n, uint64_t position, int64_t until,
-                    uint32_t *taken)
+int shmq_chunk_load(shmq_broker *b, uint32_t queue, const shmq_chunk_records *records,
+                    int64_t until, uint32_t *taken)
 {
-	uint64_t *lengths = malloc((n + 1) * sizeof(uint64_t)), at = 0, size;
-	shmq_topic_desc *t;
+	const uint8_t *data = records->data;
+	uint64_t length = records->length, at = 0, size;
+	uint32_t n = records->n, found = 0;
+	uint64_t *lengths = malloc((n + 1) * sizeof(uint64_t));
 	shmq_map *map = NULL;
-	uint32_t found = 0;
 	record rec;
 	int r = lengths ? map_get(b, queue, &map) : SHMQ_NO_MEMORY;
 
@@ -254,27 +253,19 @@ int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t l
 	if (r)
 		goto out;
 	client_note_queue(b, queue);
-	while (found < n &&
-	       record_read((const uint8_t *)data + at, length - at, UINT32_MAX, &rec, &size) > 0) {
-		lengths[found++] = rec.length;
+	while (found < n && record_read(data + at, length - at, UINT32_MAX, &rec, &size) > 0) {
+		lengths[found++] = record_length(&rec);
 		at += size;
 	}
 	if (found != n || at != length) {
 		r = fail(SHMQ_INVALID, "a chunk is loaded by whole records, each with its due time");
 		goto out;
 	}
-	t = topic_of(b, map);
-	r = topic_lock(b, t, until);
-	if (r)
-		goto out;
-	r = restore_room(b, map, lengths, &n, until);
-	if (!r)
-		r = queue_lock_under(b, map, until);
+	r = restore_lock(b, map, lengths, &n, until);
 	if (!r) {
-		r = load_some(b, map, data, length, lengths, dues, n, position);
-		queue_unlock(map);
+		r = load_some(b, map, records, lengths, n);
+		both_unlock(b, map);
 	}
-	topic_unlock(t);
 	if (!r)
 		*taken = n;
 	if (r == SHMQ_EMPTY)

@@ -15,6 +15,7 @@
 #include "atomics.h"
 #include "clock.h"
 #include "doorbell.h"
+#include "failure.h"
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
@@ -25,8 +26,10 @@
 #include "rebuild.h"
 #include "segment.h"
 #include "session.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
+#include "status.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +70,18 @@ static int consumer_status(const shmq_consumer *c)
 	return r ? r : ld(&c->closed) ? SHMQ_CLOSED : 0;
 }
 
+/* Wake waiters after n messages came back or were finished. If there are suspects, not every waiter
+ * may take the next message, and this consumer's client may be one that now may: all look. */
+static void wake_after(shmq_consumer *c, uint32_t n)
+{
+	shmq_map *map = c->map;
+	bool all = has_policy(map, SHMQ_POLICY_FAILURES) &&
+	           (ld(&map->q->suspects) || suspect_is_next(map));
+
+	if (n || all)
+		wake_takers(c->b, map, all ? WAKE_ALL : n);
+}
+
 int shmq_consumer_close(shmq_consumer *c, int64_t until)
 {
 	uint32_t returned;
@@ -88,7 +103,7 @@ int shmq_consumer_close(shmq_consumer *c, int64_t until)
 	queue_unlock(c->map);
 	/* Messages remain: wake another waiter so that they are not stranded. */
 	if (returned || ring_count(&c->map->q->ready_head, &c->map->q->ready_tail))
-		wake_takers(c->b, c->map, returned + 1);
+		wake_after(c, returned + 1);
 	if (c->map->q->flags & SHMQ_FLAG_EPHEMERAL)
 		supervisor_ring(c->b, SHMQ_RING_LEFT);
 	shmq_consumer_wake(c);
@@ -104,27 +119,52 @@ void shmq_consumer_free(shmq_consumer *c)
 	broker_release(b);
 }
 
-/* The deliver lock (D) is held. */
-static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
-                          bool *more)
+/* Returns true if the queue counts failures, so that there may be suspects. */
+static bool counts_failures(const shmq_map *map)
 {
+	return has_policy(map, SHMQ_POLICY_FAILURES);
+}
+
+/* Forget stale suspects, and return true if the consumer may take nothing for another's sake. */
+static bool barred(shmq_consumer *c)
+{
+	if (ld(&c->map->q->suspects))
+		suspects_forget(c->map);
+	return suspect_bars(c->b, c->map, c->session);
+}
+
+/* How many expired messages a take drops before it lets others have the lock. */
+#define EXPIRED_AT_ONCE 1024u
+
+/* Returns how many of n messages the consumer may take now, whatever waits. */
+static uint32_t allowed(shmq_consumer *c, uint32_t n, bool failures)
+{
+	uint32_t held = ld(&c->map->sessions[c->session].in_flight), most = ld(&c->max_in_flight);
+	uint32_t left = held < most ? most - held : 0;
+
+	if (n > left)
+		n = left;
+	return ld(&c->map->q->paused) || (failures && n && barred(c)) ? 0 : n;
+}
+
+/* Take up to n messages. more: how many waiters may take the rest. expired: counts those that were
+ * met and dropped. The deliver lock (D) is held. */
+static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t max_bytes,
+                          uint32_t *more, uint32_t *expired)
+{
+	bool failures = counts_failures(c->map);
 	shmq_map *map = c->map;
 	shmq_queue_desc *q = map->q;
 	shmq_session_desc *session = &map->sessions[c->session];
-	uint32_t taken = 0, slot, left;
+	uint32_t taken = 0, slot;
 	_Atomic uint32_t *head;
-	int64_t now, deadline;
+	int64_t now, deadline, realtime = 0;
 	uint64_t order, bytes = 0;
 	span at;
 
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail)) /* SYNC(defer-tail) */
 		defer_drain(c->b, map);
-	left = ld(&session->in_flight);
-	left = left < ld(&c->max_in_flight) ? ld(&c->max_in_flight) - left : 0;
-	if (n > left)
-		n = left;
-	if (ld(&q->paused))
-		n = 0;
+	n = allowed(c, n, failures);
 	if (!n)
 		return 0;
 	now = now_coarse_ns();
@@ -134,6 +174,17 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word;
 
+		if (may_expire(map, s) && expired_away(c->b, map, slot, head, &realtime)) {
+			if (++*expired == EXPIRED_AT_ONCE)
+				break;
+			continue;
+		}
+		if (failures && s->flags & SHMQ_SLOT_SUSPECT) {
+			if (taken)
+				break;
+			n = 1;
+			suspect_note(map, c->session, slot);
+		}
 		word = SHMQ_WORD(SHMQ_IN_FLIGHT, c->b->client, SHMQ_GENERATION_OF(ld(&s->word)) + 1);
 		s->deadline = deadline;
 		s->delivered = now;
@@ -149,20 +200,25 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		s->attempts++;
 		heap_push(&map->in_flight, deadline, slot);
 		SHMQ_KILLPOINT("take.heap");
-		if (head == &q->ready_head)
+		if (head == &q->ready_head) {
 			in_use_add(map, slot);
+			ready_bytes_left(map, at.length);
+		}
 		out[taken++] = (shmq_message){.word = word,
 		                              .id = s->id,
 		                              .timestamp = s->timestamp,
 		                              .body = map->arena + at.body,
 		                              .length = at.length,
 		                              .slot = slot,
-		                              .attempts = s->attempts};
+		                              .attempts = s->attempts,
+		                              .properties = at.properties};
 		bytes += at.length;
 	}
 	if (!taken)
 		return 0;
 	*more = queue_next(map, &slot, &head, &at);
+	if (failures && suspect_is_next(map))
+		*more = WAKE_ALL; /* not every waiter may take it */
 	st(&q->order, order);
 	bump(&session->in_flight, taken);
 	session->delivered += taken;
@@ -176,8 +232,7 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 {
 	shmq_map *map = c->map;
 	shmq_queue_desc *q = map->q;
-	uint32_t taken = 0;
-	bool more = false;
+	uint32_t taken = 0, more = 0, expired;
 	int r = consumer_status(c);
 
 	if (r)
@@ -188,10 +243,13 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 		r = queue_lock(c->b, map, until);
 		if (r)
 			return r;
-		taken = take_some(c, out, n, max_bytes, &more);
+		expired = 0;
+		taken = take_some(c, out, n, max_bytes, &more, &expired);
 		broken = !taken && ld(&q->dirty);
 		queue_unlock(map);
-		if (!broken)
+		if (!taken && expired == EXPIRED_AT_ONCE)
+			repaired = broken = false;
+		else if (!broken)
 			break;
 		if (repaired)
 			return queue_corrupt(map);
@@ -202,7 +260,7 @@ int shmq_take_bytes(shmq_consumer *c, shmq_message *out, uint32_t n, uint64_t ma
 	}
 	wake_space(c->b, map);
 	if (more && ld(&q->takers.summary))
-		wake_takers(c->b, map, 1);
+		wake_takers(c->b, map, more);
 	*got = taken;
 	return 0;
 }
@@ -233,6 +291,8 @@ bool may_take(shmq_consumer *c)
 	if (ld(&c->closed) || ld(&q->segment.ready) != SHMQ_READY_STATE || ld(&q->dirty))
 		return true;
 	if (ld(&q->paused) || ld(&c->map->sessions[c->session].in_flight) >= ld(&c->max_in_flight))
+		return false;
+	if (counts_failures(c->map) && suspect_bars(c->b, c->map, c->session))
 		return false;
 	if (ld(&q->requeue_head) != ld(&q->requeue_tail))
 		return true;
@@ -398,41 +458,53 @@ int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok
 	queue_unlock(c->map);
 	if (done)
 		wake_space(c->b, c->map);
-	if (done && limited)
-		wake_takers(c->b, c->map, done);
+	if (done)
+		wake_after(c, limited ? done : 0);
 	return r;
 }
 
-static void requeue_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t delay)
+/* Into the queue at once, after what is published; or later. */
+static void release_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t delay)
 {
 	shmq_map *map = c->map;
 
 	session_settle(c, s);
-	if (delay <= 0) {
-		slot_requeue(map, slot, ld(&topic_of(c->b, map)->committed) + 1);
-		heap_remove(&map->in_flight, slot);
+	if (counts_failures(map))
+		s->flags &= (uint8_t)~SHMQ_SLOT_SUSPECT; /* its consumer has outlived it */
+	if (delay > 0) {
+		slot_defer(c->b, map, slot, later(realtime_ns(), delay));
 		return;
 	}
-	s->deadline = later(realtime_ns(), delay);
-	SHMQ_KILLPOINT("requeue.due");
-	st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED)); /* SYNC(slot-state) */
-	SHMQ_KILLPOINT("requeue.state");
+	slot_requeue(map, slot, ld(&topic_of(c->b, map)->committed) + 1);
 	heap_remove(&map->in_flight, slot);
-	SHMQ_KILLPOINT("requeue.heap");
-	heap_push(&map->deferred, s->deadline, slot);
-	due_note(c->b, map->index, s->deadline);
 }
 
-int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
-                 int64_t until)
+/* The same as a failure. delay: BY_POLICY, or as the caller wants it. */
+static void requeue_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t delay)
 {
-	int64_t most = c->b->d->limits.max_req_timeout;
+	if (!counts_failures(c->map)) {
+		release_one(c, s, slot, delay);
+		return;
+	}
+	session_settle(c, s);
+	slot_fail(c->b, c->map, slot, ld(&topic_of(c->b, c->map)->committed) + 1, delay);
+}
+
+static void reject_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t due)
+{
+	session_settle(c, s);
+	failure_count(s, MOST_FAILURES);
+	slot_convict(c->b, c->map, slot, SHMQ_DEAD_REJECTED, due);
+}
+
+/* Give messages back by `each`, and wake. */
+static int give_back(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok,
+                     int64_t until,
+                     void (*each)(shmq_consumer *, shmq_slot_desc *, uint32_t, int64_t),
+                     int64_t argument)
+{
 	uint32_t done;
-	int r = settle(c, m, n, ok, until, requeue_one,
-	               delay_ns < 0      ? 0
-	               : delay_ns > most ? most
-	                                 : delay_ns,
-	               &done);
+	int r = settle(c, m, n, ok, until, each, argument, &done);
 
 	if (!locked_after(r))
 		return not_settled(r);
@@ -441,8 +513,54 @@ int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t de
 	queue_unlock(c->map);
 	spiller_tell(c->b, c->map);
 	if (done)
-		wake_takers(c->b, c->map, done);
+		wake_after(c, done);
 	return r;
+}
+
+static int64_t delay_of(const shmq_consumer *c, int64_t delay_ns)
+{
+	int64_t most = c->b->d->limits.max_req_timeout;
+
+	return delay_ns < 0 ? 0 : delay_ns > most ? most : delay_ns;
+}
+
+int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
+                 int64_t until)
+{
+	return give_back(c, m, n, ok, until, requeue_one, delay_of(c, delay_ns));
+}
+
+int shmq_retry(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until)
+{
+	return give_back(c, m, n, ok, until, requeue_one, BY_POLICY);
+}
+
+int shmq_release(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
+                 int64_t until)
+{
+	return give_back(c, m, n, ok, until, release_one, delay_of(c, delay_ns));
+}
+
+int shmq_reject(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t hold_ns, uint8_t *ok,
+                int64_t until)
+{
+	char name[SHMQ_NAME];
+	int r;
+
+	error_clear();
+	if (topic_of(c->b, c->map)->flags & SHMQ_FLAG_DEAD)
+		return fail(SHMQ_INVALID,
+		            "its topic holds dead letters, so there is none to reject to: finish the "
+		            "message, or redrive it");
+	r = consumer_status(c);
+	if (r)
+		return not_settled(r);
+	r = shmq_dead_topic(c->b, c->map->index, c->map->serial, until, name);
+	if (r == SHMQ_NEED_MAP) /* ours is mapped, so this is another queue that has its number */
+		r = SHMQ_GONE;
+	return r ? r
+	         : give_back(c, m, n, ok, until, reject_one,
+	                     hold_ns > 0 ? later(realtime_ns(), hold_ns) : SHMQ_DUE_CONVICTED);
 }
 
 static void touch_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t now)

@@ -13,6 +13,7 @@
 #include "process.h"
 #include "rebuild.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "status.h"
@@ -28,9 +29,7 @@ static bool populate_works(uint8_t *base)
 	return !madvise(base, (size_t)sysconf(_SC_PAGESIZE), MADV_POPULATE_WRITE) || errno != EINVAL;
 }
 
-/* Reserve the parts that are used from the start, or everything if pages cannot be reserved
- * later. */
-static int segment_reserve(int fd, uint8_t *base, uint64_t size, uint64_t first)
+int segment_reserve(int fd, uint8_t *base, uint64_t size, uint64_t first)
 {
 	int r;
 
@@ -134,6 +133,7 @@ int shmq_directory_create(int fd, const shmq_limits *limits)
 	d->deadline_at = p.deadline;
 	d->due_at = p.due;
 	d->writers_at = p.writers;
+	d->stores_at = p.stores;
 	d->pid_namespace = pid_namespace_inode();
 	st(&d->next_serial, 1);
 	for (uint32_t i = 0; i < SHMQ_WAITERS && !r; i++)
@@ -211,6 +211,9 @@ int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec)
 	error_clear();
 	if (strlen(spec->base) >= SHMQ_BASE || spec->topic >= topics_of(b))
 		return SHMQ_INVALID;
+	r = spec->settings ? settings_check(spec->settings) : 0;
+	if (r)
+		return r;
 	p = plan_queue(map.mem_queue_size, map.in_flight_slots, map.arena_max);
 	first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
 	if (ftruncate(fd, (off_t)p.size))
@@ -238,6 +241,9 @@ int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec)
 	st(&q->disk_write, spec->disk_write);
 	st(&q->disk_depth, spec->disk_depth);
 	st(&q->paused, spec->paused);
+	st(&q->next_expiry, INT64_MAX);
+	if (spec->settings)
+		settings_store(q, spec->settings);
 	st(&q->order, SHMQ_ORDER_FIRST);
 	strcpy(q->base, spec->base);
 	r = queue_rebuild(b, &map, false);

@@ -14,9 +14,11 @@
 #include "names.h"
 #include "rebuild.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
+#include "status.h"
 
 #include <string.h>
 
@@ -73,20 +75,33 @@ int shmq_queue_find(shmq_broker *b, uint32_t topic, const char *channel, uint32_
 
 static void changed(shmq_broker *b)
 {
+	/* A consumer of a pattern reads the generation, then the names. A death before the rings costs
+	 * it 1 s. */
 	atomic_fetch_add(&b->d->generation, 1);
 	supervisor_ring(b, SHMQ_RING_CHANGED);
+	for (uint32_t i = 0; i < waiters_of(b); i++)
+		bell_names(b, i);
 }
 
-int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
-                      uint32_t *topic, uint32_t *generation)
+uint64_t shmq_directory_generation(const shmq_broker *b)
+{
+	return ld(&b->d->generation) + ((uint64_t)ld(&b->d->epoch) << 40);
+}
+
+int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor,
+                      const shmq_settings *settings, int64_t until, uint32_t *topic,
+                      uint32_t *generation)
 {
 	shmq_topic_desc *t = NULL;
 	uint32_t n, i;
 	int r;
 
+	error_clear();
 	if (!name_ok(name))
 		return SHMQ_BAD_NAME;
-	r = registry_lock(b, until);
+	r = settings ? settings_check(settings) : 0;
+	if (!r)
+		r = registry_lock(b, until);
 	if (r)
 		return r;
 	r = shmq_topic_find(b, name, topic, generation);
@@ -118,6 +133,7 @@ int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, in
 	st(&t->id_clock, clock_floor);
 	st(&t->messages, 0);
 	st(&t->bytes, 0);
+	topic_settings_store(t, settings ? settings : &(shmq_settings){0});
 	atomic_fetch_add(&t->version, 1);
 	SHMQ_KILLPOINT("create_topic.filled");
 	st_release(&t->state, SHMQ_ENTRY_LIVE); /* SYNC(topic-state) */
@@ -219,17 +235,21 @@ out:
 	return r;
 }
 
-int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, int64_t until,
-                         uint32_t *queue, uint64_t *serial)
+int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel,
+                         const shmq_settings *settings, int64_t until, uint32_t *queue,
+                         uint64_t *serial)
 {
 	shmq_map *map = NULL;
 	shmq_entry_desc *e;
 	uint32_t i;
 	int r;
 
+	error_clear();
 	if (!name_ok(channel))
 		return SHMQ_BAD_NAME;
-	r = registry_and_topic(b, topic, until);
+	r = settings ? settings_check(settings) : 0;
+	if (!r)
+		r = registry_and_topic(b, topic, until);
 	if (r)
 		return r;
 	if (ld(&b->topics[topic].paused)) {
@@ -255,6 +275,10 @@ int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, in
 		e->flags |= SHMQ_FLAG_EPHEMERAL;
 		map->q->flags |= SHMQ_FLAG_EPHEMERAL;
 	}
+	if (settings)
+		settings_store(map->q, settings);
+	if (has_policy(map, SHMQ_POLICY_EXPIRY))
+		expiry_note(b, map, 0);
 	st(&map->q->base_pending, 1);
 	SHMQ_KILLPOINT("take_over.named");
 	st_release(&e->role, SHMQ_ROLE_CHANNEL); /* SYNC(entry-role) */
@@ -452,6 +476,203 @@ int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool pau
 	return 0;
 }
 
+/* As both_enter, for a client that names the queue by its serial, too. */
+static int both_enter_serial(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                             shmq_map **out)
+{
+	int r = usable_status(b);
+
+	if (!r)
+		r = both_enter(b, queue, until, out);
+	if (!r && (*out)->serial != serial) {
+		both_unlock(b, *out);
+		map_release(*out);
+		r = SHMQ_GONE;
+	}
+	return r;
+}
+
+/* Returns 0 if the topic may have these settings: one that holds dead letters has none. */
+static int settings_allowed(const shmq_topic_desc *t, const shmq_settings *settings)
+{
+	if (!(t->flags & SHMQ_FLAG_DEAD) || settings_are_none(settings))
+		return 0;
+	return fail(
+			SHMQ_INVALID,
+			"topic '%.*s' holds dead letters of other channels, so it keeps all it gets: give its "
+			"channels no settings",
+			SHMQ_NAME - 1, t->name);
+}
+
+/* Returns 0 if the queue can have these limits: memory has to hold what may wait, and no limit may be
+ * below what waits already, unless the surplus is dropped. Both locks are held. */
+static int settings_fit(shmq_map *map, const shmq_settings *s)
+{
+	uint64_t waiting = waiting_count(map), budget = ready_budget(map);
+
+	if (s->max_messages > budget && s->overflow != SHMQ_OVERFLOW_DISK)
+		return fail(SHMQ_INVALID,
+		            "max_messages %llu; memory holds %llu: lower it, or start the broker with a "
+		            "higher mem_queue_size",
+		            (unsigned long long)s->max_messages, (unsigned long long)budget);
+	if (s->max_messages && s->max_messages < waiting && s->overflow != SHMQ_OVERFLOW_DROP_OLDEST)
+		return fail(SHMQ_INVALID,
+		            "max_messages %llu; %llu messages wait already: let them be consumed first, "
+		            "empty the channel, or set overflow=drop-oldest, which drops the oldest",
+		            (unsigned long long)s->max_messages, (unsigned long long)waiting);
+	return 0;
+}
+
+/* Returns 0 if these settings hold still, or nobody asks; SHMQ_OVERTAKEN. */
+static int settings_still(const shmq_settings *was, const shmq_settings *now)
+{
+	return !was || settings_equal(was, now) ? 0 : SHMQ_OVERTAKEN;
+}
+
+/* Store the settings if the queue can have them. Both locks are held. */
+static int settings_change(shmq_broker *b, shmq_map *map, const shmq_settings *settings)
+{
+	bool counted = has_policy(map, SHMQ_POLICY_BYTES);
+	int r = settings_allowed(topic_of(b, map), settings);
+
+	if (!r)
+		r = settings_fit(map, settings);
+	if (r)
+		return r;
+	settings_store(map->q, settings);
+	if (!counted && has_policy(map, SHMQ_POLICY_BYTES))
+		r = queue_rebuild(b, map, false); /* which counts the bytes */
+	if (!r && has_policy(map, SHMQ_POLICY_EXPIRY))
+		expiry_note(b, map, 0);
+	return r;
+}
+
+/* Have everybody look at the new settings; nothing is locked. */
+static void settings_announce(shmq_broker *b, shmq_map *map)
+{
+	wait_wake(b, &map->q->takers, WAKE_ALL);
+	wait_wake(b, &map->q->space, WAKE_ALL);
+	spiller_ring(b, map->index);
+}
+
+int shmq_queue_configure(shmq_broker *b, uint32_t queue, uint64_t serial, const shmq_settings *was,
+                         const shmq_settings *settings, int64_t until)
+{
+	shmq_settings now;
+	shmq_map *map;
+	int r;
+
+	error_clear();
+	r = settings_check(settings);
+	if (!r)
+		r = both_enter_serial(b, queue, serial, until, &map);
+	if (r)
+		return r;
+	now = settings_load(map->q);
+	r = settings_still(was, &now);
+	if (!r)
+		r = settings_change(b, map, settings);
+	both_unlock(b, map);
+	if (!r) {
+		settings_announce(b, map);
+		changed(b);
+	}
+	map_release(map);
+	return r;
+}
+
+int shmq_queue_settings(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                        shmq_settings *out)
+{
+	shmq_map *map;
+	int r = queue_enter_serial(b, queue, serial, until, &map);
+
+	if (r)
+		return r;
+	*out = settings_load(map->q);
+	queue_unlock(map);
+	map_release(map);
+	return 0;
+}
+
+/* Lock R and the topic's P for a client that names the topic by its generation, too. */
+static int topic_enter(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until)
+{
+	int r = usable_status(b);
+
+	if (!r && topic >= topics_of(b))
+		r = SHMQ_GONE;
+	if (!r)
+		r = registry_and_topic(b, topic, until);
+	if (!r && ld(&b->topics[topic].generation) != generation) {
+		topic_unlock(&b->topics[topic]);
+		registry_unlock(b);
+		r = SHMQ_GONE;
+	}
+	return r;
+}
+
+/* Give the topic's backlog, if there is one, these settings. R and P are held. */
+static int backlog_configure(shmq_broker *b, uint32_t topic, const shmq_settings *settings,
+                             int64_t until, shmq_map **map)
+{
+	uint64_t serial;
+	uint32_t queue;
+	int r;
+
+	if (shmq_queue_find(b, topic, NULL, &queue, &serial))
+		return 0;
+	r = map_get_serial(b, queue, serial, map);
+	if (r)
+		return r;
+	client_note_queue(b, queue);
+	r = queue_lock_under(b, *map, until);
+	if (r)
+		return r;
+	r = settings_change(b, *map, settings);
+	queue_unlock(*map);
+	return r;
+}
+
+int shmq_topic_configure(shmq_broker *b, uint32_t topic, uint32_t generation,
+                         const shmq_settings *was, const shmq_settings *settings, int64_t until)
+{
+	shmq_map *backlog = NULL;
+	shmq_settings now;
+	int r;
+
+	error_clear();
+	r = settings_check(settings);
+	if (!r)
+		r = topic_enter(b, topic, generation, until);
+	if (r)
+		return r;
+	now = topic_settings_load(&b->topics[topic]);
+	r = settings_still(was, &now);
+	if (!r) /* before the topic's own, because it may refuse a limit */
+		r = backlog_configure(b, topic, settings, until, &backlog);
+	if (!r)
+		topic_settings_store(&b->topics[topic], settings);
+	registry_and_topic_unlock(b, topic);
+	if (!r && backlog)
+		settings_announce(b, backlog);
+	map_release(backlog);
+	return r;
+}
+
+int shmq_topic_settings(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until,
+                        shmq_settings *out)
+{
+	int r = topic_enter(b, topic, generation, until);
+
+	if (r)
+		return r;
+	*out = topic_settings_load(&b->topics[topic]);
+	topic_unlock(&b->topics[topic]);
+	registry_unlock(b);
+	return 0;
+}
+
 void shmq_directory_close(shmq_broker *b)
 {
 	st_release(&b->d->segment.ready, SHMQ_CLOSED_STATE); /* SYNC(segment-ready) */
@@ -465,5 +686,5 @@ void shmq_directory_close(shmq_broker *b)
 	}
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner))
-			bell_ring(b, i);
+			bell_alarm(b, i);
 }

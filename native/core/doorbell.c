@@ -7,6 +7,12 @@
  *
  * Wake-ups are hints. A waiter looks again after 1 s at the latest; a surplus post makes it look
  * once too often.
+ *
+ * A waiter for many queues (lanes.c) keeps its bits in the bitmaps of all queues in which it found
+ * nothing, also while it is awake, so that a sleep costs it nothing for each queue. A waker tells
+ * it which queue it was. While it is awake it may not come for long, so the waker wakes another one
+ * too. docs/model/many.cpp has the rules.
+ *
  * death of a waker between clearing a bit and posting: the reaper posts every doorbell of the
  * queues that the dead client had used.
  * death of a waiter: the reaper clears its bits and initialises its doorbell again, because a
@@ -165,6 +171,70 @@ void bell_ring(shmq_broker *b, uint32_t bell)
 		sem_post(&b->waiters[bell].bell);
 }
 
+/* Only waiters for messages leave their bits for later, so `w` is a queue's `takers`. In a damaged
+ * segment it may be another set of the same header, and the hint is a wrong one. */
+static uint32_t hint_of(const shmq_waitset_desc *w)
+{
+	const shmq_queue_desc *q = (const void *)((const uint8_t *)w -
+	                                          offsetof(shmq_queue_desc, takers));
+
+	return once(q->index) % SHMQ_HINTS;
+}
+
+/* Returns true if the waiter was asleep: it was, or will be, woken by this ring. */
+static bool turn_take(shmq_waiter_desc *waiter)
+{
+	uint32_t asleep = SHMQ_TURN_ASLEEP, limited = SHMQ_TURN_LIMITED;
+
+	if (atomic_compare_exchange_strong(&waiter->turn, &asleep, SHMQ_TURN_AWAKE)) {
+		sem_post(&waiter->bell);
+		return true;
+	}
+	if (atomic_compare_exchange_strong(&waiter->turn, &limited, SHMQ_TURN_AWAKE))
+		sem_post(&waiter->bell);
+	return false;
+}
+
+/* Tell the waiter whose bit was cleared. Returns false if another one is to be woken as well. */
+static bool bell_tell(shmq_broker *b, uint32_t bell, const shmq_waitset_desc *w)
+{
+	shmq_waiter_desc *waiter = &b->waiters[bell];
+	uint32_t hint;
+
+	if (ld(&waiter->turn) == SHMQ_TURN_PLAIN) {
+		sem_post(&waiter->bell);
+		return true;
+	}
+	hint = hint_of(w);
+	atomic_fetch_or(&waiter->hints[hint / 64], UINT64_C(1) << hint % 64); /* SYNC(hint) */
+	SHMQ_KILLPOINT("wake.hint");
+	return turn_take(waiter);
+}
+
+void bell_alarm(shmq_broker *b, uint32_t bell)
+{
+	shmq_waiter_desc *waiter = &b->waiters[bell];
+
+	if (ld(&waiter->turn) != SHMQ_TURN_PLAIN)
+		for (uint32_t i = 0; i < SHMQ_HINTS / 64; i++)
+			atomic_store(&waiter->hints[i], UINT64_MAX); /* SYNC(hint) */
+	sem_post(&waiter->bell);
+}
+
+void bell_names(shmq_broker *b, uint32_t bell)
+{
+	if (ld(&b->waiters[bell].names))
+		sem_post(&b->waiters[bell].bell);
+}
+
+void bell_plain(shmq_waiter_desc *waiter)
+{
+	st(&waiter->turn, SHMQ_TURN_PLAIN);
+	st(&waiter->names, 0);
+	for (uint32_t i = 0; i < SHMQ_HINTS / 64; i++)
+		st(&waiter->hints[i], 0);
+}
+
 void wait_announce(shmq_waitset_desc *w, uint32_t bell)
 {
 	atomic_fetch_or(&w->words[bell / 64], UINT64_C(1) << bell % 64);
@@ -214,14 +284,15 @@ static uint32_t wait_pick(shmq_waitset_desc *w, uint32_t from)
 void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n)
 {
 	fence_full(); /* SYNC(wake) */
-	while (n-- && ld(&w->summary)) {
+	while (n && ld(&w->summary)) {
 		uint32_t bell = wait_pick(w, ld(&w->rotor) % SHMQ_WAITERS);
 
 		if (bell == SHMQ_NONE)
 			break;
 		st(&w->rotor, bell + 1);
 		SHMQ_KILLPOINT("wake.post");
-		bell_ring(b, bell);
+		if (bell_tell(b, bell, w))
+			n--;
 	}
 }
 

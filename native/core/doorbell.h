@@ -2,6 +2,7 @@
 #ifndef SHMQ_DOORBELL_H
 #define SHMQ_DOORBELL_H
 
+#include "atomics.h"
 #include "handles.h"
 #include "shmq_supervisor.h"
 
@@ -24,8 +25,19 @@ int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice);
  * SHMQ_TIMEOUT: the deadline is over. */
 int bell_none(int64_t deadline, int64_t pause);
 void bell_ring(shmq_broker *b, uint32_t bell);
+/* Ring, whatever for: one that waits for many queues looks at all of them. */
+void bell_alarm(shmq_broker *b, uint32_t bell);
+/* Ring if it wants to hear of names that come or go. */
+void bell_names(shmq_broker *b, uint32_t bell);
+/* Make it a waiter for one queue at a time, as all are at first. */
+void bell_plain(shmq_waiter_desc *waiter);
+/* Leave a bit, which the next wake-up clears. Look again after this call. */
 void wait_announce(shmq_waitset_desc *w, uint32_t bell);
 void wait_withdraw(shmq_waitset_desc *w, uint32_t bell);
+static inline bool wait_is_announced(shmq_waitset_desc *w, uint32_t bell)
+{
+	return ld(&w->words[bell / 64]) >> bell % 64 & 1;
+}
 /* Wake up to n waiters, in rotation. Call it after the store that they wait for; it needs no
  * lock. */
 void wait_wake(shmq_broker *b, shmq_waitset_desc *w, uint32_t n);

@@ -29,6 +29,7 @@
 #include "rebuild.h"
 #include "room.h"
 #include "segment.h"
+#include "settings.h"
 #include "slots.h"
 
 #include <string.h>
@@ -47,16 +48,33 @@ typedef struct lent {
  * one: a tenth of a small publish. */
 #define STEP static inline __attribute__((always_inline))
 
+/* The parts that few messages have. One test of the pointer to it is all that the others pay. */
+typedef struct extras {
+	/* Of lengths[i], how many bytes are properties; NULL: no message has any. They are in
+	 * properties[i], or, if `properties` is NULL, the first bytes of bodies[i]. */
+	const uint32_t *blocks;
+	const shmq_body *properties;
+	uint8_t flags; /* enum shmq_slot_flag without PROPERTIES, which `blocks` says */
+	uint16_t failures;
+	int64_t expires;
+} extras;
+
+/* No function that is not inlined takes its address: its fields would not stay in registers, which
+ * costs every publish a tenth. */
 typedef struct fanout {
 	shmq_producer *p;
 	uint32_t n;
-	/* The first lengths[i] bytes of bodies[i] are published. */
+	/* The first lengths[i] bytes of bodies[i] are published, behind the properties that the extras
+	 * name, which are counted in lengths[i]. */
 	const uint64_t *lengths;
 	const shmq_body *bodies;
-	int64_t due; /* CLOCK_REALTIME ns; 0: READY at once */
+	const extras *extras; /* NULL: no message has any */
+	int64_t due;          /* CLOCK_REALTIME ns; 0: READY at once */
 	/* SKIP_WORDS of the caller: a bit for each target that is left out, an ephemeral one without
 	 * room. Only the words for `count` targets are set. */
 	uint64_t *skip;
+	bool lends; /* a loan begins: its limits are checked when it ends */
+	bool moves; /* from a backlog: no limit rejects it */
 	/* The loan's slots; NULL: every target takes slots from its free ring. */
 	lent *lent;
 	uint32_t lent_count;
@@ -132,27 +150,98 @@ STEP int fanout_abort(const fanout *f)
 	return SHMQ_AGAIN;
 }
 
+/* The bytes of the bodies, before fanout_number has counted them. */
+STEP uint64_t bytes_of(const uint64_t *lengths, uint32_t n)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < n; i++)
+		bytes += lengths[i];
+	return bytes;
+}
+
+/* Returns true if a full queue is left out: an ephemeral one, unless its settings say otherwise. */
+STEP bool drops_newest(const shmq_map *map)
+{
+	if (has_policy(map, SHMQ_POLICY_MEMORY))
+		return settings_of(map)->overflow == SHMQ_OVERFLOW_DROP_NEWEST;
+	return map->q->flags & SHMQ_FLAG_EPHEMERAL;
+}
+
 /* ---- 1 room ---------------------------------------------------------------------------------- */
+
+STEP int target_room(const fanout *f, uint32_t k, int64_t until)
+{
+	return lent_of(f, k) ? 0
+	                     : room_for(f->p->b, f->targets[k], f->lengths, f->n,
+	                                f->due ? FOR_DEFERRED : FOR_READY, until);
+}
+
+/* A publish as seen by one target with limits. */
+typedef struct limited {
+	shmq_producer *p;
+	const uint64_t *lengths;
+	uint32_t n;
+	bool due, lends, moves;
+	bool lent; /* this target has slots and bodies already */
+	int64_t until;
+} limited;
+
+STEP limited limited_of(const fanout *f, uint32_t target, int64_t until)
+{
+	return (limited){.p = f->p,
+	                 .lengths = f->lengths,
+	                 .n = f->n,
+	                 .due = f->due != 0,
+	                 .lends = f->lends,
+	                 .moves = f->moves,
+	                 .lent = lent_of(f, target) != NULL,
+	                 .until = until};
+}
+
+#define DROPS 1
+/* As room_for for a queue with limits. DROPS: limited_drop is to make room, when no other target
+ * refuses. SHMQ_REJECTED: this one does. */
+int limited_room(const limited *l, shmq_map *map);
+/* Make room in a target that drops its oldest messages; nothing if its settings are others. */
+int limited_drop(const limited *l, shmq_map *map);
 
 /* Returns 0, or the status of room_for for the first target that lacks room and is not skipped; the
  * producer then waits for that one. SHMQ_AGAIN: a target was deleted just now. */
 STEP int fanout_room(fanout *f, int64_t until)
 {
+	bool drops = false;
+
 	for (uint32_t k = 0; k < f->count; k++) {
 		shmq_map *map = f->targets[k];
+		bool has_limits = has_policy(map, SHMQ_POLICY_LIMITS);
 		int r;
 
-		if (lent_of(f, k))
+		if (has_limits) {
+			const limited seen = limited_of(f, k, until);
+
+			r = limited_room(&seen, map);
+			drops |= r == DROPS;
+		} else {
+			r = target_room(f, k, until);
+		}
+		if (r == DROPS)
 			continue;
-		r = room_for(f->p->b, map, f->lengths, f->n, f->due ? FOR_DEFERRED : FOR_READY, until);
-		if (r == SHMQ_FULL && map->q->flags & SHMQ_FLAG_EPHEMERAL) {
+		if (r == SHMQ_FULL && drops_newest(map)) {
 			f->skip[k / 64] |= UINT64_C(1) << k % 64;
 			continue;
 		}
 		if (r == SHMQ_GONE)
 			r = SHMQ_AGAIN; /* it was deleted just now: list the queues again */
 		if (r == SHMQ_FULL)
-			note_lacking(f->p, map);
+			note_lacking(f->p, map, has_limits ? f->n : 0, bytes_of(f->lengths, f->n));
+		if (r)
+			return r;
+	}
+	for (uint32_t k = 0; drops && k < f->count; k++) {
+		const limited seen = limited_of(f, k, until);
+		int r = fanout_skips(f, k) ? 0 : limited_drop(&seen, f->targets[k]);
+
 		if (r)
 			return r;
 	}
@@ -179,7 +268,13 @@ STEP void fanout_number(fanout *f)
 	f->bytes = 0;
 	for (uint32_t i = 0; i < f->n; i++)
 		f->bytes += f->lengths[i];
+	if (__builtin_expect(f->extras && f->extras->blocks, 0))
+		for (uint32_t i = 0; i < f->n; i++)
+			f->bytes -= f->extras->blocks[i];
 }
+
+/* Fill in the slot's rare fields, which are on the slot's second cache line. */
+void extras_prepare(const extras *x, uint32_t i, shmq_slot_desc *s);
 
 STEP void slot_prepare(const fanout *f, uint32_t i, shmq_slot_desc *s)
 {
@@ -189,10 +284,27 @@ STEP void slot_prepare(const fanout *f, uint32_t i, shmq_slot_desc *s)
 	s->deadline = f->due;
 	s->length = (uint32_t)f->lengths[i];
 	s->attempts = f->attempts;
+	s->flags = 0;
 	s->heap = SHMQ_NONE;
+	if (__builtin_expect(f->extras != NULL, 0))
+		extras_prepare(f->extras, i, s);
 	SHMQ_KILLPOINT("publish.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_PREPARED)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("publish.prepared");
+}
+
+STEP void body_put(const fanout *f, uint32_t i, uint8_t *to)
+{
+	uint64_t length = f->lengths[i];
+
+	if (__builtin_expect(f->extras && f->extras->properties && f->extras->blocks[i], 0)) {
+		uint32_t block = f->extras->blocks[i];
+
+		memcpy(to, f->extras->properties[i].data, block);
+		to += block;
+		length -= block;
+	}
+	memcpy(to, f->bodies[i].data, length);
 }
 
 STEP int target_prepare(const fanout *f, shmq_map *map)
@@ -203,7 +315,7 @@ STEP int target_prepare(const fanout *f, shmq_map *map)
 
 		if (!s)
 			return fanout_abort(f);
-		memcpy(body, f->bodies[i].data, f->lengths[i]);
+		body_put(f, i, body);
 		slot_prepare(f, i, s);
 	}
 	return 0;
@@ -279,8 +391,12 @@ STEP void target_flip(const fanout *f, shmq_map *map, const uint32_t *slots)
 	SHMQ_KILLPOINT("publish.tail");
 	bump(&q->enqueued, f->n);
 	bump(&q->enqueued_bytes, f->bytes);
+	if (!f->due && has_policy(map, SHMQ_POLICY_BYTES))
+		bump(&q->ready_bytes_in, f->bytes);
 	if (f->due)
 		due_note(f->p->b, map->index, f->due);
+	if (__builtin_expect(f->extras && f->extras->flags & SHMQ_SLOT_EXPIRES, 0))
+		expiry_note(f->p->b, map, f->extras->expires);
 }
 
 STEP void fanout_flip(const fanout *f)

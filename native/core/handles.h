@@ -51,6 +51,7 @@ struct shmq_broker {
 	shmq_entry_desc *entries;
 	_Atomic int64_t *next_deadline, *next_due;
 	shmq_writer_desc *writers;
+	shmq_store_entry_desc *stores;
 	_Atomic uint32_t clients_backed, topics_backed, queues_backed; /* entries with pages */
 	uint32_t fork_generation;
 	uint32_t client, client_generation;

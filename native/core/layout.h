@@ -11,7 +11,9 @@
  *   | queues[16384]               |      | sessions[1024], leases, latency histograms  |
  *   | columns: next_deadline[],   |      | arena (message bodies)                     |
  *   |          next_due[]; writers|      +-------------------------------------------+
- *   +-----------------------------+
+ *   | stores[128]                 |
+ *   +-----------------------------+      results store  /shmq.<instance>.<serial>
+ *                                        header, stripes, buckets, entries, arena
  *
  * P is a topic's publish lock, D a queue's deliver lock.
  *
@@ -38,7 +40,7 @@
 #include <stdint.h>
 
 #define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
-#define SHMQ_LAYOUT_VERSION 3
+#define SHMQ_LAYOUT_VERSION 4
 
 #define SHMQ_CLIENTS 1024
 #define SHMQ_WAITERS 1024
@@ -50,13 +52,20 @@
 #define SHMQ_LEASE_HOLDERS 64
 #define SHMQ_LEASE_PARTS 32
 #define SHMQ_WRITERS 256
-#define SHMQ_NAME 80  /* at most 64 bytes, "#ephemeral" included; the rest is zero */
-#define SHMQ_BASE 144 /* "<topic>:<channel>" */
+#define SHMQ_STORES 128    /* results stores */
+#define SHMQ_KEY_MOST 255u /* bytes */
+#define SHMQ_NAME 80       /* at most 64 bytes, "#ephemeral" included; the rest is zero */
+#define SHMQ_BASE 144      /* "<topic>:<channel>" */
 #define SHMQ_DATA_PATH 1024
-#define SHMQ_PINS 216 /* views that one client may hold at once; further views are copies */
+#define SHMQ_PINS 216  /* views that one client may hold at once; further views are copies */
+#define SHMQ_HINTS 512 /* of a waiter for many queues: a queue's is its index % SHMQ_HINTS */
 #define SHMQ_NONE UINT32_MAX
 
-enum shmq_segment_kind { SHMQ_SEGMENT_DIRECTORY = 1, SHMQ_SEGMENT_QUEUE = 2 };
+enum shmq_segment_kind {
+	SHMQ_SEGMENT_DIRECTORY = 1,
+	SHMQ_SEGMENT_QUEUE = 2,
+	SHMQ_SEGMENT_STORE = 3
+};
 
 /* Readiness of a segment; stored last by its creator. */
 enum shmq_ready { SHMQ_RAW_STATE = 0, SHMQ_READY_STATE = 1, SHMQ_CLOSED_STATE = 2 };
@@ -79,7 +88,8 @@ enum shmq_state {
 	                       previous DEFERRED: pos is a chunk;     death: pos <= deferred_write ? FREE : kept */
 	SHMQ_RESTORED = 9,  /* pos; read from disk, not decided;      death: pos < disk_read ? REQUEUED : FREE
 	                       previous DEFERRED: chunk, message;     death: before deferred_read ? DEFERRED : FREE */
-	SHMQ_MOVING = 10,   /* move = seq; backlog to channels;       death: move <= committed ? FREE : previous state */
+	SHMQ_MOVING = 10,   /* move = seq; to other queues;           death: move <= committed ? FREE : previous state
+	                       owner 0: of its own topic, else owner - 1 is the topic whose word decides */
 	SHMQ_LEASED = 11,   /* move = lease; held for reading again;  death: the lease's word decides */
 	SHMQ_STATES = 12
 };
@@ -100,13 +110,15 @@ typedef struct shmq_slot_desc {
 	 * it is to become DEFERRED, else 0. */
 	int64_t deadline;
 	uint64_t body;     /* offset in the arena */
-	uint32_t length;   /* of the body, bytes */
+	uint32_t length;   /* bytes of the body, and of the properties in front of it */
 	uint32_t capacity; /* bytes of its arena block; 0: it has none */
 	uint32_t heap;     /* position in the heap its state belongs to; else SHMQ_NONE */
 	uint16_t attempts; /* deliveries, this one included; wraps as nsqd's */
-	uint16_t previous; /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
+	uint8_t previous;  /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
+	uint8_t flags;     /* enum shmq_slot_flag: which of the rare fields below mean something */
 	/* The second cache line: the consumer's side, and rare fields. */
-	/* REQUEUED: waits for READY messages below this seq; 0: may go first. */
+	/* REQUEUED: waits for READY messages below this seq; 0: may go first. CONVICTED with `previous`
+	 * IN_FLIGHT: when, CLOCK_REALTIME ns. */
 	uint64_t after;
 	/* SPILLING, RESTORED: disk position. REQUEUED with `previous` FREE: the position from which it
 	 * was read ahead, so that it can be evicted. */
@@ -117,11 +129,41 @@ typedef struct shmq_slot_desc {
 	uint32_t session;  /* IN_FLIGHT: index of the consumer's session */
 	uint32_t pins;     /* derived: views alive, from the clients' logs */
 	uint32_t next;     /* LEASED: the lease's next slot */
-	uint32_t turn;     /* LEASED: its number in the lease, from 0 */
-	uint64_t reserved[2];
+	/* LEASED: its number in the lease, from 0. CONVICTED with `previous` IN_FLIGHT: the pid of its last
+	 * consumer. */
+	uint32_t turn;
+	/* FAILED: failures << 16 | the low bits of the generation of the delivery that was counted
+	 * last. One store counts a delivery, so a repeated repair counts it once. */
+	_Atomic uint32_t failures;
+	uint32_t properties; /* PROPERTIES: bytes in front of the body; `length` includes them */
+	int64_t expires;     /* EXPIRES: CLOCK_REALTIME ns */
 } shmq_slot_desc;
 _Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
 _Static_assert(offsetof(shmq_slot_desc, after) == 64, "slot: hot line");
+
+/* The publisher of a message stores `flags` with the first cache line, so that a message without
+ * any of these costs nothing on the second. Afterwards they change under D alone. */
+enum shmq_slot_flag {
+	SHMQ_SLOT_FAILED = 1,     /* `failures` is valid */
+	SHMQ_SLOT_EXPIRES = 2,    /* `expires` is valid */
+	SHMQ_SLOT_PROPERTIES = 4, /* `properties` is valid and not 0 */
+	/* A consumer died with it: it is handed out alone, so that only the guilty one fails again. */
+	SHMQ_SLOT_SUSPECT = 8,
+	/* It was deferred and fell due: `expires` counts from then and has the queue's ttl in it. */
+	SHMQ_SLOT_WAS_DUE = 32,
+	/* DEFERRED: it is not delivered again but moved to the dead topic. The two bits above say why:
+	 * enum shmq_dead_reason. */
+	SHMQ_SLOT_CONVICTED = 16
+};
+#define SHMQ_SLOT_REASON_SHIFT 6
+enum shmq_dead_reason {
+	SHMQ_DEAD_ATTEMPTS = 0,
+	SHMQ_DEAD_REJECTED = 1,
+	SHMQ_DEAD_EXPIRED = 2,
+	SHMQ_DEAD_OVERFLOW = 3
+};
+/* The due time of a convicted message: before every other. */
+#define SHMQ_DUE_CONVICTED 1
 
 /* A robust, process-shared mutex on a line of its own. */
 typedef struct shmq_lock_desc {
@@ -182,12 +224,28 @@ typedef struct shmq_client_desc {
 _Static_assert(sizeof(shmq_client_desc) == 4096, "client");
 _Static_assert(offsetof(shmq_client_desc, life) == 64, "client: life");
 
+/* Whether a ring wakes somebody, of a waiter for many queues (lanes.c). The owner stores it; a waker
+ * turns ASLEEP and LIMITED to AWAKE before it rings. Its death in between, or the owner's: the
+ * reaper rings everybody, and clears the entries of the dead. */
+enum shmq_turn {
+	SHMQ_TURN_PLAIN = 0,  /* it waits for one queue at a time, or for something else */
+	SHMQ_TURN_AWAKE = 1,  /* leave a hint, and wake another waiter */
+	SHMQ_TURN_ASLEEP = 2, /* leave a hint and ring: it looks */
+	SHMQ_TURN_LIMITED = 3 /* leave a hint and ring, and wake another waiter: it may take nothing */
+};
+
 typedef struct shmq_waiter_desc {
 	_Atomic uint64_t owner; /* client index + 1 in the low half, its generation above; 0: free */
 	sem_t bell;
-	uint64_t reserved[11];
+	_Atomic uint32_t turn;  /* enum shmq_turn */
+	_Atomic uint32_t names; /* 1: it is rung when a topic or a channel comes or goes */
+	uint64_t reserved[2];
+	/* Which queues to look at. Any waker sets bits, the owner takes them; a bit that got lost is
+	 * made up for after 1 s, one too many costs a look. */
+	_Atomic uint64_t hints[SHMQ_HINTS / 64];
 } shmq_waiter_desc;
 _Static_assert(sizeof(shmq_waiter_desc) == 128, "waiter");
+_Static_assert(offsetof(shmq_waiter_desc, hints) == 64, "waiter: hints");
 
 enum shmq_request_state {
 	SHMQ_REQUEST_FREE = 0,
@@ -205,12 +263,42 @@ typedef struct shmq_request_desc {
 	uint32_t reserved0;
 	char topic[SHMQ_NAME];
 	char channel[SHMQ_NAME];
-	uint64_t reserved[9];
+	uint64_t numbers[2]; /* CREATE_STORE: max_keys, max_bytes */
+	uint64_t reserved[7];
 } shmq_request_desc;
 _Static_assert(sizeof(shmq_request_desc) == 256, "request");
 
 enum shmq_entry_state { SHMQ_ENTRY_FREE = 0, SHMQ_ENTRY_LIVE = 1, SHMQ_ENTRY_DELETING = 2 };
 #define SHMQ_FLAG_EPHEMERAL 1u
+#define SHMQ_FLAG_DEAD 2u /* of a topic: dead letters were moved to it */
+
+/* The policies of a queue, or of a topic, for the queues that it gets later. There are two of these;
+ * the word `policy` says which one holds. The other is written (a queue's under P and D, a topic's
+ * under P) before the word turns, so a reader under such a lock sees one of them whole. */
+typedef struct shmq_settings_desc {
+	uint64_t max_messages; /* waiting, in memory and on disk; 0: no limit */
+	uint64_t max_bytes;    /* of their bodies; 0: no limit */
+	int64_t message_ttl;   /* ns; 0: messages do not expire */
+	int64_t retry_first;   /* ns before a failed message is delivered again; 0: at once */
+	int64_t retry_most;    /* the delay doubles with each failure up to this */
+	uint32_t max_attempts; /* failures that convict a message; 0: no limit */
+	uint32_t overflow;     /* enum shmq_overflow */
+	uint32_t flags;        /* enum shmq_setting_flag */
+	uint32_t reserved0;
+	char dead_letter[SHMQ_NAME]; /* the dead topic; empty: <topic>.<channel>.dead */
+	uint64_t reserved[7];
+} shmq_settings_desc;
+_Static_assert(sizeof(shmq_settings_desc) == 192, "settings");
+
+/* Bits of a `policy` word: the policies that the hot paths have to look at. */
+enum shmq_policy {
+	SHMQ_POLICY_SECOND = 1,   /* settings[1] holds, else settings[0] */
+	SHMQ_POLICY_LIMITS = 2,   /* max_messages, max_bytes, or another overflow than disk */
+	SHMQ_POLICY_EXPIRY = 4,   /* message_ttl */
+	SHMQ_POLICY_FAILURES = 8, /* max_attempts or a retry delay */
+	SHMQ_POLICY_BYTES = 16,   /* max_bytes: the bytes of READY bodies are counted */
+	SHMQ_POLICY_MEMORY = 32   /* an overflow other than disk: nothing goes to disk */
+};
 
 typedef struct shmq_topic_desc {
 	_Atomic uint32_t state;
@@ -225,12 +313,17 @@ typedef struct shmq_topic_desc {
 	_Atomic uint64_t committed; /* the commit word: highest decided seq; also counts messages */
 	_Atomic uint64_t id_clock;  /* last clock given out, 64 ns units */
 	_Atomic uint32_t dirty;     /* a holder of P died; rebuild every queue before anything else */
-	uint32_t reserved1;
+	/* Index + 1 of the queue from which messages are moved here as dead letters; 0: none. Stored
+	 * before the first slot becomes MOVING, so that the next locker of P decides those slots. */
+	_Atomic uint32_t moving;
 	_Atomic uint64_t messages; /* published, counters of nsqd's /stats */
 	_Atomic uint64_t bytes;
-	uint64_t reserved2[11];
+	_Atomic uint32_t policy; /* bits of enum shmq_policy */
+	uint32_t reserved1;
+	uint64_t reserved2[10];
+	shmq_settings_desc settings[2]; /* of the queues that are created from now on */
 } shmq_topic_desc;
-_Static_assert(sizeof(shmq_topic_desc) == 320, "topic");
+_Static_assert(sizeof(shmq_topic_desc) == 704, "topic");
 _Static_assert(offsetof(shmq_topic_desc, publish) == 128, "topic: publish lock");
 _Static_assert(offsetof(shmq_topic_desc, committed) == 192, "topic: commit word");
 
@@ -306,7 +399,8 @@ typedef struct shmq_directory_desc {
 	 * them. The supervisor alone stores it, so it means nothing while no supervisor lives; the next
 	 * one begins with 0. */
 	_Atomic uint64_t disk_trouble;
-	uint64_t reserved[70];
+	uint64_t stores_at;
+	uint64_t reserved[69];
 	/* One bit for each queue with work for the spiller. */
 	_Atomic uint64_t spiller_pending[SHMQ_QUEUES / 64];
 } shmq_directory_desc;
@@ -324,7 +418,10 @@ typedef struct shmq_session_desc {
 	uint64_t finished;
 	uint64_t requeued;
 	uint64_t timed_out;
-	uint64_t reserved;
+	/* The suspect that was handed out last: slot + 1; 0: none. A hint: the slot's own state and flag
+	 * say whether it still is one of this session. */
+	_Atomic uint32_t suspect;
+	uint32_t reserved;
 } shmq_session_desc;
 _Static_assert(sizeof(shmq_session_desc) == 64, "session");
 
@@ -466,7 +563,7 @@ typedef struct shmq_queue_desc {
 	_Atomic uint32_t sessions_committed;
 	_Atomic uint32_t dirty; /* derived state may be wrong: rebuild it under P and D */
 	_Atomic uint32_t paused;
-	uint32_t reserved1;
+	_Atomic uint32_t policy;         /* bits of enum shmq_policy */
 	_Atomic uint64_t disk_write;     /* commit word of a spill: file << 40 | offset */
 	_Atomic uint64_t disk_read;      /* commit word of a restore */
 	_Atomic uint64_t disk_depth;     /* messages between the two; recounted at adoption */
@@ -500,7 +597,9 @@ typedef struct shmq_queue_desc {
 	_Atomic uint64_t need_bytes; /* what a waiting publisher needs; 0: none waits */
 	_Atomic uint32_t need_slots;
 	uint32_t reserved4;
-	uint64_t reserved5[7];
+	/* With SHMQ_POLICY_BYTES: bytes of the bodies that became READY; derived. */
+	_Atomic uint64_t ready_bytes_in;
+	uint64_t reserved5[6];
 	/* 640: D side */
 	_Atomic uint32_t ready_head;
 	_Atomic uint32_t defer_head;
@@ -527,13 +626,27 @@ typedef struct shmq_queue_desc {
 	uint32_t requeue_head_group_end;
 	/* 768 */
 	shmq_lock_desc deliver; /* D */
-	uint64_t reserved8[8];
+	/* D side. With SHMQ_POLICY_BYTES: bytes of the bodies that are READY no more; derived. */
+	_Atomic uint64_t ready_bytes_out;
+	uint64_t reserved8[7];
 	shmq_waitset_desc takers;           /* 896: waiters for messages */
 	shmq_waitset_desc space;            /* 1088: waiters for room */
 	char base[SHMQ_BASE];               /* 1280: base name of its files */
 	shmq_run_desc run;                  /* D side */
 	_Atomic uint64_t delivered_on_disk; /* of `delivered`: leased in place on disk */
-	uint64_t reserved9[296];
+	/* 1728: policies, under P and D unless said otherwise */
+	shmq_settings_desc settings[2];
+	/* No message expires before this, CLOCK_REALTIME ns; INT64_MAX: none does. Publishers lower it,
+	 * the sweep raises it. */
+	_Atomic int64_t next_expiry;
+	_Atomic uint64_t expired;       /* D side: messages whose time was over */
+	_Atomic uint64_t dead_lettered; /* D side: moved to the dead topic */
+	_Atomic uint64_t dropped_oldest;
+	_Atomic uint64_t rejected; /* publishes that a limit refused; P side */
+	/* D side: some session may hold a suspect (session.suspect); 0: none does. A hint. */
+	_Atomic uint32_t suspects;
+	uint32_t reserved10;
+	uint64_t reserved9[242];
 	shmq_arena_desc arena; /* 4096 */
 } shmq_queue_desc;
 _Static_assert(offsetof(shmq_queue_desc, slots_committed) == 384, "queue: both");
@@ -544,10 +657,13 @@ _Static_assert(offsetof(shmq_queue_desc, takers) == 896, "queue: waiters");
 _Static_assert(offsetof(shmq_queue_desc, arena) == 4096, "queue: arena");
 _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 
+#define SHMQ_STORE_KEYS_MAX (1u << 24)
+
 #define SHMQ_HEAP_WAYS 4u     /* children of a heap's node: those of i begin at 4 i + 1 */
 #ifndef SHMQ_TRANSIT          /* tests build smaller queues */
 #define SHMQ_TRANSIT 256u     /* the smallest READY budget, also with mem_queue_size = 0 */
 #define SHMQ_SLOTS_FIRST 128u /* slots committed at creation */
+#define SHMQ_STORE_FIRST 64u  /* entries of a results store committed at creation */
 #endif
 #define SHMQ_ARENA_FIRST 16384u /* bytes of bodies committed at creation */
 #define SHMQ_SESSIONS_FIRST 64u
@@ -571,5 +687,7 @@ _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 /* The most slots of a queue, and the most bytes of its bodies. */
 #define SHMQ_SLOTS_MAX (1u << 23)
 #define SHMQ_ARENA_MAX (UINT64_C(1) << 38)
+
+#include "layout_store.h"
 
 #endif

@@ -1,6 +1,7 @@
 /* The layout as a table, for numpy, for the fingerprint and for the golden test. */
 #include "heap.h"
 #include "shmq.h"
+#include "shmq_store.h"
 #include "shmq_supervisor.h"
 
 #include <gnu/libc-version.h>
@@ -25,8 +26,9 @@ static const shmq_field fields[] = {
 
 	U8(slot, word) U8(slot, id) I8(slot, timestamp) U8(slot, order) I8(slot, deadline)
 	U8(slot, body) U4(slot, length) U4(slot, capacity) U4(slot, heap) F(slot, attempts, "<u2")
-	F(slot, previous, "<u2") U8(slot, after) U8(slot, pos) U8(slot, move) I8(slot, delivered)
+	F(slot, previous, "u1") F(slot, flags, "u1") U8(slot, after) U8(slot, pos) U8(slot, move) I8(slot, delivered)
 	U4(slot, session) U4(slot, pins) U4(slot, next) U4(slot, turn)
+	U4(slot, failures) U4(slot, properties) I8(slot, expires)
 
 	U8(waitset, summary) U4(waitset, rotor) A(waitset, words, "<u8", SHMQ_WAITERS / 64)
 
@@ -35,17 +37,28 @@ static const shmq_field fields[] = {
 	U4(client, orphan) U4(client, pins_high) U4(client, uid) F(client, life, "V64")
 	A(client, touched, "<u8", SHMQ_QUEUES / 64) A(client, pins, "<u8", SHMQ_PINS)
 
-	U8(waiter, owner) F(waiter, bell, "V32")
+	U8(waiter, owner) F(waiter, bell, "V32") U4(waiter, turn) U4(waiter, names)
+	A(waiter, hints, "<u8", SHMQ_HINTS / 64)
 
 	U4(request, state) U4(request, op) U4(request, client) U4(request, waiter)
 	F(request, status, "<i4") F(request, topic, "S80") F(request, channel, "S80")
+	A(request, numbers, "<u8", 2)
+
+	U8(settings, max_messages) U8(settings, max_bytes) I8(settings, message_ttl)
+	I8(settings, retry_first) I8(settings, retry_most) U4(settings, max_attempts)
+	U4(settings, overflow) U4(settings, flags) F(settings, dead_letter, "S80")
 
 	U4(topic, state) U4(topic, generation) U4(topic, flags) U4(topic, paused)
 	F(topic, name, "S80") U8(topic, version) F(topic, publish, "V64") U8(topic, committed)
-	U8(topic, id_clock) U4(topic, dirty) U8(topic, messages) U8(topic, bytes)
+	U8(topic, id_clock) U4(topic, dirty) U4(topic, moving) U8(topic, messages) U8(topic, bytes)
+	U4(topic, policy) A(topic, settings, "settings", 2)
 
 	U4(entry, state) U4(entry, generation) U8(entry, serial) U4(entry, topic) U4(entry, flags)
 	U4(entry, role) F(entry, name, "S80") U8(entry, size)
+
+	U4(store_entry, state) U4(store_entry, generation) U8(store_entry, serial)
+	U8(store_entry, max_bytes) U4(store_entry, max_keys) U4(store_entry, flags)
+	F(store_entry, name, "S80")
 
 	I8(limits, msg_timeout) I8(limits, max_msg_timeout) I8(limits, max_req_timeout)
 	U8(limits, max_msg_size) U4(limits, node_id) U4(limits, mem_queue_size)
@@ -64,11 +77,12 @@ static const shmq_field fields[] = {
 	I8(directory, scan_deadline) I8(directory, scan_due)
 	U8(directory, names_written) U8(directory, names_replaced)
 	F(directory, data_path, "S1024") U8(directory, disk_trouble)
+	U8(directory, stores_at)
 	A(directory, spiller_pending, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
 	I8(session, since) U8(session, delivered) U8(session, finished) U8(session, requeued)
-	U8(session, timed_out)
+	U8(session, timed_out) U4(session, suspect)
 
 	U8(lease, word) U8(lease, parent) U8(lease, bytes) I8(lease, since) U8(lease, base)
 	U4(lease, holder) U4(lease, count) U4(lease, parts) U4(lease, replays) U4(lease, at)
@@ -100,12 +114,16 @@ static const shmq_field fields[] = {
 	U8(queue, leases_at) U8(queue, latency_at) U8(queue, arena_at) U8(queue, lease_holders_at)
 	U4(queue, low_water) U4(queue, slots_committed)
 	U4(queue, ring_mask) U4(queue, sessions_committed) U4(queue, dirty) U4(queue, paused)
+	U4(queue, policy) A(queue, settings, "settings", 2) I8(queue, next_expiry) U8(queue, expired)
+	U8(queue, dead_lettered) U8(queue, dropped_oldest) U8(queue, rejected)
+	U4(queue, suspects)
 	U8(queue, disk_write) U8(queue, disk_read) U8(queue, disk_depth) U4(queue, spilling)
 	U8(queue, deferred_write) U8(queue, deferred_read) U8(queue, deferred_gone)
 	U8(queue, deferred_depth) U4(queue, overflowed) U4(queue, base_pending) U4(queue, ready_tail) U4(queue, defer_tail)
 	U4(queue, free_head) U4(queue, bodies_reclaimed_to) U4(queue, free_tail_cached) U4(queue, bodies_prepared_to)
 	U4(queue, ready_head_cached) U8(queue, arena_committed) U8(queue, enqueued)
 	U8(queue, enqueued_bytes) U8(queue, dropped) U8(queue, need_bytes) U4(queue, need_slots)
+	U8(queue, ready_bytes_in) U8(queue, ready_bytes_out)
 	U4(queue, ready_head) U4(queue, defer_head) U4(queue, requeue_head) U4(queue, requeue_tail)
 	U4(queue, free_tail) U4(queue, in_flight_len) U4(queue, deferred_len) U4(queue, in_use)
 	U8(queue, in_use_bytes) U8(queue, order) U8(queue, delivered) U8(queue, finished)
@@ -116,6 +134,20 @@ static const shmq_field fields[] = {
 	F(queue, takers, "waitset") F(queue, space, "waitset") F(queue, base, "S144")
 	F(queue, run, "run") U8(queue, delivered_on_disk)
 	F(queue, arena, "arena")
+
+	U8(result, word) U8(result, hash) U8(result, body) I8(result, expires) U4(result, capacity)
+	U4(result, length) U4(result, next) F(result, key_length, "<u2")
+
+	F(stripe, waiters, "waitset") U4(stripe, stored)
+
+	F(store, segment, "segment") U4(store, index) U4(store, max_keys) U4(store, entries_max)
+	U4(store, flags) U8(store, max_bytes) U8(store, max_value) U8(store, arena_max)
+	U8(store, buckets_at) U8(store, entries_at) U8(store, arena_at) A(store, seed, "<u8", 2)
+	F(store, name, "S80") F(store, lock, "V64") U4(store, dirty) U4(store, entries_committed)
+	U8(store, arena_committed) U8(store, sequence) U4(store, free) U4(store, keys)
+	U8(store, bytes) I8(store, next_expiry) I8(store, sweep_earliest) U4(store, sweep_at)
+	U8(store, stored) U8(store, removed) U8(store, expired) U8(store, refused)
+	F(store, arena, "arena") A(store, stripes, "stripe", SHMQ_STORE_STRIPES)
 	/* clang-format on */
 };
 
@@ -125,8 +157,10 @@ static const struct {
 } sizes[] = {
 #define S(s) {#s, (uint32_t)sizeof(STRUCT(s))},
 	/* clang-format off */
-	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(topic) S(entry) S(limits)
-	S(directory) S(session) S(lease) S(run) S(lease_holder) S(writer) S(histogram) S(latency) S(arena) S(queue)
+	S(segment) S(slot) S(waitset) S(client) S(waiter) S(request) S(settings) S(topic) S(entry)
+	S(limits) S(directory) S(session) S(lease) S(run) S(lease_holder) S(writer) S(histogram) S(latency) S(arena)
+	S(queue)
+	S(store_entry) S(result) S(stripe) S(store)
 /* clang-format on */
 #undef S
 };
@@ -177,7 +211,9 @@ uint64_t shmq_layout_fingerprint(void)
 	                    SHMQ_HEAP_WAYS,
 	                    SHMQ_LEASES,
 	                    SHMQ_LEASE_HOLDERS,
-	                    SHMQ_WRITERS};
+	                    SHMQ_WRITERS,
+	                    SHMQ_STORES,
+	                    SHMQ_STORE_STRIPES};
 
 	for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
 		hash = mix(hash, fields[i].name, strlen(fields[i].name));
@@ -198,20 +234,27 @@ const shmq_constant *shmq_constants(size_t *count)
 	}
 	static const shmq_constant constants[] = {
 		/* clang-format off */
-		C(MAGIC), C(LAYOUT_VERSION), C(CLIENTS), C(WAITERS), C(REQUESTS), C(TOPICS), C(QUEUES),
+		C(MAGIC), C(LAYOUT_VERSION), C(CLIENTS), C(WAITERS), C(HINTS), C(REQUESTS), C(TOPICS), C(QUEUES),
 		C(SESSIONS), C(LEASES), C(LEASE_HOLDERS), C(WRITERS), C(LEASE_PARTS), C(LEASE_FREE),
-		C(LEASE_TAKING), C(LEASE_HELD), C(LEASE_FINISHED), C(LEASE_RETURNED), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(RAW_STATE),
+		C(LEASE_TAKING), C(LEASE_HELD), C(LEASE_FINISHED), C(LEASE_RETURNED), C(PINS), C(NONE), C(SEGMENT_DIRECTORY), C(SEGMENT_QUEUE), C(SEGMENT_STORE), C(RAW_STATE),
 		C(READY_STATE), C(CLOSED_STATE), C(FREE), C(LOANED), C(PREPARED), C(READY), C(IN_FLIGHT),
 		C(PINNED), C(DEFERRED), C(REQUEUED), C(SPILLING), C(RESTORED), C(MOVING), C(LEASED), C(STATES),
 		C(CLIENT_FREE), C(CLIENT_LIVE), C(AS_CLIENT), C(AS_SUPERVISOR),
 		C(AS_GATEWAY), C(REQUEST_FREE), C(REQUEST_POSTED),
 		C(REQUEST_DONE), C(REQUEST_ABANDONED), C(CREATE_TOPIC), C(CREATE_CHANNEL),
-		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(ENTRY_FREE), C(ENTRY_LIVE),
-		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
+		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(CREATE_STORE), C(DELETE_STORE), C(JOIN_CHANNEL), C(TURN_PLAIN),
+		C(TURN_AWAKE), C(TURN_ASLEEP), C(TURN_LIMITED), C(STORES),
+		C(STORE_STRIPES), C(STORE_KEYS_MAX), C(KEY_MOST), C(ENTRY_FREE), C(ENTRY_LIVE),
+		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(FLAG_DEAD), C(DUE_CONVICTED), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
 		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
-		C(POS_SHIFT), C(RECORD_HEAD), C(RING_REQUEST), C(RING_SPILLER),
+		C(POS_SHIFT), C(RECORD_HEAD), C(RECORD_MORE), C(ENVELOPE), C(PROPERTIES_MOST), C(PROPERTY_NAME), C(RING_REQUEST), C(RING_SPILLER),
 		C(RING_LEFT), C(RING_CHANGED), C(RING_DEADLINE), C(SPILL_READY), C(SPILL_ALL),
 		C(SPILL_PREPEND_FLUSH), C(SPILL_PREPEND), C(SPILL_REQUEUED), C(SPILL_DELIVERED),
+		C(OVERFLOW_DISK), C(OVERFLOW_BLOCK), C(OVERFLOW_REJECT), C(OVERFLOW_DROP_OLDEST),
+		C(OVERFLOW_DROP_NEWEST), C(EXPIRED_TO_DEAD), C(OVERFLOW_TO_DEAD), C(SLOT_FAILED),
+		C(SLOT_EXPIRES), C(SLOT_PROPERTIES), C(SLOT_SUSPECT), C(SLOT_WAS_DUE), C(SLOT_CONVICTED), C(SLOT_REASON_SHIFT),
+		C(DEAD_ATTEMPTS), C(DEAD_REJECTED), C(DEAD_EXPIRED), C(DEAD_OVERFLOW), C(POLICY_SECOND),
+		C(POLICY_LIMITS), C(POLICY_EXPIRY), C(POLICY_FAILURES), C(POLICY_BYTES), C(POLICY_MEMORY),
 		C(SLOTS_MAX), C(ARENA_MAX),
 		/* clang-format on */
 	};

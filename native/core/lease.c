@@ -397,19 +397,22 @@ shmq_lease_desc *lease_entry_new(shmq_map *map, uint64_t *id)
 	return NULL;
 }
 
-uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
+uint32_t lease_gather(shmq_broker *b, shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
                       uint64_t max_bytes)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t taken = 0, slot, mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	shmq_slot_desc *last = NULL;
 	_Atomic uint32_t *head;
+	int64_t now = 0;
 	span at;
 
 	while (taken < n && queue_next(map, &slot, &head, &at)) {
 		shmq_slot_desc *s = &map->slots[slot];
 		uint64_t word = ld(&s->word);
 
+		if (may_expire(map, s) && expired_away(b, map, slot, head, &now))
+			continue;
 		if (taken && e->bytes + at.length > max_bytes)
 			break;
 		slots_ahead(map, slot);
@@ -423,8 +426,10 @@ uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n
 		SHMQ_KILLPOINT("lease.state");
 		st_release(head, ld(head) + 1); /* SYNC(ready-head) SYNC(requeue-head) */
 		SHMQ_KILLPOINT("lease.head");
-		if (s->previous == SHMQ_READY)
+		if (s->previous == SHMQ_READY) {
 			in_use_add(map, slot);
+			ready_bytes_left(map, at.length);
+		}
 		if (last)
 			last->next = slot;
 		last = s;

@@ -43,7 +43,7 @@ void lease_describe(const shmq_lease_desc *e, shmq_lease *out);
 shmq_lease_desc *lease_entry_new(shmq_map *map, uint64_t *id);
 /* Take messages into the lease while there are some. Their slots are noted in the requeue ring
  * after its tail, which is scratch space. */
-uint32_t lease_gather(shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
+uint32_t lease_gather(shmq_broker *b, shmq_map *map, shmq_lease_desc *e, uint64_t id, uint32_t n,
                       uint64_t max_bytes);
 /* Store where each part begins in memory: shares of equal size, or nothing. */
 void lease_split(shmq_map *map, shmq_lease_desc *e);

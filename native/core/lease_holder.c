@@ -11,15 +11,18 @@
 #include "locking.h"
 #include "mapping.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
 #include "status.h"
 
 #include <string.h>
 
-int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
-                           int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lease_holder *out)
+int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
+                           const shmq_lease_settings *settings, int64_t until,
+                           shmq_lease_holder *out)
 {
+	const char *name = settings->name;
 	shmq_client_desc *client = &b->clients[b->client];
 	shmq_lease_holder_desc *l;
 	shmq_map *map;
@@ -44,8 +47,8 @@ int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial, cons
 		st(&l->finished, 0);
 		st(&l->lost, 0);
 	}
-	l->ttl = ttl_ns > 0 ? ttl_ns : INT64_MAX;
-	l->grace = grace_ns > 0 ? grace_ns : INT64_MAX;
+	l->ttl = settings->ttl_ns > 0 ? settings->ttl_ns : INT64_MAX;
+	l->grace = settings->grace_ns > 0 ? settings->grace_ns : INT64_MAX;
 	l->pid = client->pid;
 	l->start_time = client->start_time;
 	st(&l->deadline, later(now_ns(), l->ttl));
@@ -119,9 +122,8 @@ int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t 
 }
 
 /* Take messages, and the run, into a new lease. */
-static int lease_fill(shmq_map *map, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
-                      uint64_t max_bytes, uint32_t parts, const shmq_run *run,
-                      shmq_lease_desc **out)
+static int lease_fill(shmq_broker *b, shmq_map *map, const shmq_lease_holder *l,
+                      const shmq_lease_wish *wish, shmq_lease_desc **out)
 {
 	shmq_queue_desc *q = map->q;
 	uint64_t id;
@@ -130,7 +132,7 @@ static int lease_fill(shmq_map *map, const shmq_lease_holder *l, uint64_t parent
 	if (!e)
 		return fail(SHMQ_TABLE_FULL, "%d leases of this channel are open", SHMQ_LEASES);
 	st(&q->lease_id, id);
-	e->parent = parent;
+	e->parent = wish->parent;
 	e->bytes = 0;
 	e->on_disk = 0;
 	e->since = realtime_ns();
@@ -139,10 +141,10 @@ static int lease_fill(shmq_map *map, const shmq_lease_holder *l, uint64_t parent
 	SHMQ_KILLPOINT("lease.filled");
 	st_release(&e->word, WORD(SHMQ_LEASE_TAKING, id)); /* SYNC(lease-state) */
 	SHMQ_KILLPOINT("lease.taking");
-	e->count = lease_gather(map, e, id, n, max_bytes);
-	e->parts = parts < e->count ? parts : e->count;
-	if (run)
-		lease_run_take(map, e, id, n, max_bytes, run);
+	e->count = lease_gather(b, map, e, id, wish->n, wish->max_bytes);
+	e->parts = wish->parts < e->count ? wish->parts : e->count;
+	if (wish->run)
+		lease_run_take(map, e, id, wish->n, wish->max_bytes, wish->run);
 	if (!e->count && !e->on_disk) { /* the run on disk is too much, or cannot be leased now */
 		st_release(&e->word, 0);    /* SYNC(lease-state) */
 		return SHMQ_EMPTY;
@@ -159,10 +161,10 @@ static int lease_fill(shmq_map *map, const shmq_lease_holder *l, uint64_t parent
 	return 0;
 }
 
-int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
-                    uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
-                    shmq_lease *out)
+int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, const shmq_lease_wish *wish,
+                    int64_t until, shmq_lease *out)
 {
+	shmq_lease_wish some = *wish;
 	shmq_lease_holder_desc *holder;
 	shmq_lease_desc *e = NULL;
 	shmq_queue_desc *q;
@@ -173,7 +175,7 @@ int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent,
 	span at;
 	int r;
 
-	if (!n || !parts || parts > SHMQ_LEASE_PARTS)
+	if (!wish->n || !wish->parts || wish->parts > SHMQ_LEASE_PARTS)
 		return fail(SHMQ_INVALID, "a lease has 1 message or more in 1 to %d parts",
 		            SHMQ_LEASE_PARTS);
 	r = lease_holder_lock(b, l, until, &map, &holder);
@@ -182,12 +184,14 @@ int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent,
 	q = map->q;
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail)) /* SYNC(defer-tail) */
 		defer_drain(b, map);
-	r = run ? lease_run_check(map, run) : 0;
-	if (!r &&
-	    (ld(&q->paused) || (!queue_next(map, &slot, &head, &at) && (!run || lease_has_run(map)))))
+	if (has_policy(map, SHMQ_POLICY_EXPIRY))
+		some.run = NULL; /* its readers would not see which of its records have expired */
+	r = some.run ? lease_run_check(map, some.run) : 0;
+	if (!r && (ld(&q->paused) ||
+	           (!queue_next(map, &slot, &head, &at) && (!some.run || lease_has_run(map)))))
 		r = SHMQ_EMPTY;
 	if (!r)
-		r = lease_fill(map, l, parent, n, max_bytes, parts, run, &e);
+		r = lease_fill(b, map, l, &some, &e);
 	if (!r) {
 		deadline_note(b, map);
 		more = queue_next(map, &slot, &head, &at);

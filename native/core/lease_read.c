@@ -87,7 +87,7 @@ static bool body_at(shmq_map *map, uint32_t slot, const shmq_slot_desc **s, span
 	*s = &map->slots[slot];
 	at->length = once((*s)->length);
 	at->body = once((*s)->body);
-	return TRUST_CHECK(at->body <= end && at->length <= end - at->body);
+	return TRUST_CHECK(at->body <= end && at->length <= end - at->body) && span_separate(*s, at);
 }
 
 int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
@@ -120,8 +120,7 @@ int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows
 }
 
 int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64_t size,
-                    uint64_t *ids, int64_t *timestamps, int32_t *attempts, int32_t *offsets,
-                    uint8_t *data)
+                    const shmq_columns *to)
 {
 	const shmq_slot_desc *s;
 	shmq_lease_desc *e;
@@ -138,15 +137,15 @@ int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64
 			r = SHMQ_LEASE_LOST;
 			goto out;
 		}
-		ids[i] = s->id;
-		timestamps[i] = s->timestamp;
-		attempts[i] = (uint16_t)(s->attempts + 1);
-		offsets[i] = (int32_t)at;
-		memcpy(data + at, map->arena + body.body, body.length);
+		to->ids[i] = s->id;
+		to->timestamps[i] = s->timestamp;
+		to->attempts[i] = (uint16_t)(s->attempts + 1);
+		to->offsets[i] = (int32_t)at;
+		memcpy(to->data + at, map->arena + body.body, body.length);
 		at += body.length;
 		slot = s->next;
 	}
-	offsets[count] = (int32_t)at;
+	to->offsets[count] = (int32_t)at;
 	r = still(e, c->id);
 	if (!r && at != size)
 		r = SHMQ_CORRUPT;
@@ -155,6 +154,42 @@ int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64
 		c->left -= count;
 	}
 out:
+	map_release(map);
+	return r;
+}
+
+int shmq_lease_properties(shmq_broker *b, const shmq_lease_cursor *c, uint32_t count,
+                          uint64_t *size, const shmq_blocks *to)
+{
+	const shmq_slot_desc *s;
+	shmq_lease_desc *e;
+	shmq_map *map;
+	uint32_t slot = c->slot;
+	uint64_t at = 0, most = to ? *size : INT32_MAX;
+	span body;
+	int r = reading(b, c->queue, c->serial, c->id, &map, &e);
+
+	if (r)
+		return r;
+	for (uint32_t i = 0; i < count && !r; i++, slot = s->next) {
+		if (!body_at(map, slot, &s, &body)) {
+			r = SHMQ_LEASE_LOST;
+			break;
+		}
+		if (body.properties > most - at) /* with `to`: it was overwritten since it was measured */
+			r = to ? SHMQ_CORRUPT : SHMQ_TOO_BIG;
+		if (!r && to) {
+			to->offsets[i] = (int32_t)at;
+			memcpy(to->blocks + at, map->arena + body.body - body.properties, body.properties);
+		}
+		at += body.properties;
+	}
+	if (!r && to)
+		to->offsets[count] = (int32_t)at;
+	if (still(e, c->id))
+		r = SHMQ_LEASE_LOST;
+	if (!r)
+		*size = at;
 	map_release(map);
 	return r;
 }

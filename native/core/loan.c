@@ -32,12 +32,14 @@ static void loan_release(shmq_loan *loan)
 	}
 	free(loan->lent);
 	free(loan->lengths);
+	free(loan->blocks);
 	free(loan->bodies);
 	free(loan->scratch);
 	free(loan);
 }
 
-static shmq_loan *loan_make(shmq_producer *p, const uint64_t *lengths, uint32_t n, uint32_t targets)
+static shmq_loan *loan_make(shmq_producer *p, const uint64_t *lengths, const uint32_t *blocks,
+                            uint32_t n, uint32_t targets)
 {
 	shmq_loan *loan = calloc(1, sizeof(*loan));
 
@@ -46,11 +48,14 @@ static shmq_loan *loan_make(shmq_producer *p, const uint64_t *lengths, uint32_t 
 	loan->p = p;
 	loan->n = n;
 	loan->lengths = malloc(n * sizeof(*loan->lengths));
+	loan->blocks = blocks ? malloc(n * sizeof(*loan->blocks)) : NULL;
 	loan->bodies = malloc(n * sizeof(*loan->bodies));
 	loan->lent = calloc(targets ? targets : 1, sizeof(*loan->lent));
-	if (!loan->lengths || !loan->bodies || !loan->lent)
+	if (!loan->lengths || !loan->bodies || !loan->lent || (blocks && !loan->blocks))
 		goto fail;
 	memcpy(loan->lengths, lengths, n * sizeof(*lengths));
+	if (blocks)
+		memcpy(loan->blocks, blocks, n * sizeof(*blocks));
 	loan->made = targets;
 	for (uint32_t k = 0; k < targets; k++) {
 		lent *to = &loan->lent[k];
@@ -82,6 +87,7 @@ static bool lend(shmq_loan *loan, shmq_map *map)
 			return false;
 		to->slots[i] = (uint32_t)(s - map->slots);
 		s->length = (uint32_t)loan->lengths[i];
+		s->flags = 0;
 		SHMQ_KILLPOINT("loan.fields");
 		/* SYNC(slot-state) */
 		st_release(&s->word, SHMQ_WORD(SHMQ_LOANED, client, SHMQ_GENERATION_OF(ld(&s->word))));
@@ -123,17 +129,17 @@ static void loan_undo(shmq_loan *loan)
 	loan_release(loan);
 }
 
-int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, int64_t due, int64_t until,
-               shmq_loan **out)
+int loan_begin(shmq_producer *p, const uint64_t *lengths, const uint32_t *blocks, uint32_t n,
+               int64_t due, int64_t until, shmq_loan **out)
 {
 	uint64_t skip[SKIP_WORDS];
-	fanout f = {.p = p, .n = n, .lengths = lengths, .due = due, .skip = skip};
+	fanout f = {.p = p, .n = n, .lengths = lengths, .due = due, .skip = skip, .lends = true};
 	shmq_loan *loan;
 	int r = fanout_lock(&f, until);
 
 	if (r)
 		return r;
-	loan = loan_make(p, lengths, n, f.count);
+	loan = loan_make(p, lengths, blocks, n, f.count);
 	r = loan ? fanout_room(&f, until) : SHMQ_NO_MEMORY;
 	for (uint32_t k = 0; !r && k < f.count; k++)
 		if (!fanout_skips(&f, k) && !lend(loan, f.targets[k]))
@@ -153,12 +159,25 @@ int loan_begin(shmq_producer *p, const uint64_t *lengths, uint32_t n, int64_t du
 
 int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out)
 {
+	return shmq_loan_begin_on(p, length, NULL, until, out);
+}
+
+int shmq_loan_begin_on(shmq_producer *p, uint64_t length, const shmq_body *properties,
+                       int64_t until, shmq_loan **out)
+{
 	shmq_body body = {NULL, length};
 	uint64_t lengths[1];
+	uint32_t blocks[1] = {0};
 	bool large;
 	int r = check_bodies(p, &body, 1, lengths, &large);
 
-	return r ? r : loan_begin(p, lengths, 1, 0, until, out);
+	if (!r && properties)
+		r = check_properties(p, properties, 1, lengths, blocks);
+	if (!r)
+		r = loan_begin(p, lengths, blocks[0] ? blocks : NULL, 1, 0, until, out);
+	if (!r && blocks[0])
+		memcpy(loan_body(*out, 0), properties->data, blocks[0]);
+	return r;
 }
 
 uint8_t *loan_body(shmq_loan *loan, uint32_t i)
@@ -166,14 +185,19 @@ uint8_t *loan_body(shmq_loan *loan, uint32_t i)
 	return (uint8_t *)(uintptr_t)loan->bodies[i].data; /* shmq_body is for readers */
 }
 
+static uint32_t block_of(const shmq_loan *loan)
+{
+	return loan->blocks ? loan->blocks[0] : 0;
+}
+
 void *shmq_loan_data(shmq_loan *loan)
 {
-	return loan_body(loan, 0);
+	return loan_body(loan, 0) + block_of(loan);
 }
 
 void shmq_loan_truncate(shmq_loan *loan, uint64_t length)
 {
-	loan->lengths[0] = length;
+	loan->lengths[0] = block_of(loan) + length;
 }
 
 /* Give back the LOANED slots of targets that were not published to, each target under its deliver
@@ -207,10 +231,14 @@ static int loan_give_back(shmq_loan *loan, bool all, int64_t until)
 static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *first_id)
 {
 	uint64_t skip[SKIP_WORDS];
+	const extras more = {.blocks = loan->blocks,
+	                     .flags = loan->expires ? SHMQ_SLOT_EXPIRES : 0,
+	                     .expires = loan->expires};
 	fanout f = {.p = loan->p,
 	            .n = loan->n,
 	            .lengths = loan->lengths,
 	            .bodies = loan->bodies,
+	            .extras = loan->blocks || loan->expires ? &more : NULL,
 	            .due = due,
 	            .skip = skip,
 	            .lent = loan->lent,

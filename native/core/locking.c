@@ -9,6 +9,9 @@
  *                        taken and the queue is rebuilt: never under D alone, because a publisher
  *                        moves the other half meanwhile.
  *
+ * A holder of P may also have died while it moved messages of another topic's queue into its own
+ * (dead.c). It noted that queue in topic.moving; the next locker of P decides its MOVING slots.
+ *
  * If a rebuild cannot finish (a queue is not mapped yet, a lock is held by a stopped process) the
  * locks stay usable and `dirty` stays set.
  */
@@ -98,11 +101,56 @@ int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until)
 	return r;
 }
 
+int queue_lock_beside(shmq_map *map, int64_t until, bool *clean)
+{
+	int r = deliver_take(map, until);
+
+	if (r)
+		return r;
+	if (queue_is_closed(map)) {
+		queue_unlock(map);
+		return SHMQ_GONE;
+	}
+	*clean = !ld(&map->q->dirty) && words_are_sane(map); /* SYNC(dirty) */
+	return 0;
+}
+
+/* Decide the slots that were being moved from another queue into this topic, whose holder of P
+ * died. The next locker of that queue makes its rings and heaps again. P is held. */
+static int moves_decide(shmq_broker *b, shmq_topic_desc *t, int64_t until)
+{
+	uint32_t source = ld(&t->moving), mark = (uint32_t)(t - b->topics) + 1, n;
+	uint64_t committed = ld(&t->committed); /* SYNC(commit) */
+	shmq_map *map;
+	int r = source && source <= queues_of(b) ? map_get(b, source - 1, &map) : SHMQ_GONE;
+
+	if (!r) {
+		r = deliver_take(map, until);
+		if (!r) {
+			st(&map->q->dirty, 1);
+			SHMQ_KILLPOINT("recover.source_dirty");
+			n = slots_of(map);
+			for (uint32_t i = 0; i < n; i++)
+				slot_move_decide(&map->slots[i], mark, committed);
+			queue_unlock(map);
+			due_note(b, map->index, SHMQ_DUE_CONVICTED); /* the scanner is the next locker */
+		}
+		map_release(map);
+	}
+	if (r && r != SHMQ_GONE)
+		return r;
+	st(&t->moving, 0);
+	return 0;
+}
+
 /* Rebuild every queue of a topic whose holder of the publish lock (P) died. P is held. */
 static int topic_recover(shmq_broker *b, shmq_topic_desc *t, int64_t until)
 {
 	uint32_t topic = (uint32_t)(t - b->topics), n = queues_of(b);
+	int status = moves_decide(b, t, until);
 
+	if (status)
+		return status;
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_map *map;
 		int r;

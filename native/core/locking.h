@@ -10,6 +10,9 @@ void registry_unlock(shmq_broker *b);
 void queue_unlock(shmq_map *map);
 /* Take the deliver lock (D) while the publish lock (P) of its topic is held. */
 int queue_lock_under(shmq_broker *b, shmq_map *map, int64_t until);
+/* Take D while P of another topic is held. clean: false if the queue has to be repaired, which needs
+ * P of its own topic; give D back then, and P, and call queue_lock. */
+int queue_lock_beside(shmq_map *map, int64_t until, bool *clean);
 int topic_lock(shmq_broker *b, shmq_topic_desc *t, int64_t until);
 void topic_unlock(shmq_topic_desc *t);
 /* Take the deliver lock (D) alone; a dirty queue is repaired first, under P and D. SHMQ_GONE if

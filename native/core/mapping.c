@@ -212,8 +212,9 @@ static bool directory_sane(const shmq_directory_desc *d, uint64_t size)
 	return size == p.size && d->clients_at == p.clients && d->waiters_at == p.waiters &&
 	       d->requests_at == p.requests && d->topics_at == p.topics && d->queues_at == p.queues &&
 	       d->deadline_at == p.deadline && d->due_at == p.due && d->writers_at == p.writers &&
-	       d->clients_committed <= SHMQ_CLIENTS && d->topics_committed <= SHMQ_TOPICS &&
-	       d->queues_committed <= SHMQ_QUEUES && d->waiters_high <= SHMQ_WAITERS;
+	       d->stores_at == p.stores && d->clients_committed <= SHMQ_CLIENTS &&
+	       d->topics_committed <= SHMQ_TOPICS && d->queues_committed <= SHMQ_QUEUES &&
+	       d->waiters_high <= SHMQ_WAITERS;
 }
 
 int directory_whole(shmq_broker *b)
@@ -265,6 +266,7 @@ int shmq_broker_open(int fd, shmq_broker **out)
 	b->next_deadline = (void *)(b->base + plan.deadline);
 	b->next_due = (void *)(b->base + plan.due);
 	b->writers = (void *)(b->base + plan.writers);
+	b->stores = (void *)(b->base + plan.stores);
 	r = directory_whole(b);
 	if (r) {
 		segment_unmap(b->base, size);

@@ -88,10 +88,10 @@ static void prepend_mark(shmq_slot_desc *s, unsigned previous, uint64_t order, u
 	s->order = order; /* if they are given back */
 	s->after = 0;
 	s->pos = pos;
-	s->previous = (uint16_t)previous;
-	SHMQ_KILLPOINT("ahead.fields");
+	s->previous = (uint8_t)previous;
+	SHMQ_KILLPOINT("prepend.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
-	SHMQ_KILLPOINT("ahead.state");
+	SHMQ_KILLPOINT("prepend.state");
 }
 
 /* The messages in the order of delivery: those in flight, noted in the requeue ring after its tail,
@@ -110,19 +110,27 @@ static uint32_t nth(const candidates *c, uint32_t i)
 }
 
 /* Find the youngest messages, at most n, that may be written and fit into `space` (0: into a file of
- * their own). Returns the index of the first; bytes: of their records. */
+ * their own). Returns the index of the first. out: the lengths of their records, and those together. */
 static uint32_t fitting(const candidates *c, uint32_t all, uint32_t n, uint64_t space,
-                        uint64_t *bytes)
+                        shmq_spill *out)
 {
-	uint32_t first = all;
+	uint32_t first = all, *lengths = out->lengths;
 
-	for (*bytes = 0; first && all - first < n; first--) {
+	for (out->bytes = 0; first && all - first < n; first--) {
 		const shmq_slot_desc *s = &c->map->slots[nth(c, first - 1)];
-		uint64_t length = s->length + SHMQ_RECORD_HEAD;
+		uint32_t length;
 
-		if ((space && *bytes + length > space) || (c->live && s->after))
+		if (!slot_record_bytes(c->map, s, &length) || (space && out->bytes + length > space) ||
+		    (c->live && s->after))
 			break;
-		*bytes += length;
+		out->bytes += length;
+		lengths[all - first] = length; /* the youngest first */
+	}
+	for (uint32_t i = 0, k = all - first; i + 1 < k; i++) {
+		uint32_t length = lengths[i];
+
+		lengths[i] = lengths[--k];
+		lengths[k] = length;
 	}
 	return first;
 }
@@ -140,7 +148,6 @@ static void candidates_mark(const candidates *c, uint32_t first, shmq_spill *out
 		shmq_slot_desc *s = &c->map->slots[slot];
 
 		out->slots[i] = slot;
-		out->lengths[i] = s->length + SHMQ_RECORD_HEAD;
 		at -= out->lengths[i];
 		prepend_mark(s, first + i < c->in_flight ? SHMQ_IN_FLIGHT : SHMQ_REQUEUED, order + 1 + i,
 		             at);
@@ -180,7 +187,7 @@ int prepend_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 	                .mask = ring_mask_of(map),
 	                .live = live};
 	uint32_t all = c.in_flight + (c.tail - c.head), first;
-	uint64_t read = ld(&q->disk_read), space = SHMQ_POS_OFFSET(read), bytes;
+	uint64_t read = ld(&q->disk_read), space = SHMQ_POS_OFFSET(read);
 
 	if ((!live && read == ld(&q->disk_write)) || !all)
 		return SHMQ_EMPTY;
@@ -190,13 +197,15 @@ int prepend_begin(shmq_map *map, uint32_t n, shmq_spill *out)
 	}
 	if (!requeue_sort(map) || !gather_in_flight(map, c.tail, c.in_flight))
 		return SHMQ_EMPTY;
-	first = fitting(&c, all, n, space, &bytes);
+	first = fitting(&c, all, n, space, out);
 	/* A flush leaves none behind, unless the others get the file before this one. */
-	if (!read || first == all || (!live && first && (bytes != space || !SHMQ_POS_FILE(read))))
+	if (!read || first == all ||
+	    (!live && first && (out->bytes != space || !SHMQ_POS_FILE(read)))) {
+		out->bytes = 0;
 		return SHMQ_FULL;
-	out->position = space ? read - bytes : read - SHMQ_POS(1, 0);
+	}
+	out->position = space ? read - out->bytes : read - SHMQ_POS(1, 0);
 	out->count = all - first;
-	out->bytes = bytes;
 	candidates_mark(&c, first, out);
 	candidates_take(&c, first, all);
 	return 0;
@@ -246,12 +255,12 @@ int prepend_end(shmq_broker *b, shmq_map *map, const shmq_spill *s, bool ok, int
 	if (lease_has_run(map))
 		lease_return_all(map); /* taken since the batch was begun: its messages come first */
 	st_release(&q->disk_read, s->position); /* SYNC(disk-read) */
-	SHMQ_KILLPOINT("ahead.committed");
+	SHMQ_KILLPOINT("prepend.committed");
 	bump(&q->disk_depth, s->count);
 	bump(&q->spilled, s->count);
 	for (uint32_t i = 0; i < s->count; i++) {
 		slot_release(map, s->slots[i]);
-		SHMQ_KILLPOINT("ahead.freed");
+		SHMQ_KILLPOINT("prepend.freed");
 	}
 	if (live)
 		st_release(&q->spilling, 0); /* SYNC(spilling) */

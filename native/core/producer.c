@@ -7,8 +7,10 @@
 #include "handles.h"
 #include "locking.h"
 #include "mapping.h"
+#include "properties.h"
 #include "room.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
 #include "status.h"
@@ -150,7 +152,7 @@ out:
 	return r;
 }
 
-void note_lacking(shmq_producer *p, shmq_map *map)
+void note_lacking(shmq_producer *p, shmq_map *map, uint32_t n, uint64_t bytes)
 {
 	shmq_map *old = NULL;
 
@@ -160,6 +162,8 @@ void note_lacking(shmq_producer *p, shmq_map *map)
 		old = p->lacking;
 		p->lacking = map;
 	}
+	p->lacking_n = n;
+	p->lacking_bytes = bytes;
 	pthread_mutex_unlock(&p->b->mutex);
 	map_release(old);
 }
@@ -186,6 +190,26 @@ int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t
 	return 0;
 }
 
+int check_properties(const shmq_producer *p, const shmq_body *properties, uint32_t n,
+                     uint64_t *lengths, uint32_t *blocks)
+{
+	uint64_t most = p->b->d->limits.max_msg_size;
+	int r = properties_check_all(properties, n);
+
+	for (uint32_t i = 0; !r && i < n; i++) {
+		blocks[i] = (uint32_t)properties[i].length;
+		/* so that a nsqd with the same limit accepts the record of such a message, too */
+		if (blocks[i] && lengths[i] + blocks[i] + SHMQ_ENVELOPE > most)
+			r = fail(SHMQ_TOO_BIG,
+			         "message %u has %llu bytes and %u of properties, with %u more on disk; "
+			         "max_msg_size is %llu: raise that option of the broker",
+			         i, (unsigned long long)lengths[i], blocks[i], SHMQ_ENVELOPE,
+			         (unsigned long long)most);
+		lengths[i] += blocks[i];
+	}
+	return r;
+}
+
 int check_due(const shmq_producer *p, int64_t due)
 {
 	int64_t most = p->b->d->limits.max_req_timeout;
@@ -203,23 +227,31 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline)
 	shmq_broker *b = p->b;
 	shmq_map *map;
 	uint32_t bell;
-	bool slept;
+	uint64_t n = 0, bytes = 0;
+	bool slept, lacks;
 	int r = usable_status(b);
 
 	if (r)
 		return r;
 	pthread_mutex_lock(&b->mutex);
 	map = p->lacking;
-	if (map)
+	if (map) {
 		map_hold(map);
+		n = p->lacking_n;
+		bytes = p->lacking_bytes;
+	}
 	pthread_mutex_unlock(&b->mutex);
 	if (!map || bell_get(b, &bell)) {
 		map_release(map);
 		return bell_none(deadline, NS_PER_MS);
 	}
 	wait_announce(&map->q->space, bell);
-	if (ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map) / 4 * 3 ||
-	    ld(&map->q->need_bytes))
+	if (n && has_policy(map, SHMQ_POLICY_LIMITS) && !limits_leave(map, n, bytes))
+		lacks = true;
+	else
+		lacks = ring_count(&map->q->ready_head, &map->q->ready_tail) > ready_budget(map) / 4 * 3 ||
+		        (!n && ld(&map->q->need_bytes));
+	if (lacks)
 		r = bell_wait(b, bell, deadline, 10 * NS_PER_MS, &slept);
 	wait_withdraw(&map->q->space, bell);
 	bell_put(b, bell);

@@ -16,12 +16,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
-                         uint32_t n, int64_t due, const shmq_sequence *mark, int64_t until,
-                         uint64_t *first_id)
+/* The messages of one call. */
+typedef struct messages {
+	const shmq_body *bodies;
+	const shmq_terms *terms;
+	uint64_t *lengths; /* of the bodies, with their properties */
+	uint32_t *blocks;  /* of the properties; NULL: there are none */
+	uint32_t n;
+} messages;
+
+static int publish_small(shmq_producer *p, const messages *m, const shmq_sequence *mark,
+                         int64_t until, uint64_t *first_id)
 {
 	uint64_t skip[SKIP_WORDS];
-	fanout f = {.p = p, .n = n, .lengths = lengths, .bodies = bodies, .due = due, .skip = skip};
+	const extras more = {.blocks = m->blocks,
+	                     .properties = m->blocks ? m->terms->properties : NULL,
+	                     .flags = m->terms->expires ? SHMQ_SLOT_EXPIRES : 0,
+	                     .expires = m->terms->expires};
+	fanout f = {.p = p,
+	            .n = m->n,
+	            .lengths = m->lengths,
+	            .bodies = m->bodies,
+	            .extras = m->blocks || m->terms->expires ? &more : NULL,
+	            .due = m->terms->due,
+	            .skip = skip};
 	shmq_writer_desc *writer = NULL;
 	int r = fanout_lock(&f, until);
 
@@ -40,7 +58,7 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 		return r;
 	}
 	if (writer)
-		writer_prepare(writer, mark, f.seq + n - 1);
+		writer_prepare(writer, mark, f.seq + m->n - 1);
 	fanout_commit(&f);
 	SHMQ_KILLPOINT("publish.committed");
 	fanout_flip(&f);
@@ -52,57 +70,80 @@ static int publish_small(shmq_producer *p, const shmq_body *bodies, const uint64
 }
 
 /* Publish large bodies: loan them, copy outside the lock, commit them together. */
-static int publish_large(shmq_producer *p, const shmq_body *bodies, const uint64_t *lengths,
-                         uint32_t n, int64_t due, int64_t until, uint64_t *first_id)
+static int publish_large(shmq_producer *p, const messages *m, int64_t until, uint64_t *first_id)
 {
+	const shmq_body *properties = m->terms->properties;
 	shmq_loan *loan;
-	int r = loan_begin(p, lengths, n, due, until, &loan);
+	int r = loan_begin(p, m->lengths, m->blocks, m->n, m->terms->due, until, &loan);
 
 	if (r)
 		return r;
-	for (uint32_t i = 0; i < n; i++)
-		memcpy(loan_body(loan, i), bodies[i].data, lengths[i]);
+	loan->expires = m->terms->expires;
+	for (uint32_t i = 0; i < m->n; i++) {
+		uint8_t *to = loan_body(loan, i);
+		uint32_t block = m->blocks ? m->blocks[i] : 0;
+
+		if (block)
+			memcpy(to, properties[i].data, block);
+		memcpy(to + block, m->bodies[i].data, m->lengths[i] - block);
+	}
 	/* Wait a little, so that the copy is not thrown away for a lock that is busy just now. */
-	r = shmq_loan_commit(loan, due, later(now_ns(), NS_PER_S / 10), first_id);
+	r = shmq_loan_commit(loan, m->terms->due, later(now_ns(), NS_PER_S / 10), first_id);
 	if (r)
 		(void)shmq_loan_cancel(loan, later(now_ns(), NS_PER_S));
 	shmq_loan_free(loan);
 	return r;
 }
 
-static int publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due,
+static int publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, const shmq_terms *terms,
                    const shmq_sequence *mark, int64_t until, uint64_t *first_id)
 {
-	uint64_t few[256], *lengths = n <= 256 ? few : malloc(n * sizeof(uint64_t));
+	uint64_t few[256];
+	messages m = {.bodies = bodies,
+	              .terms = terms,
+	              .lengths = n <= 256 ? few : malloc(n * sizeof(uint64_t)),
+	              .blocks = terms->properties ? malloc(n * sizeof(uint32_t)) : NULL,
+	              .n = n};
 	bool large;
 	int r;
 
-	if (!lengths)
-		return SHMQ_NO_MEMORY;
 	error_clear();
-	r = check_bodies(p, bodies, n, lengths, &large);
+	if (!m.lengths || (terms->properties && !m.blocks))
+		r = SHMQ_NO_MEMORY;
+	else
+		r = check_bodies(p, bodies, n, m.lengths, &large);
+	if (!r && m.blocks)
+		r = check_properties(p, terms->properties, n, m.lengths, m.blocks);
 	if (!r)
-		r = check_due(p, due);
+		r = check_due(p, terms->due);
 	if (!r)
 		/* Messages with a mark are copied under the lock, large or not, because one commit decides
 		 * both. */
-		r = large && !mark ? publish_large(p, bodies, lengths, n, due, until, first_id)
-		                   : publish_small(p, bodies, lengths, n, due, mark, until, first_id);
-	if (lengths != few)
-		free(lengths);
+		r = large && !mark ? publish_large(p, &m, until, first_id)
+		                   : publish_small(p, &m, mark, until, first_id);
+	if (m.lengths != few)
+		free(m.lengths);
+	free(m.blocks);
 	return r;
 }
 
 int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t due, int64_t until,
                  uint64_t *first_id)
 {
-	return publish(p, bodies, n, due, NULL, until, first_id);
+	return publish(p, bodies, n, &(shmq_terms){.due = due}, NULL, until, first_id);
+}
+
+int shmq_publish_on(shmq_producer *p, const shmq_body *bodies, uint32_t n, const shmq_terms *terms,
+                    int64_t until, uint64_t *first_id)
+{
+	return publish(p, bodies, n, terms, NULL, until, first_id);
 }
 
 int shmq_publish_once(shmq_producer *p, const shmq_body *bodies, uint32_t n,
-                      const shmq_sequence *mark, int64_t until, uint64_t *first_id)
+                      const shmq_terms *terms, const shmq_sequence *mark, int64_t until,
+                      uint64_t *first_id)
 {
-	return publish(p, bodies, n, 0, mark, until, first_id);
+	return publish(p, bodies, n, terms, mark, until, first_id);
 }
 
 int shmq_sequence_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_sequence *out)

@@ -165,11 +165,12 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 	supervisor_ring(b, SHMQ_RING_ALL);
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if (ld(&b->waiters[i].owner))
-			bell_ring(b, i);
+			bell_alarm(b, i);
 	for (uint32_t i = 0; i < waiters_of(b); i++)
 		if ((uint32_t)ld(&b->waiters[i].owner) == client + 1) {
 			sem_destroy(&b->waiters[i].bell);
 			sem_init(&b->waiters[i].bell, 1, 0);
+			bell_plain(&b->waiters[i]);
 			st_release(&b->waiters[i].owner, 0); /* SYNC(waiter-owner) */
 		}
 	SHMQ_KILLPOINT("reap.entry");

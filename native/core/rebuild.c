@@ -16,6 +16,7 @@
 #include "lease.h"
 #include "bounds.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
 #include "status.h"
@@ -39,7 +40,20 @@ static int by_body(const shmq_slot_desc *x, const shmq_slot_desc *y)
 typedef struct commit_words {
 	uint64_t committed, disk_write, disk_read, deferred_write, deferred_read;
 	bool adopting; /* the supervisor that was spilling is dead */
+	shmq_broker *b;
 } commit_words;
+
+/* The commit word that decides over a MOVING slot: its own topic's, or that of the topic to which it
+ * moves. A process that moves it holds D, so that word cannot change meanwhile. */
+static uint64_t moves_committed(const commit_words *w, uint64_t word)
+{
+	uint32_t to = slot_moves_to(word);
+
+	if (!to)
+		return w->committed;
+	return TRUST_CHECK(to <= topics_of(w->b)) ? ld(&w->b->topics[to - 1].committed)
+	                                          : 0; /* SYNC(commit) */
+}
 
 /* The state that a rebuild gives a slot: the table of layout.h as code. PINNED stands for FREE
  * unless a view pins the slot. */
@@ -65,7 +79,7 @@ static unsigned resolved_state(shmq_map *map, shmq_slot_desc *s, const commit_wo
 					   ? SHMQ_DEFERRED
 					   : SHMQ_PINNED;
 	case SHMQ_MOVING:
-		return slot_moved_seq(s) <= w->committed ? SHMQ_PINNED : previous_of(s);
+		return slot_moved_seq(s) <= moves_committed(w, ld(&s->word)) ? SHMQ_PINNED : previous_of(s);
 	case SHMQ_LEASED:
 		return lease_resolve(map, s);
 	case SHMQ_FREE:
@@ -99,7 +113,8 @@ static void resolve(shmq_broker *b, shmq_map *map, bool adopting)
 	                      .disk_read = ld(&q->disk_read),                /* SYNC(disk-read) */
 	                      .deferred_write = ld(&q->deferred_write),      /* SYNC(deferred-write) */
 	                      .deferred_read = ld(&q->deferred_read),        /* SYNC(deferred-read) */
-	                      .adopting = adopting};
+	                      .adopting = adopting,
+	                      .b = b};
 	uint32_t n = slots_of(map);
 
 	for (uint32_t i = 0; i < n; i++) {
@@ -139,6 +154,14 @@ static void recount_pins(shmq_broker *b, shmq_map *map)
 	}
 }
 
+/* Take the body of a slot away whose words on it are garbage: the message stays, but nothing outside
+ * of it is touched. */
+static void body_forget(shmq_slot_desc *s)
+{
+	s->body = s->length = s->capacity = 0;
+	s->flags &= (uint8_t)~SHMQ_SLOT_PROPERTIES;
+}
+
 static void rebuild_arena(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
@@ -151,8 +174,9 @@ static void rebuild_arena(shmq_map *map)
 
 		if (SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE)
 			s->capacity = 0;
-		else if (!s->capacity || s->length > s->capacity)
-			s->body = s->length = s->capacity = 0; /* garbage, as below */
+		else if (!s->capacity || s->length > s->capacity ||
+		         !properties_can_be(s->flags, s->properties, s->length))
+			body_forget(s);
 		else
 			map->free[used++ & mask] = i; /* the free ring is scratch space until it is filled */
 	}
@@ -161,10 +185,8 @@ static void rebuild_arena(shmq_map *map)
 	for (uint32_t i = 0; i < used; i++) {
 		shmq_slot_desc *s = &map->slots[slot_in(map, &map->free[i])];
 
-		if (!arena_claim(&q->arena, map->arena, committed, &cursor, s->body, s->capacity)) {
-			/* garbage, not a death: no body, but nothing outside is touched */
-			s->body = s->length = s->capacity = 0;
-		}
+		if (!arena_claim(&q->arena, map->arena, committed, &cursor, s->body, s->capacity))
+			body_forget(s); /* garbage, not a death */
 	}
 	arena_seal(&q->arena, map->arena, committed, &cursor);
 }
@@ -172,7 +194,8 @@ static void rebuild_arena(shmq_map *map)
 /* How many slots a rebuild found in each ring and heap, and the counts derived from them. */
 typedef struct counts {
 	uint32_t ready, requeued, free, in_flight, deferred, leased, spilling, in_use;
-	uint64_t in_use_bytes, order;
+	uint64_t in_use_bytes, order, ready_bytes;
+	int64_t expiry;
 } counts;
 
 static void in_flight_list(shmq_map *map, uint32_t slot, counts *found)
@@ -200,6 +223,8 @@ static void slots_list(shmq_map *map, counts *found)
 		uint64_t word = ld(&s->word);
 
 		s->heap = SHMQ_NONE;
+		if (SHMQ_STATE_OF(word) != SHMQ_FREE && expiry_of(map, s) < found->expiry)
+			found->expiry = expiry_of(map, s);
 		switch (SHMQ_STATE_OF(word)) {
 		case SHMQ_PINNED:
 			if (s->pins)
@@ -212,6 +237,7 @@ static void slots_list(shmq_map *map, counts *found)
 			continue;
 		case SHMQ_READY:
 			map->ready[(ready + found->ready++) & mask] = i;
+			found->ready_bytes += body_bytes(s);
 			continue;
 		case SHMQ_SPILLING:
 			if (s->previous == SHMQ_DEFERRED)
@@ -249,6 +275,10 @@ static void counts_store(shmq_map *map, const counts *found)
 	st(&q->in_use, found->in_use);
 	st(&q->in_use_bytes, found->in_use_bytes);
 	st(&q->leased, found->leased);
+	st(&q->ready_bytes_in, found->ready_bytes);
+	st(&q->ready_bytes_out, 0);
+	/* Messages that come later may expire sooner by the queue's own time to live: sweep soon. */
+	st(&q->next_expiry, has_policy(map, SHMQ_POLICY_EXPIRY) ? 0 : found->expiry);
 	st(&q->spilling_count, found->spilling);
 	if (ld(&q->spilling) > 1) /* garbage */
 		st(&q->spilling, found->spilling != 0);
@@ -269,7 +299,7 @@ static void rebuild_lists(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t sessions = sessions_of(map), mask = ring_mask_of(map);
-	counts found = {.order = ld(&q->order)};
+	counts found = {.order = ld(&q->order), .expiry = INT64_MAX};
 
 	for (uint32_t i = 0; i < sessions; i++)
 		st(&map->sessions[i].in_flight, 0);
@@ -333,8 +363,8 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	rebuild_lists(map);
 	st(&b->next_deadline[map->index], INT64_MAX);
 	deadline_note(b, map);
-	st(&b->next_due[map->index], heap_first(&map->deferred));
-	scanner_ring(b, INT64_MAX, heap_first(&map->deferred));
+	st(&b->next_due[map->index], due_first(map));
+	scanner_ring(b, INT64_MAX, due_first(map));
 	st(&q->need_bytes, 0);
 	st(&q->need_slots, 0);
 	SHMQ_KILLPOINT("rebuild.clear");

@@ -24,15 +24,34 @@ static inline uint8_t *put_id(uint8_t *to, uint64_t id)
 	return to;
 }
 
+/* A message as a record has it, and the rare fields of its slot. */
 typedef struct record {
+	const uint8_t *block; /* its properties */
 	const uint8_t *body;
-	uint64_t length;
+	uint64_t length; /* of the body */
 	int64_t timestamp;
 	uint64_t id;
+	int64_t expires;     /* EXPIRES */
+	uint32_t properties; /* bytes of the block */
 	uint16_t attempts;
+	uint16_t failures; /* FAILED */
+	uint8_t flags;     /* RECORD_FLAGS of enum shmq_slot_flag */
 } record;
 
-void record_write(uint8_t *to, const shmq_slot_desc *slot, const uint8_t *body);
+/* The flags of a slot that go to disk; PROPERTIES follows from the block. */
+#define RECORD_FLAGS                                                                               \
+	(SHMQ_SLOT_FAILED | SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE | SHMQ_SLOT_SUSPECT |                \
+	 SHMQ_SLOT_CONVICTED | 3u << SHMQ_SLOT_REASON_SHIFT)
+
+/* The message in a slot. body: its first byte; length, properties: as they were checked; the block
+ * ends where the body begins. */
+record record_of(const shmq_slot_desc *slot, const uint8_t *body, uint32_t length,
+                 uint32_t properties);
+/* The bytes that its record has on disk. Reads the first bytes of the body. */
+uint64_t record_bytes(const record *from);
+/* Write its record of `size` bytes. If it would have another size, because something has overwritten
+ * the message since record_bytes, a record of zeros is written. */
+void record_write(uint8_t *to, uint64_t size, const record *from);
 /* Returns 1 if `from` begins with a whole record, and its size in *size; 0 if more bytes are needed
  * (*size is set once 4 bytes are there); -1 if its length is impossible. */
 int record_size(const uint8_t *from, uint64_t length, uint64_t max_msg_size, uint64_t *size);
@@ -40,7 +59,13 @@ int record_size(const uint8_t *from, uint64_t length, uint64_t max_msg_size, uin
  * impossible. */
 int record_read(const uint8_t *from, uint64_t length, uint64_t max_msg_size, record *out,
                 uint64_t *used);
-/* Fill a slot whose body is long enough. The caller sets its state, order and position. */
-void record_place(shmq_slot_desc *slot, uint8_t *body, const record *from);
+/* The bytes that the message takes in memory. */
+static inline uint64_t record_length(const record *from)
+{
+	return from->properties + from->length;
+}
+/* Fill a slot whose block is long enough for record_length bytes. The caller sets its state, order
+ * and position. */
+void record_place(shmq_slot_desc *slot, uint8_t *to, const record *from);
 
 #endif

@@ -12,13 +12,14 @@
 #include "mapping.h"
 #include "names.h"
 #include "shmq.h"
+#include "shmq_store.h"
 #include "shmq_supervisor.h"
 #include "status.h"
 
 #include <string.h>
 
-int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *topic,
-                      const char *channel, int64_t until, uint32_t *ticket)
+static int post(shmq_broker *b, enum shmq_request_kind kind, const char *topic, const char *channel,
+                const uint64_t numbers[2], int64_t until, uint32_t *ticket)
 {
 	shmq_request_desc *q = NULL;
 	uint32_t bell = SHMQ_NONE;
@@ -53,6 +54,8 @@ int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *t
 	strcpy(q->topic, topic);
 	if (channel)
 		strcpy(q->channel, channel);
+	q->numbers[0] = numbers[0];
+	q->numbers[1] = numbers[1];
 	SHMQ_KILLPOINT("request.filled");
 	st_release(&q->state, SHMQ_REQUEST_POSTED); /* SYNC(request-state) */
 	registry_unlock(b);
@@ -63,6 +66,22 @@ fail:
 	if (bell != SHMQ_NONE)
 		bell_put(b, bell);
 	return r;
+}
+
+int shmq_request_post(shmq_broker *b, enum shmq_request_kind kind, const char *topic,
+                      const char *channel, int64_t until, uint32_t *ticket)
+{
+	return post(b, kind, topic, channel, (const uint64_t[2]){0, 0}, until, ticket);
+}
+
+int shmq_store_request(shmq_broker *b, const char *name, uint32_t max_keys, uint64_t max_bytes,
+                       int64_t until, uint32_t *ticket)
+{
+	int r = shmq_store_limits_check(max_keys, max_bytes);
+
+	return r ? r
+	         : post(b, SHMQ_CREATE_STORE, name, NULL, (const uint64_t[2]){max_keys, max_bytes},
+	                until, ticket);
 }
 
 int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
@@ -122,6 +141,8 @@ int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out)
 			out->client = q->client;
 			memcpy(out->topic, q->topic, SHMQ_NAME);
 			memcpy(out->channel, q->channel, SHMQ_NAME);
+			out->numbers[0] = q->numbers[0];
+			out->numbers[1] = q->numbers[1];
 			out->topic[SHMQ_NAME - 1] = out->channel[SHMQ_NAME - 1] = 0;
 			return 0;
 		}

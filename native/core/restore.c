@@ -22,16 +22,15 @@
 
 #include <stdlib.h>
 
-static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
-                        const uint64_t *lengths, uint32_t n, uint64_t position,
-                        uint64_t next_position, uint64_t *used)
+static int restore_some(shmq_map *map, const shmq_records *in, const uint64_t *lengths, uint32_t n,
+                        uint64_t *used)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	uint64_t order = ld(&q->order);
 	uint8_t *body;
 
-	if (ld(&q->disk_read) != position || lease_has_run(map))
+	if (ld(&q->disk_read) != in->position || lease_has_run(map))
 		return SHMQ_GONE;
 	/* A repair inside the lock call may have taken the bodies back. */
 	for (uint32_t i = 0; i < n; i++)
@@ -47,19 +46,20 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 			queue_broken(map);
 			return SHMQ_AGAIN;
 		}
-		(void)record_read(data + *used, length - *used, UINT32_MAX, &rec, &size);
+		(void)record_read((const uint8_t *)in->data + *used, in->length - *used, UINT32_MAX, &rec,
+		                  &size);
 		record_place(s, body, &rec);
 		s->order = order + 1 + i;
 		s->deadline = 0;
 		s->previous = SHMQ_FREE;
-		s->pos = position + *used;
+		s->pos = in->position + *used;
 		SHMQ_KILLPOINT("restore.fields");
 		st_release(&s->word, word_next(ld(&s->word), SHMQ_RESTORED)); /* SYNC(slot-state) */
 		SHMQ_KILLPOINT("restore.state");
 		*used += size;
 	}
 	/* SYNC(disk-read) */
-	st_release(&q->disk_read, *used == length ? next_position : position + *used);
+	st_release(&q->disk_read, *used == in->length ? in->next_position : in->position + *used);
 	SHMQ_KILLPOINT("restore.committed");
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t slot = free_slot(map, i);
@@ -83,15 +83,16 @@ static int restore_some(shmq_map *map, const uint8_t *data, uint64_t length,
 	return 0;
 }
 
-int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
-                 uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
-                 uint64_t *used)
+int shmq_restore(shmq_broker *b, uint32_t queue, const shmq_records *records, int64_t until,
+                 uint32_t *taken, uint64_t *used)
 {
-	uint64_t *lengths = malloc((length / SHMQ_RECORD_HEAD + 1) * sizeof(uint64_t)), at = 0, size;
-	shmq_topic_desc *t;
+	const uint8_t *data = records->data;
+	uint64_t length = records->length, at = 0, size;
+	uint64_t *lengths = malloc((length / SHMQ_RECORD_HEAD + 1) * sizeof(uint64_t));
 	shmq_map *map = NULL;
 	uint32_t n = 0;
 	bool emptied = false;
+	record rec;
 	int r = lengths ? map_get(b, queue, &map) : SHMQ_NO_MEMORY;
 
 	*taken = 0;
@@ -99,28 +100,20 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t leng
 	if (r)
 		goto out;
 	client_note_queue(b, queue);
-	while (at < length &&
-	       record_size((const uint8_t *)data + at, length - at, UINT32_MAX, &size) > 0) {
-		lengths[n++] = size - SHMQ_RECORD_HEAD;
+	while (at < length && record_read(data + at, length - at, UINT32_MAX, &rec, &size) > 0) {
+		lengths[n++] = record_length(&rec);
 		at += size;
 	}
 	if (at != length) {
 		r = fail(SHMQ_INVALID, "restore takes whole records only");
 		goto out;
 	}
-	t = topic_of(b, map);
-	r = topic_lock(b, t, until);
-	if (r)
-		goto out;
-	r = restore_room(b, map, lengths, &n, until);
-	if (!r)
-		r = queue_lock_under(b, map, until);
+	r = restore_lock(b, map, lengths, &n, until);
 	if (!r) {
-		r = restore_some(map, data, length, lengths, n, position, next_position, used);
+		r = restore_some(map, records, lengths, n, used);
 		emptied = !r && disk_is_empty(map->q);
-		queue_unlock(map);
+		both_unlock(b, map);
 	}
-	topic_unlock(t);
 	if (r == SHMQ_EMPTY)
 		r = 0;
 	else if (!r) {
@@ -145,14 +138,16 @@ static uint32_t read_ahead_find(shmq_map *map, uint64_t *position)
 	for (at = tail; at != head; at--) {
 		uint32_t slot = map->requeue[(at - 1) & mask];
 		shmq_slot_desc *s = &map->slots[slot];
+		uint32_t length;
 
-		if (!slot_is(map, slot, SHMQ_REQUEUED)) {
+		if (!slot_is(map, slot, SHMQ_REQUEUED) || !slot_record_bytes(map, s, &length)) {
 			queue_broken(map);
 			return tail;
 		}
+		/* A record that this version would write with another length is not recognised, and stays
+		 * in memory. */
 		if (s->pos == SHMQ_NO_POSITION || s->previous != SHMQ_FREE ||
-		    SHMQ_POS_FILE(s->pos) != SHMQ_POS_FILE(*position) ||
-		    s->pos + s->length + SHMQ_RECORD_HEAD != *position)
+		    SHMQ_POS_FILE(s->pos) != SHMQ_POS_FILE(*position) || s->pos + length != *position)
 			break;
 		*position = s->pos;
 	}

@@ -14,19 +14,28 @@
 #include "rebuild.h"
 #include "bounds.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
 #include "status.h"
 
-int restore_room(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t *n, int64_t until)
-{
-	for (;;) {
-		int r = *n ? queue_room(b, map, lengths, *n, until) : SHMQ_EMPTY;
+#include <stdio.h>
 
-		if (r != SHMQ_FULL && r != SHMQ_TOO_BIG)
-			return r;
+int restore_lock(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t *n, int64_t until)
+{
+	shmq_topic_desc *t = topic_of(b, map);
+	int r = topic_lock(b, t, until);
+
+	if (r)
+		return r;
+	while ((r = *n ? queue_room(b, map, lengths, *n, until) : SHMQ_EMPTY) == SHMQ_FULL ||
+	       r == SHMQ_TOO_BIG)
 		*n /= 2;
-	}
+	if (!r)
+		r = queue_lock_under(b, map, until);
+	if (r)
+		topic_unlock(t);
+	return r;
 }
 
 /* Free the body of a FREE slot. */
@@ -255,9 +264,35 @@ static int wait_for_room(shmq_broker *b, shmq_map *map, const wish *w)
 		return SHMQ_FULL;
 	st(&map->q->need_slots, w->n);
 	st(&map->q->need_bytes, w->bytes);
-	if (!(map->q->flags & SHMQ_FLAG_EPHEMERAL))
+	if (!keeps_memory(map))
 		spiller_ring(b, map->index);
 	return SHMQ_FULL;
+}
+
+/* How many messages the budget of this purpose allows at most. Where messages stay in memory, the
+ * deferred ones, which cannot go to disk, may take half of what they share with those in flight. */
+static uint32_t budget_of(const shmq_map *map, enum purpose purpose)
+{
+	if (purpose == FOR_READY)
+		return ready_budget(map);
+	if (purpose == FOR_DEFERRED && has_policy(map, SHMQ_POLICY_MEMORY))
+		return map->in_flight_slots / 2;
+	return map->in_flight_slots;
+}
+
+/* Returns true if deferred messages would leave consumers too little of the budget that both
+ * share. */
+static bool defers_too_many(shmq_map *map, const wish *w)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t deferred;
+
+	/* Other publishes must not read these counts: they are on the consumer's hot line. */
+	if (w->purpose != FOR_DEFERRED || !has_policy(map, SHMQ_POLICY_MEMORY))
+		return false;
+	deferred = ld(&q->deferred_len) + ring_count(&q->defer_head, &q->defer_tail);
+	return deferred + w->n > budget_of(map, FOR_DEFERRED) ||
+	       (deferred && ld(&q->in_use_bytes) + w->bytes > bytes_budget(map) / 2);
 }
 
 /* Returns 0 if the budget allows n more messages; SHMQ_FULL; SHMQ_AGAIN: the counts are garbage.
@@ -276,7 +311,7 @@ static int budget_check(shmq_broker *b, shmq_map *map, const wish *w, uint32_t *
 		*used = w->n + spilling < budget ? budget - w->n - spilling : 0;
 		*used = ready_count_cached(q, *used) + spilling;
 	}
-	if (*used + w->n <= budget &&
+	if (*used + w->n <= budget && !defers_too_many(map, w) &&
 	    !(to_hold && *used && ld(&q->in_use_bytes) + w->bytes > bytes_budget(map)))
 		return 0;
 	if (counts_are_sane(map))
@@ -355,24 +390,161 @@ static int room_of(shmq_broker *b, shmq_map *map, const wish *w)
 	return 0;
 }
 
-int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
-             enum purpose purpose, int64_t until)
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* The name of a queue for a sentence: "topic/channel", or the topic's for a backlog. */
+typedef struct queue_name {
+	char text[2 * SHMQ_NAME];
+} queue_name;
+
+static queue_name name_of(const shmq_broker *b, const shmq_map *map)
 {
-	uint32_t budget = purpose == FOR_READY ? ready_budget(map) : map->in_flight_slots;
+	const shmq_entry_desc *e = &b->entries[map->index];
+	bool channel = ld(&e->role) == SHMQ_ROLE_CHANNEL;
+	queue_name name;
+
+	snprintf(name.text, sizeof(name.text), "%.64s%s%.64s", topic_of(b, map)->name,
+	         channel ? "/" : "", channel ? e->name : "");
+	return name;
+}
+
+static int full(const shmq_broker *b, shmq_map *map, const char *setting, uint64_t have,
+                uint64_t most, uint32_t n, uint64_t bytes)
+{
+	st(&map->q->need_slots, n);
+	st(&map->q->need_bytes, bytes);
+	return fail(SHMQ_FULL, "%s has %llu waiting; its %s is %llu", name_of(b, map).text,
+	            (unsigned long long)have, setting, (unsigned long long)most);
+}
+
+static int never(const shmq_broker *b, const shmq_map *map, const char *setting, uint64_t want,
+                 uint64_t most)
+{
+	return fail(SHMQ_TOO_BIG, "%llu at once; %s of %s is %llu: publish fewer at once, or raise it",
+	            (unsigned long long)want, setting, name_of(b, map).text, (unsigned long long)most);
+}
+
+/* Messages that wait and are not READY. */
+static uint64_t others_waiting(shmq_queue_desc *q)
+{
+	uint64_t spilled = ld(&q->spilling_count) + ld(&q->disk_depth);
+
+	return spilled + ring_count(&q->requeue_head, &q->requeue_tail);
+}
+
+int limit_check(const shmq_broker *b, shmq_map *map, uint32_t n, uint64_t bytes)
+{
+	const shmq_settings_desc *s = settings_of(map);
+	shmq_queue_desc *q = map->q;
+	uint64_t most = s->max_messages, ready, others;
+
+	if (most && n > most)
+		return never(b, map, "max_messages", n, most);
+	if (s->max_bytes && bytes > s->max_bytes)
+		return never(b, map, "max_bytes", bytes, s->max_bytes);
+	ready = ready_count_cached(q, most - n < UINT32_MAX ? (uint32_t)(most - n) : 0);
+	if (s->overflow == SHMQ_OVERFLOW_DROP_OLDEST && !ready)
+		return 0; /* there is nothing to drop: messages that came back stay */
+	others = others_waiting(q);
+	if (most && ready + others + n > most) {
+		/* The noted head may be old, which was enough for READY messages alone. */
+		ready = ready_count_cached(q, 0);
+		others = others_waiting(q);
+	}
+	if (most && ready + others + n > most)
+		return full(b, map, "max_messages", ready + others, most, n, bytes);
+	if (s->max_bytes && ready_bytes(q) + bytes > s->max_bytes)
+		return full(b, map, "max_bytes", ready_bytes(q), s->max_bytes, n, bytes);
+	return 0;
+}
+
+/* Drop the oldest READY message. D is held. Returns false if there is none. */
+static bool drop_one(shmq_broker *b, shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t head = ld(&q->ready_head), slot;
+
+	if (head == ld_acquire(&q->ready_tail)) /* SYNC(ready-tail) */
+		return false;
+	slot = map->ready[head & ring_mask_of(map)];
+	if (!slot_is(map, slot, SHMQ_READY)) {
+		queue_broken(map);
+		return false;
+	}
+	st_release(&q->ready_head, head + 1); /* SYNC(ready-head) */
+	SHMQ_KILLPOINT("drop.head");
+	ready_bytes_left(map, body_bytes(&map->slots[slot]));
+	cast_out(b, map, slot, SHMQ_DEAD_OVERFLOW, false);
+	SHMQ_KILLPOINT("drop.free");
+	return true;
+}
+
+/* Returns true if the queue still has more than its limits allow together with n messages. */
+static bool limit_exceeded(shmq_map *map, uint32_t n, uint64_t bytes)
+{
+	const shmq_settings_desc *s = settings_of(map);
+
+	return (s->max_messages && waiting_count(map) + n > s->max_messages) ||
+	       (s->max_bytes && ready_bytes(map->q) + bytes > s->max_bytes);
+}
+
+int drop_oldest(shmq_broker *b, shmq_map *map, uint32_t n, uint64_t bytes, uint32_t more,
+                int64_t until, uint32_t *dropped)
+{
+	int r = queue_lock_under(b, map, until);
+
+	*dropped = 0;
+	if (r)
+		return r;
+	while ((*dropped < more || limit_exceeded(map, n, bytes)) && drop_one(b, map))
+		++*dropped;
+	queue_unlock(map);
+	return 0;
+}
+
+/* SHMQ_TOO_BIG: more messages or bytes than the queue's memory could ever hold. */
+static int size_check(const shmq_map *map, const wish *w)
+{
+	uint32_t budget = budget_of(map, w->purpose);
+
+	if (w->n > budget)
+		return fail(SHMQ_TOO_BIG,
+		            "%u messages at once; a queue holds %u%s in memory: publish fewer at once, or "
+		            "raise %s",
+		            w->n, budget, w->purpose == FOR_DEFERRED ? " deferred ones" : "",
+		            w->purpose == FOR_READY ? "mem_queue_size" : "in_flight_slots");
+	if (w->bytes > bytes_budget(map))
+		return fail(SHMQ_TOO_BIG,
+		            "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
+		            "at once, or raise arena_size",
+		            w->n, (unsigned long long)w->bytes, (unsigned long long)bytes_budget(map));
+	return 0;
+}
+
+static wish wish_of(const uint64_t *lengths, uint32_t n, enum purpose purpose, int64_t until)
+{
 	wish w = {.lengths = lengths, .n = n, .purpose = purpose, .until = until};
 
 	for (uint32_t i = 0; i < n; i++)
 		w.bytes += arena_block_size(lengths[i]);
-	if (n > budget)
-		return fail(SHMQ_TOO_BIG,
-		            "%u messages at once; a queue holds %u in memory: publish fewer at once, or "
-		            "raise %s",
-		            n, budget, purpose == FOR_READY ? "mem_queue_size" : "in_flight_slots");
-	if (w.bytes > bytes_budget(map))
-		return fail(SHMQ_TOO_BIG,
-		            "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
-		            "at once, or raise arena_size",
-		            n, (unsigned long long)w.bytes, (unsigned long long)bytes_budget(map));
+	return w;
+}
+
+int room_ever(const shmq_map *map, const uint64_t *lengths, uint32_t n, enum purpose purpose)
+{
+	const wish w = wish_of(lengths, n, purpose, 0);
+
+	return size_check(map, &w);
+}
+
+int room_for(shmq_broker *b, shmq_map *map, const uint64_t *lengths, uint32_t n,
+             enum purpose purpose, int64_t until)
+{
+	const wish w = wish_of(lengths, n, purpose, until);
+	int big = size_check(map, &w);
+
+	if (big)
+		return big;
 	for (bool repaired = false;; repaired = true) {
 		int r = words_are_sane(map) ? room_of(b, map, &w) : SHMQ_AGAIN;
 

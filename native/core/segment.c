@@ -172,7 +172,8 @@ directory_plan plan_directory(void)
 	p.deadline = round_page(p.queues + SHMQ_QUEUES * sizeof(shmq_entry_desc));
 	p.due = round_page(p.deadline + SHMQ_QUEUES * sizeof(int64_t));
 	p.writers = round_page(p.due + SHMQ_QUEUES * sizeof(int64_t));
-	p.size = round_page(p.writers + SHMQ_WRITERS * sizeof(shmq_writer_desc));
+	p.stores = round_page(p.writers + SHMQ_WRITERS * sizeof(shmq_writer_desc));
+	p.size = round_page(p.stores + SHMQ_STORES * sizeof(shmq_store_entry_desc));
 	p.first = p.clients;
 	return p;
 }

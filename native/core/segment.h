@@ -5,6 +5,7 @@
 #include "atomics.h"
 #include "handles.h"
 #include "bounds.h"
+#include "properties.h"
 
 /* Consecutive messages usually occupy consecutive slots and bodies. In a large queue the cost is
  * one cache miss per slot, so the slot AHEAD positions further on is prefetched. */
@@ -12,12 +13,14 @@
 
 /* Where a slot's body is, copied when it was checked; only this copy is used afterwards. */
 typedef struct span {
-	uint64_t body;
-	uint32_t length;
+	uint64_t body;       /* offset in the arena */
+	uint32_t length;     /* of the body */
+	uint32_t properties; /* bytes of properties right before it */
 } span;
 
 typedef struct directory_plan {
-	uint64_t clients, waiters, requests, topics, queues, deadline, due, writers, size, first;
+	uint64_t clients, waiters, requests, topics, queues, deadline, due, writers, stores, size,
+			first;
 } directory_plan;
 
 typedef struct queue_plan {
@@ -194,7 +197,24 @@ static inline void bodies_ahead(const shmq_map *map, const shmq_slot_desc *s)
 	prefetch(body + 64 - SHMQ_ARENA_HEAD);
 }
 
-/* Returns true if the slot's body lies inside the arena. */
+/* Move the span's beginning behind the properties of its slot. Returns false if they cannot be
+ * there. */
+static inline bool span_separate(const shmq_slot_desc *s, span *at)
+{
+	at->properties = 0;
+	if (__builtin_expect(once(s->flags) & SHMQ_SLOT_PROPERTIES, 0)) {
+		uint32_t properties = once(s->properties);
+
+		if (!TRUST_CHECK(properties_can_be(SHMQ_SLOT_PROPERTIES, properties, at->length)))
+			return false;
+		at->body += properties;
+		at->length -= properties;
+		at->properties = properties;
+	}
+	return true;
+}
+
+/* Find a slot's body. Returns false if it does not lie inside the arena. */
 static inline bool body_in(shmq_map *map, const shmq_slot_desc *s, span *at)
 {
 	uint32_t capacity = once(s->capacity);
@@ -207,7 +227,8 @@ static inline bool body_in(shmq_map *map, const shmq_slot_desc *s, span *at)
 	                   capacity <= UINT32_MAX - 2 * SHMQ_ARENA_UNIT &&
 	                   (end <= ld(&map->arena_backed) ||
 	                    /* SYNC(arena-committed) */
-	                    (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end))));
+	                    (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end)))) &&
+	       span_separate(s, at);
 }
 
 static inline bool body_is_in(shmq_map *map, const shmq_slot_desc *s)

@@ -3,12 +3,14 @@
 
 #include "atomics.h"
 #include "clock.h"
+#include "failure.h"
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
 #include "lease.h"
 #include "rebuild.h"
 #include "segment.h"
+#include "settings.h"
 #include "shmq.h"
 #include "slots.h"
 #include "status.h"
@@ -67,11 +69,33 @@ static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
 	}
 }
 
+/* Count a death for every message that the dead client held, noted in the requeue ring after `tail`,
+ * and make them suspects, before the first of them is given back: a repair that is repeated still
+ * knows by the counts that they were in company. A death in company convicts nobody. */
+static void suspects_mark(shmq_map *map, uint32_t tail, uint32_t found)
+{
+	uint32_t most = settings_of(map)->max_attempts, mask = ring_mask_of(map);
+
+	if (!most)
+		most = MOST_FAILURES;
+	else if (found > 1)
+		most--;
+	for (uint32_t i = 0; i < found; i++) {
+		shmq_slot_desc *s = &map->slots[slot_in(map, &map->requeue[(tail + i) & mask])];
+
+		failure_count(s, most);
+		if (settings_of(map)->max_attempts)
+			s->flags |= SHMQ_SLOT_SUSPECT;
+		SHMQ_KILLPOINT("return.marked");
+	}
+}
+
 uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t session)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t n = slots_of(map), mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
 	uint32_t found = 0, sessions = sessions_of(map);
+	bool died;
 
 	/* Collect them in the order of delivery in the requeue ring after its tail, which is scratch
 	 * space. */
@@ -88,14 +112,28 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 			slot_release(map, i);
 	}
 	sort_slots(map->requeue, mask, tail, found, map->slots, by_delivery);
+	/* A client that gives back its own messages lives. */
+	died = session == SHMQ_NONE && !(b->attached && client == b->client) &&
+	       has_policy(map, SHMQ_POLICY_FAILURES);
+	if (died)
+		suspects_mark(map, tail, found);
 	for (uint32_t i = 0; i < found; i++) {
 		uint32_t slot = slot_in(map, &map->requeue[(tail + i) & mask]);
 		shmq_session_desc *its = session_of(map, &map->slots[slot]);
 
 		if (its)
 			session_leave(its);
-		slot_requeue(map, slot, 0);
-		heap_remove(&map->in_flight, slot);
+		if (died && found > 1) {
+			/* Not even one that has failed more often than a limit that was lowered since. (Only of
+			 * such a one a repair that is repeated may not know this. It then is convicted, as it
+			 * would be by any other failure.) */
+			slot_acquit(b, map, slot, 0, BY_POLICY);
+		} else if (died) {
+			slot_take_back(b, map, slot, 0, BY_POLICY);
+		} else {
+			slot_requeue(map, slot, 0);
+			heap_remove(&map->in_flight, slot);
+		}
 		SHMQ_KILLPOINT("return.slot");
 	}
 	for (uint32_t i = 0; i < sessions; i++)

@@ -5,11 +5,13 @@
 #include "slots.h"
 
 #include "atomics.h"
+#include "clock.h"
 #include "doorbell.h"
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
 #include "bounds.h"
+#include "record.h"
 #include "segment.h"
 #include "shmq.h"
 
@@ -109,6 +111,18 @@ void requeue_head_group_find(shmq_map *map)
 	q->requeue_head_group_end = at;
 }
 
+void slot_move_decide(shmq_slot_desc *s, uint32_t mark, uint64_t committed)
+{
+	uint64_t word = ld(&s->word);
+
+	if (SHMQ_STATE_OF(word) != SHMQ_MOVING || slot_moves_to(word) != mark)
+		return;
+	/* SYNC(slot-state) */
+	st_release(&s->word,
+	           word_next(word, slot_moved_seq(s) <= committed ? SHMQ_PINNED : previous_of(s)));
+	SHMQ_KILLPOINT("recover.moved");
+}
+
 void due_note(shmq_broker *b, uint32_t index, int64_t due)
 {
 	int64_t have = ld(&b->next_due[index]);
@@ -118,6 +132,104 @@ void due_note(shmq_broker *b, uint32_t index, int64_t due)
 			scanner_ring(b, INT64_MAX, due);
 			return;
 		}
+}
+
+/* The least time between two sweeps of a queue, so that a stream of short lives costs little. */
+#define SWEEP_EVERY (NS_PER_S / 2)
+
+void expiry_note(shmq_broker *b, shmq_map *map, int64_t when)
+{
+	int64_t have = ld(&map->q->next_expiry), soonest = realtime_ns() + SWEEP_EVERY;
+
+	if (when >= have)
+		return;
+	if (when < soonest)
+		when = soonest;
+	while (when < have)
+		if (atomic_compare_exchange_weak(&map->q->next_expiry, &have, when))
+			break;
+	due_note(b, map->index, when);
+}
+
+int64_t due_first(shmq_map *map)
+{
+	int64_t due = heap_first(&map->deferred), expiry = ld(&map->q->next_expiry);
+
+	if (expiry <= SHMQ_DUE_CONVICTED)
+		expiry = SHMQ_DUE_CONVICTED + 1; /* that one says that a convicted message waits */
+	return due < expiry ? due : expiry;
+}
+
+int64_t expiry_of(const shmq_map *map, const shmq_slot_desc *s)
+{
+	unsigned flags = once(s->flags); /* SYNC(slot-expiry) */
+	int64_t own = flags & SHMQ_SLOT_EXPIRES ? s->expires : INT64_MAX, its;
+	bool waits_to_be_due = SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DEFERRED && !s->attempts;
+
+	if (!has_policy(map, SHMQ_POLICY_EXPIRY) || flags & SHMQ_SLOT_WAS_DUE || waits_to_be_due)
+		return own;
+	its = later(s->timestamp, settings_of(map)->message_ttl);
+	return its < own ? its : own;
+}
+
+void slot_falls_due(shmq_broker *b, shmq_map *map, shmq_slot_desc *s)
+{
+	int64_t own = s->flags & SHMQ_SLOT_EXPIRES ? s->expires : INT64_MAX, its;
+
+	if (has_policy(map, SHMQ_POLICY_EXPIRY) && !s->attempts && !(s->flags & SHMQ_SLOT_WAS_DUE)) {
+		its = later(slot_due(s), settings_of(map)->message_ttl);
+		s->expires = own = its < own ? its : own;
+		fence_full(); /* SYNC(slot-expiry) */
+		SHMQ_KILLPOINT("due.expires");
+		s->flags |= SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE;
+	}
+	if (own != INT64_MAX)
+		expiry_note(b, map, own);
+}
+
+#define VERDICT ((unsigned)SHMQ_SLOT_CONVICTED | 3u << SHMQ_SLOT_REASON_SHIFT)
+
+void cast_out(shmq_broker *b, shmq_map *map, uint32_t slot, enum shmq_dead_reason reason, bool held)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	uint32_t wanted = reason == SHMQ_DEAD_EXPIRED ? SHMQ_EXPIRED_TO_DEAD : SHMQ_OVERFLOW_TO_DEAD;
+
+	if (settings_of(map)->flags & wanted && ld(&b->entries[map->index].role) == SHMQ_ROLE_CHANNEL) {
+		s->flags = (uint8_t)((s->flags & ~VERDICT) | SHMQ_SLOT_CONVICTED |
+		                     (unsigned)reason << SHMQ_SLOT_REASON_SHIFT);
+		s->previous = SHMQ_READY; /* it was not in flight: no process and no time to tell of */
+		s->deadline = SHMQ_DUE_CONVICTED;
+		SHMQ_KILLPOINT("cast.fields");
+		st_release(&s->word, word_next(ld(&s->word), SHMQ_DEFERRED)); /* SYNC(slot-state) */
+		SHMQ_KILLPOINT("cast.state");
+		if (!held)
+			in_use_add(map, slot);
+		heap_push(&map->deferred, SHMQ_DUE_CONVICTED, slot);
+		due_note(b, map->index, SHMQ_DUE_CONVICTED);
+	} else {
+		if (held)
+			in_use_remove(map, slot);
+		slot_release(map, slot);
+	}
+	bump(reason == SHMQ_DEAD_EXPIRED ? &map->q->expired : &map->q->dropped_oldest, 1);
+}
+
+bool expired_away(shmq_broker *b, shmq_map *map, uint32_t slot, _Atomic uint32_t *head,
+                  int64_t *now)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	bool ready = head == &map->q->ready_head;
+
+	if (!*now)
+		*now = realtime_ns();
+	if (expiry_of(map, s) > *now)
+		return false;
+	st_release(head, ld(head) + 1); /* SYNC(ready-head) SYNC(requeue-head) */
+	SHMQ_KILLPOINT("expire.head");
+	if (ready)
+		ready_bytes_left(map, body_bytes(s));
+	cast_out(b, map, slot, SHMQ_DEAD_EXPIRED, !ready);
+	return true;
 }
 
 /* Deferred publishes come through a ring of their own, so that they never wait for the disk. */
@@ -153,8 +265,50 @@ void spiller_tell(shmq_broker *b, shmq_map *map)
 	shmq_queue_desc *q = map->q;
 	uint32_t waiting = ld(&q->requeue_tail) - ld(&q->requeue_head);
 
-	if ((ld(&q->disk_read) != ld(&q->disk_write) && waiting < map->low_water) || defers_many(map))
+	if ((ld(&q->disk_read) != ld(&q->disk_write) && waiting < map->low_water) ||
+	    (defers_many(map) && !keeps_memory(map)))
 		spiller_ring(b, map->index);
+}
+
+uint64_t waiting_count(shmq_map *map)
+{
+	shmq_queue_desc *q = map->q;
+	/* In the order in which a message moves from one to the next, so that it is never missed. */
+	uint64_t ready = ring_count(&q->ready_head, &q->ready_tail), spilling = ld(&q->spilling_count);
+	uint64_t disk = ld(&q->disk_depth);
+
+	return ready + spilling + disk + ring_count(&q->requeue_head, &q->requeue_tail);
+}
+
+/* The most messages that may wait, as far as the queue's settings say. */
+static uint64_t most_messages(const shmq_map *map)
+{
+	uint64_t most = settings_of(map)->max_messages, budget = ready_budget(map);
+
+	return most && most < budget ? most : budget;
+}
+
+bool limits_leave(shmq_map *map, uint64_t n, uint64_t bytes)
+{
+	uint64_t most = settings_of(map)->max_bytes;
+
+	return waiting_count(map) + n <= most_messages(map) &&
+	       (!most || ready_bytes(map->q) + bytes <= most);
+}
+
+/* Returns true if so much room is free that a publisher is woken: what it needs, and at least a
+ * quarter of what the limits allow. */
+static bool limits_have_space(shmq_map *map)
+{
+	uint64_t n = ld(&map->q->need_slots), bytes = ld(&map->q->need_bytes);
+	uint64_t most = most_messages(map), quarter = settings_of(map)->max_bytes / 4;
+
+	if (n < most / 4)
+		n = most / 4;
+	if (bytes < quarter)
+		bytes = quarter;
+	return limits_leave(map, n ? n : 1, bytes) ||
+	       !ring_count(&map->q->ready_head, &map->q->ready_tail);
 }
 
 /* Wake a waiting publisher when a quarter of the room is free, so that a full queue does not
@@ -171,7 +325,7 @@ void wake_space(shmq_broker *b, shmq_map *map)
 		return;
 	budget = ready_budget(map);
 	ready = ring_count(&q->ready_head, &q->ready_tail) + ld(&q->spilling_count);
-	if (ready <= budget - budget / 4)
+	if (has_policy(map, SHMQ_POLICY_LIMITS) ? limits_have_space(map) : ready <= budget - budget / 4)
 		wait_wake(b, &q->space, WAKE_ALL);
 }
 
@@ -270,6 +424,18 @@ void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
 		AT(root) = x;
 	}
 #undef AT
+}
+
+bool slot_record_bytes(shmq_map *map, const shmq_slot_desc *s, uint32_t *bytes)
+{
+	span at;
+	record r;
+
+	if (!body_in(map, s, &at))
+		return false;
+	r = record_of(s, map->arena + at.body, at.length, at.properties);
+	*bytes = (uint32_t)record_bytes(&r);
+	return true;
 }
 
 bool disk_is_empty(shmq_queue_desc *q)

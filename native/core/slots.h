@@ -7,6 +7,7 @@
 #include "handles.h"
 #include "bounds.h"
 #include "segment.h"
+#include "settings.h"
 
 bool entry_is(const shmq_broker *b, uint32_t index, uint32_t topic);
 bool queue_is_empty(shmq_queue_desc *q);
@@ -21,13 +22,39 @@ void slot_release(shmq_map *map, uint32_t slot);
 void slot_requeue(shmq_map *map, uint32_t slot, uint64_t after);
 /* Find `requeue_head_group_end` again after entries were moved. */
 void requeue_head_group_find(shmq_map *map);
+/* Decide a slot that is MOVING to topic `mark` - 1 by that topic's commit word. */
+void slot_move_decide(shmq_slot_desc *s, uint32_t mark, uint64_t committed);
 void due_note(shmq_broker *b, uint32_t index, int64_t due);
 void defer_drain(shmq_broker *b, shmq_map *map);
+/* Note that a message of the queue expires at `when` (CLOCK_REALTIME ns). Needs P or D. */
+void expiry_note(shmq_broker *b, shmq_map *map, int64_t when);
+/* The earliest time at which the scanner has work: a message falls due or expires. */
+int64_t due_first(shmq_map *map);
+/* When a message expires, by its own time to live and the queue's; INT64_MAX: never. */
+int64_t expiry_of(const shmq_map *map, const shmq_slot_desc *s);
+/* A deferred message falls due: from now on the queue's time to live counts, too. Before the slot's
+ * state changes. */
+void slot_falls_due(shmq_broker *b, shmq_map *map, shmq_slot_desc *s);
+/* Be rid of a message that is in no ring and no heap any more: FREE; or convicted, if the queue's
+ * settings send such messages to its dead topic, from where the supervisor moves it. held: the slot
+ * is counted as in use. */
+void cast_out(shmq_broker *b, shmq_map *map, uint32_t slot, enum shmq_dead_reason reason,
+              bool held);
+/* cast_out for a message at the head of a ring, if it has expired. now: CLOCK_REALTIME ns, 0 if it is
+ * not known yet. Returns whether it had. */
+bool expired_away(shmq_broker *b, shmq_map *map, uint32_t slot, _Atomic uint32_t *head,
+                  int64_t *now);
 void wake_takers(shmq_broker *b, shmq_map *map, uint32_t n);
 /* Ring the spiller if messages are on disk and few are left in memory before them, or if too many
  * are deferred. Needs no lock. wake_space does it too. */
 void spiller_tell(shmq_broker *b, shmq_map *map);
 void wake_space(shmq_broker *b, shmq_map *map);
+/* An upper bound for the number of messages that wait: READY, REQUEUED, and on disk. Exact if both
+ * locks are held; returned messages may come at any time without D. */
+uint64_t waiting_count(shmq_map *map);
+/* Returns true if the limits of the queue leave room for n more messages of `bytes` in all. Needs no
+ * lock. */
+bool limits_leave(shmq_map *map, uint64_t n, uint64_t bytes);
 /* Find the slot that a take would hand out next, and the ring head that then moves by one.
  * Returns false if there is none. */
 bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at);
@@ -59,6 +86,13 @@ static inline uint64_t bytes_budget(const shmq_map *map)
 	return map->arena_max / 4 * 3;
 }
 
+/* A MOVING slot on its way to another topic: the owner's bits say to which. 0: to the channels of its
+ * own topic, else the topic's index + 1. */
+static inline uint32_t slot_moves_to(uint64_t word)
+{
+	return SHMQ_OWNER_OF(word);
+}
+
 /* Returns true if one more message may be held: held messages must leave room for the spill. */
 static inline bool may_hold_more(const shmq_map *map)
 {
@@ -85,6 +119,41 @@ static inline void session_leave(shmq_session_desc *s)
 {
 	if (ld(&s->in_flight))
 		st(&s->in_flight, ld(&s->in_flight) - 1);
+}
+
+/* Returns true if messages of the queue never go to disk. */
+static inline bool keeps_memory(const shmq_map *map)
+{
+	return map->q->flags & SHMQ_FLAG_EPHEMERAL || has_policy(map, SHMQ_POLICY_MEMORY);
+}
+
+/* The bytes of READY bodies, with SHMQ_POLICY_BYTES. */
+static inline uint64_t ready_bytes(shmq_queue_desc *q)
+{
+	uint64_t out = ld(&q->ready_bytes_out);
+
+	return ld(&q->ready_bytes_in) - out;
+}
+
+/* Count bytes of bodies that are READY no more. */
+static inline void ready_bytes_left(shmq_map *map, uint64_t bytes)
+{
+	if (has_policy(map, SHMQ_POLICY_BYTES))
+		bump(&map->q->ready_bytes_out, bytes);
+}
+
+/* Returns true if the message may expire: most cannot, which costs one look. */
+static inline bool may_expire(const shmq_map *map, const shmq_slot_desc *s)
+{
+	return once(s->flags) & SHMQ_SLOT_EXPIRES || has_policy(map, SHMQ_POLICY_EXPIRY);
+}
+
+/* Bytes of a message's body, without its properties: a READY one's are in the queue's `ready_bytes`. */
+static inline uint64_t body_bytes(const shmq_slot_desc *s)
+{
+	uint32_t properties = s->flags & SHMQ_SLOT_PROPERTIES ? s->properties : 0;
+
+	return s->length - (properties < s->length ? properties : s->length);
 }
 
 static inline uint64_t block_bytes(const shmq_slot_desc *s)
@@ -164,5 +233,9 @@ static inline shmq_slot_desc *free_slot_for(shmq_map *map, uint32_t ahead, uint6
 	*to = map->arena + body;
 	return capacity >= length && arena_owns(map->arena, arena_of(map), body, capacity) ? s : NULL;
 }
+
+/* The bytes that the message's record takes on disk. Returns false if its body is not inside the
+ * arena. */
+bool slot_record_bytes(shmq_map *map, const shmq_slot_desc *s, uint32_t *bytes);
 
 #endif

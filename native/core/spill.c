@@ -46,8 +46,9 @@ int shmq_stage_oldest(shmq_broker *b, uint32_t queue, uint32_t n, int64_t until,
 			break;
 		}
 		slot_requeue(map, slot, 0);
-		SHMQ_KILLPOINT("advance.back");
+		SHMQ_KILLPOINT("stage.back");
 		st_release(&q->ready_head, head + 1); /* SYNC(ready-head) */
+		ready_bytes_left(map, body_bytes(&map->slots[slot]));
 		in_use_add(map, slot);
 		++*moved;
 	}
@@ -64,17 +65,15 @@ static bool spill_add(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max_b
 {
 	shmq_slot_desc *s = &map->slots[slot];
 	uint32_t length;
-	span at;
 
-	if (!slot_is(map, slot, previous) || !body_in(map, s, &at)) {
+	if (!slot_is(map, slot, previous) || !slot_record_bytes(map, s, &length)) {
 		queue_broken(map);
 		return false;
 	}
-	length = at.length + SHMQ_RECORD_HEAD;
 	if (out->count == n || (out->count && out->bytes + length > max_bytes))
 		return false;
 	s->pos = SHMQ_NO_POSITION;
-	s->previous = (uint16_t)previous;
+	s->previous = (uint8_t)previous;
 	SHMQ_KILLPOINT("spill.fields");
 	st_release(&s->word, word_next(ld(&s->word), SHMQ_SPILLING)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("spill.state");
@@ -97,6 +96,7 @@ static void spill_ready(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t max
 		if (!spill_add(map, out, n, max_bytes, slot, SHMQ_READY))
 			break;
 		st_release(&q->ready_head, head + 1); /* SYNC(ready-head) */
+		ready_bytes_left(map, body_bytes(&map->slots[slot]));
 		SHMQ_KILLPOINT("spill.head");
 	}
 }
@@ -155,11 +155,11 @@ static void spill_returned(shmq_map *map, shmq_spill *out, uint32_t n, uint64_t 
 		shmq_slot_desc *s = &map->slots[map->requeue[(at - 1) & mask]];
 		uint32_t length;
 
-		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_REQUEUED)) {
+		if (!slot_is(map, map->requeue[(at - 1) & mask], SHMQ_REQUEUED) ||
+		    !slot_record_bytes(map, s, &length)) {
 			queue_broken(map);
 			return;
 		}
-		length = s->length + SHMQ_RECORD_HEAD;
 		if (!may_wait(s, out))
 			continue;
 		if (chosen && bytes + length > max_bytes)
@@ -230,19 +230,16 @@ int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
 		return r;
 	for (uint32_t i = 0; i < s->count; i++) {
 		/* A concurrent rebuild writes `heap` and `pins` of a SPILLING slot; the fields used here do
-		 * not change. */
+		 * not change. If the slot was emptied and reused, the batch will be abandoned, and this
+		 * stays inside its record. */
 		const shmq_slot_desc *from = &map->slots[s->slots[i]];
-		shmq_slot_desc slot = {.id = from->id,
-		                       .timestamp = from->timestamp,
-		                       .body = once(from->body),
-		                       .length = s->lengths[i] - SHMQ_RECORD_HEAD,
-		                       .attempts = from->attempts};
+		span body = {0};
+		record message;
 
-		/* The slot was emptied and reused: the batch will be abandoned; stay inside its record. */
-		if (!TRUST_CHECK(slot.length <= map->arena_max &&
-		                 slot.body <= map->arena_max - slot.length))
-			slot.body = 0;
-		record_write(at, &slot, map->arena + slot.body);
+		if (!body_in(map, from, &body))
+			body = (span){0};
+		message = record_of(from, map->arena + body.body, body.length, body.properties);
+		record_write(at, s->lengths[i], &message);
 		at += s->lengths[i];
 	}
 	map_release(map);

@@ -7,6 +7,8 @@
  * The last look finds the messages that belong to a ring before the withdrawal, for whichever
  * consumer it was; so no ring is lost here.
  */
+#include "waiter.h"
+
 #include "atomics.h"
 #include "clock.h"
 #include "consumer.h"
@@ -17,13 +19,6 @@
 #include "shmq.h"
 
 #include <stdlib.h>
-
-struct shmq_waiter {
-	shmq_broker *b;
-	_Atomic uint32_t bell; /* SHMQ_NONE: the table was full, poll */
-	_Atomic bool woken;    /* set by shmq_waiter_wake, cleared by the wait that it ends */
-	_Atomic bool closed;
-};
 
 int shmq_waiter_open(shmq_broker *b, shmq_waiter **out)
 {
@@ -42,6 +37,15 @@ int shmq_waiter_open(shmq_broker *b, shmq_waiter **out)
 	st(&w->bell, bell);
 	*out = w;
 	return 0;
+}
+
+uint32_t waiter_bell(shmq_waiter *w)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (bell == SHMQ_NONE && !bell_get(w->b, &bell))
+		st(&w->bell, bell);
+	return bell;
 }
 
 static uint32_t look(const shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n,
@@ -90,9 +94,7 @@ int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n
 	if (deadline <= now_ns())
 		return *count ? 0 : SHMQ_TIMEOUT;
 	if (!*count) {
-		bell = ld(&w->bell);
-		if (bell == SHMQ_NONE && !bell_get(w->b, &bell))
-			st(&w->bell, bell);
+		bell = waiter_bell(w);
 		r = bell == SHMQ_NONE ? bell_none(deadline, 2 * NS_PER_MS)
 		                      : announce_and_sleep(w, bell, consumers, n, deadline, ready);
 		*count = look(w, consumers, n, ready);

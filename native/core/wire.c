@@ -28,22 +28,22 @@ static uint8_t *put_u32(uint8_t *to, uint32_t value)
 	return to + sizeof(value);
 }
 
-int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t n,
-                     shmq_body *bodies, uint32_t *whole, uint64_t *used, int64_t *bad)
+int shmq_wire_bodies(const shmq_wire_input *in, uint32_t n, shmq_body *bodies, uint32_t *whole,
+                     uint64_t *used, int64_t *bad)
 {
-	const uint8_t *from = data;
+	const uint8_t *from = in->data;
 	uint64_t at = 0;
 	uint32_t i;
 
 	*bad = 0;
-	for (i = 0; i < n && length - at >= 4; i++) {
+	for (i = 0; i < n && in->length - at >= 4; i++) {
 		int64_t size = (int32_t)get_be32(from + at);
 
-		if (!TRUST_CHECK(size > 0 && (uint64_t)size <= max_msg_size)) {
+		if (!TRUST_CHECK(size > 0 && (uint64_t)size <= in->max_msg_size)) {
 			*bad = size;
 			break;
 		}
-		if (length - at - 4 < (uint64_t)size)
+		if (in->length - at - 4 < (uint64_t)size)
 			break;
 		if (bodies)
 			bodies[i] = (shmq_body){from + at + 4, (uint64_t)size};
@@ -51,50 +51,60 @@ int shmq_wire_bodies(const void *data, uint64_t length, uint64_t max_msg_size, u
 	}
 	*whole = i;
 	*used = at;
-	return i < n && length - at >= 4 && (*bad || !get_be32(from + at)) ? SHMQ_INVALID : 0;
+	return i < n && in->length - at >= 4 && (*bad || !get_be32(from + at)) ? SHMQ_INVALID : 0;
 }
 
-uint32_t shmq_wire_publishes(const void *data, uint64_t length, const void *line,
-                             uint64_t line_length, uint64_t max_msg_size, uint32_t n,
-                             shmq_body *bodies, uint64_t *used)
+/* The input from its byte `at` on. */
+static shmq_wire_input rest_of(const shmq_wire_input *in, uint64_t at)
 {
-	const uint8_t *from = data;
+	shmq_wire_input rest = *in;
+
+	rest.data = (const uint8_t *)in->data + at;
+	rest.length -= at;
+	return rest;
+}
+
+uint32_t shmq_wire_publishes(const shmq_wire_input *in, uint32_t n, shmq_body *bodies,
+                             uint64_t *used)
+{
+	const uint8_t *from = in->data;
 	uint32_t i = 0, whole;
 	uint64_t at = 0, size;
 	int64_t bad;
 
-	for (; i < n && length - at > line_length && !memcmp(from + at, line, line_length); i++) {
-		if (shmq_wire_bodies(from + at + line_length, length - at - line_length, max_msg_size, 1,
-		                     bodies + i, &whole, &size, &bad) < 0 ||
-		    !whole)
+	for (; i < n && in->length - at > in->line_length &&
+	       !memcmp(from + at, in->line, in->line_length);
+	     i++) {
+		shmq_wire_input rest = rest_of(in, at + in->line_length);
+
+		if (shmq_wire_bodies(&rest, 1, bodies + i, &whole, &size, &bad) < 0 || !whole)
 			break;
-		at += line_length + size;
+		at += in->line_length + size;
 	}
 	*used = at;
 	return i;
 }
 
-uint32_t shmq_wire_batch(const void *data, uint64_t length, const void *line, uint64_t line_length,
-                         uint64_t max_msg_size, uint64_t max_body_size, uint32_t n,
-                         shmq_body *bodies, uint64_t *used)
+uint32_t shmq_wire_batch(const shmq_wire_input *in, uint32_t n, shmq_body *bodies, uint64_t *used)
 {
-	const uint8_t *from = data;
+	const uint8_t *from = in->data;
 	uint32_t count, whole;
-	uint64_t size, at = line_length + 8;
+	uint64_t size, at = in->line_length + 8;
+	shmq_wire_input rest;
 	int64_t bad;
 
 	*used = 0;
-	if (length < at || memcmp(from, line, line_length))
+	if (in->length < at || memcmp(from, in->line, in->line_length))
 		return 0;
-	size = get_be32(from + line_length);
-	count = get_be32(from + line_length + 4);
+	size = get_be32(from + in->line_length);
+	count = get_be32(from + in->line_length + 4);
 	/* nsqd frames by the count alone and only checks the size. The limits are below 2^31. */
-	if (!TRUST_CHECK(size && size <= max_body_size && count &&
-	                 4 + 5 * (uint64_t)count <= max_body_size) ||
-	    count > n ||
-	    shmq_wire_bodies(from + at, length - at, max_msg_size, count, bodies, &whole, &size, &bad) <
-	            0 ||
-	    whole < count)
+	if (!TRUST_CHECK(size && size <= in->max_body_size && count &&
+	                 4 + 5 * (uint64_t)count <= in->max_body_size) ||
+	    count > n)
+		return 0;
+	rest = rest_of(in, at);
+	if (shmq_wire_bodies(&rest, count, bodies, &whole, &size, &bad) < 0 || whole < count)
 		return 0;
 	*used = at + size;
 	return count;

@@ -75,7 +75,11 @@ extern "C" {
 	X(LEASE_LOST, -22, "LeaseLost", "the lease is not held any more")                              \
 	X(LEASE_FENCED, -23, "LeaseFenced", "somebody else leases under this name now")                \
 	X(REPEATED, -24, "", "these messages were published before")                                   \
-	X(NOT_READY, -25, "NotReady", "the segment is not ready")
+	X(NOT_READY, -25, "NotReady", "the segment is not ready")                                      \
+	X(REJECTED, -26, "Rejected", "a channel has reached its limit and rejects (overflow=reject)")  \
+	X(STORE_FULL, -27, "Full", "the results store has as many keys or bytes as it may")            \
+	X(NO_NUMBER, -28, "BadArgument", "the value is no whole number of 64 bits")                    \
+	X(OVERTAKEN, -29, "", "somebody else has changed it meanwhile")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,
@@ -198,7 +202,10 @@ enum shmq_request_kind {
 	SHMQ_CREATE_CHANNEL = 2,
 	SHMQ_CREATE_BACKLOG = 3,
 	SHMQ_DELETE_TOPIC = 4,
-	SHMQ_DELETE_CHANNEL = 5
+	SHMQ_DELETE_CHANNEL = 5,
+	SHMQ_CREATE_STORE = 6, /* only by shmq_store_request; topic: the store's name */
+	SHMQ_DELETE_STORE = 7, /* topic: the store's name */
+	SHMQ_JOIN_CHANNEL = 8  /* create the channel, but not its topic */
 };
 /* Post a request. channel: NULL or "" if the request has none. ticket: for the calls below.
  * SHMQ_BAD_NAME, SHMQ_NOT_RUNNING (the broker is stopping); SHMQ_AGAIN, too, if all entries are
@@ -215,12 +222,91 @@ void shmq_request_end(shmq_broker *b, uint32_t ticket);
 int shmq_topic_pause(shmq_broker *b, uint32_t topic, uint32_t generation, bool paused,
                      int64_t until);
 int shmq_channel_pause(shmq_broker *b, uint32_t queue, uint64_t serial, bool paused, int64_t until);
+
+/* ---- policies ------------------------------------------------------------------------------- */
+
+/* The effect of a publish to a queue that has reached a limit. */
+enum shmq_overflow {
+	SHMQ_OVERFLOW_DISK = 0,  /* no limit but memory: the supervisor writes messages to disk */
+	SHMQ_OVERFLOW_BLOCK = 1, /* SHMQ_FULL, and the publisher waits; nothing goes to disk */
+	SHMQ_OVERFLOW_REJECT = 2,
+	SHMQ_OVERFLOW_DROP_OLDEST = 3, /* the oldest READY messages make room */
+	SHMQ_OVERFLOW_DROP_NEWEST = 4  /* this queue does not get the message */
+};
+
+enum shmq_setting_flag {
+	SHMQ_EXPIRED_TO_DEAD = 1, /* expired messages go to the dead topic */
+	SHMQ_OVERFLOW_TO_DEAD = 2 /* so do those that DROP_OLDEST drops */
+};
+
+/* The policies of a queue. All zeros: nsqd's rules and no others. */
+typedef struct shmq_settings {
+	uint64_t max_messages; /* waiting, in memory and on disk; 0: no limit */
+	uint64_t max_bytes;    /* of their bodies; 0: no limit */
+	int64_t message_ttl;   /* a message older than this is not delivered; 0: no limit */
+	int64_t retry_first;   /* before a failed message is delivered again; 0: at once */
+	int64_t retry_most;    /* the delay doubles with each failure up to this */
+	uint32_t max_attempts; /* failures after which a message is dead, to 65535; 0: no limit */
+	uint32_t overflow;     /* enum shmq_overflow */
+	uint32_t flags;        /* enum shmq_setting_flag */
+	char dead_letter[80];  /* name of the dead topic; empty: <topic>.<channel>.dead */
+} shmq_settings;
+
+/* Set the policies of a queue; they hold for every later call, and messages that wait stay. was: the
+ * settings that the new ones were made from; if others hold by now, the call stores nothing and
+ * returns SHMQ_OVERTAKEN. NULL: whatever holds. SHMQ_INVALID (shmq_error_detail says which setting),
+ * SHMQ_BAD_NAME. Waiting publishers and consumers look again. death: the old or the new settings
+ * hold, as a whole. */
+int shmq_queue_configure(shmq_broker *b, uint32_t queue, uint64_t serial, const shmq_settings *was,
+                         const shmq_settings *settings, int64_t until);
+/* Read them. death: nothing is stored. */
+int shmq_queue_settings(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
+                        shmq_settings *out);
+
+/* The name of the topic to which the dead letters of a channel go. name: 80 bytes. SHMQ_BAD_NAME: the
+ * default is too long, or has a character that no name may have. SHMQ_INVALID: the queue is a
+ * backlog. */
+int shmq_dead_topic(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until, char *name);
+/* As shmq_queue_configure for a topic's backlog and for the queues that the topic gets later; the
+ * channels that it has keep theirs. was: of the topic. death: the old or the new settings hold, as a
+ * whole, of the topic and of the backlog; those of the backlog are stored first. */
+int shmq_topic_configure(shmq_broker *b, uint32_t topic, uint32_t generation,
+                         const shmq_settings *was, const shmq_settings *settings, int64_t until);
+/* Read them. death: nothing is stored. */
+int shmq_topic_settings(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until,
+                        shmq_settings *out);
+
 /* Drop the READY, REQUEUED, IN_FLIGHT, DEFERRED and SPILLING messages of the queue and its messages
  * on disk (nsqd's "empty"), but not those that are leased. dropped: their number. Chunk files up to
  * the queue's `deferred_gone` may be deleted afterwards.
  * death: some are dropped and some are not; no message is half dropped. */
 int shmq_queue_empty(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
                      uint64_t *dropped);
+
+/* ---- properties ----------------------------------------------------------------------------- */
+
+/*
+ * A message may carry properties: names with values, beside its body. They travel as one block of
+ * entries, back to back: u8 length of the name, the name, u16 little-endian length of the value, the
+ * value. These functions read and write only the memory that they are given.
+ */
+#define SHMQ_PROPERTIES_MOST 4096u /* bytes of a block */
+#define SHMQ_PROPERTY_NAME 64u     /* characters of a name, of a-z 0-9 . _ - */
+typedef struct shmq_property {
+	const char *name; /* not terminated */
+	const void *value;
+	uint32_t name_length, length;
+} shmq_property;
+/* Read the entry of a block at `*at`, and move `*at` behind it. `out` points into the block. Returns
+ * 1; 0 at the block's end; -1 if there is no whole entry with a name: something has overwritten the
+ * block. */
+int shmq_property_next(const void *block, uint64_t length, uint64_t *at, shmq_property *out);
+/* Append an entry to a block, which has room for SHMQ_PROPERTIES_MOST bytes. SHMQ_INVALID: the name
+ * is no name, or begins with "shmq-", as shmq's own entries on disk do. SHMQ_TOO_BIG: the block would
+ * be too long. shmq_error_detail has the sentence. */
+int shmq_property_add(void *block, uint64_t *length, const shmq_property *p);
+/* Returns 0 if the block may be published; statuses as shmq_property_add. */
+int shmq_properties_check(const void *block, uint64_t length);
 
 /* ---- publish -------------------------------------------------------------------------------- */
 
@@ -249,6 +335,22 @@ int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t 
 #define SHMQ_LARGE 65536u
 #endif
 
+/* The terms of a publish that not every publish has; zeros: it has none of them. */
+typedef struct shmq_terms {
+	int64_t due; /* as shmq_publish */
+	/* The CLOCK_REALTIME time (ns) from which they are not delivered any more; 0: the queues' settings
+	 * alone decide. */
+	int64_t expires;
+	/* NULL, or n blocks of properties; a length of 0: that message has none. Body and block together
+	 * have max_msg_size - SHMQ_ENVELOPE bytes at most. */
+	const shmq_body *properties;
+} shmq_terms;
+/* Publish as shmq_publish, on these terms. SHMQ_INVALID and SHMQ_TOO_BIG also for the properties. */
+int shmq_publish_on(shmq_producer *p, const shmq_body *bodies, uint32_t n, const shmq_terms *terms,
+                    int64_t until, uint64_t *first_id);
+/* Bytes that properties take on disk beside their block. */
+#define SHMQ_ENVELOPE 12u
+
 /*
  * Publish messages at most once, although the caller may have to repeat the call.
  *
@@ -258,7 +360,7 @@ int shmq_publish(shmq_producer *p, const shmq_body *bodies, uint32_t n, int64_t 
  * forgets the one that was used longest ago.
  * SHMQ_REPEATED: the key has reached `upto` already, or is in a later epoch; nothing was published.
  * SHMQ_INVALID: messages before `after` are missing. SHMQ_TABLE_FULL: every entry belongs to
- * another topic. Otherwise as shmq_publish.
+ * another topic. Otherwise as shmq_publish_on.
  * death: messages and mark are both there, or neither is.
  */
 typedef struct shmq_sequence {
@@ -267,7 +369,8 @@ typedef struct shmq_sequence {
 	uint64_t after, upto;
 } shmq_sequence;
 int shmq_publish_once(shmq_producer *p, const shmq_body *bodies, uint32_t n,
-                      const shmq_sequence *mark, int64_t until, uint64_t *first_id);
+                      const shmq_terms *terms, const shmq_sequence *mark, int64_t until,
+                      uint64_t *first_id);
 /* Read a key's progress. out->epoch: its last epoch + 1, or 0 if there is none; out->upto: the last
  * message of that epoch. */
 int shmq_sequence_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_sequence *out);
@@ -279,6 +382,10 @@ int shmq_producer_wait(shmq_producer *p, int64_t deadline);
 typedef struct shmq_loan shmq_loan;
 /* Statuses as shmq_publish. death: the reaper gives the slots back. */
 int shmq_loan_begin(shmq_producer *p, uint64_t length, int64_t until, shmq_loan **out);
+/* The same with properties, which are copied at once; NULL: without. Statuses as shmq_publish_on.
+ * death: as shmq_loan_begin. */
+int shmq_loan_begin_on(shmq_producer *p, uint64_t length, const shmq_body *properties,
+                       int64_t until, shmq_loan **out);
 /* The buffer to fill. */
 void *shmq_loan_data(shmq_loan *loan);
 /* Publish only the first `length` bytes, from 1 to the loan's length; the caller checks that.
@@ -302,7 +409,7 @@ typedef struct shmq_message {
 	uint32_t length;
 	uint32_t slot;
 	uint32_t attempts;
-	uint32_t reserved;
+	uint32_t properties; /* bytes of its properties, which end where the body begins; 0: none */
 } shmq_message;
 
 /* Enter a session into the queue. max_in_flight: as shmq_consumer_limit. msg_timeout_ns: 0 for the
@@ -310,8 +417,8 @@ typedef struct shmq_message {
  * death: the reaper frees the session. */
 int shmq_consumer_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t max_in_flight,
                        int64_t msg_timeout_ns, int64_t until, shmq_consumer **out);
-/* Return the messages that the consumer has not finished to the queue, and free its session. The
- * handle stays valid (every call answers SHMQ_CLOSED) until shmq_consumer_free. */
+/* Return the messages that the consumer has not finished to the queue, and free its session; this
+ * counts no failure. The handle stays valid (every call answers SHMQ_CLOSED) until shmq_consumer_free. */
 int shmq_consumer_close(shmq_consumer *c, int64_t until);
 void shmq_consumer_free(shmq_consumer *c);
 /*
@@ -364,14 +471,116 @@ void shmq_waiter_wake(shmq_waiter *w);
 void shmq_waiter_close(shmq_waiter *w);
 void shmq_waiter_free(shmq_waiter *w);
 
+/*
+ * One consumer of many queues, its lanes. Each lane is a shmq_consumer, which the caller opens and
+ * keeps; messages are settled through it. Any thread may take. The process's own words are
+ * protected by a mutex that nobody holds while it waits.
+ *
+ * Each lane is on one of `levels` levels; the lanes of a level take turns. strict: a level is
+ * served only while no lane of those before it has a message that may be taken. Otherwise the
+ * levels share by their weights, from 1 to SHMQ_WEIGHT_MOST, as long as they have messages.
+ */
+#define SHMQ_WEIGHT_MOST 1000000u
+typedef struct shmq_lanes shmq_lanes;
+/* max_in_flight: over all lanes; that of each lane is to be as high. follows: waiting also ends
+ * when a topic or a channel comes or goes (shmq_directory_generation). Without a free doorbell it
+ * polls. SHMQ_INVALID: no level, or a wrong weight. death: the reaper frees the doorbell. */
+int shmq_lanes_open(shmq_broker *b, bool strict, bool follows, const uint32_t *weights,
+                    uint32_t levels, uint32_t max_in_flight, shmq_lanes **out);
+/* Add a lane, of the same broker, behind the others of its level. tag: what shmq_lanes_take gives
+ * back for it. It stays until shmq_lanes_remove, which comes before shmq_consumer_close. */
+int shmq_lanes_add(shmq_lanes *l, shmq_consumer *c, uint32_t level, void *tag);
+/* Remove a lane. The consumer is to be kept as long as a thread is in shmq_lanes_take. */
+void shmq_lanes_remove(shmq_lanes *l, shmq_consumer *c);
+void shmq_lanes_limit(shmq_lanes *l, uint32_t max_in_flight);
+/*
+ * Take up to n messages from the lane that is next, as shmq_take. tag: of the lane, also of the one
+ * that a failure is about (SHMQ_GONE, SHMQ_CORRUPT, SHMQ_NEED_MAP). SHMQ_EMPTY: no lane has
+ * anything, or max_in_flight messages are in flight. A lane whose lock is held elsewhere is passed
+ * over; SHMQ_AGAIN: no other one has anything.
+ * death: as shmq_take, for the one lane.
+ */
+int shmq_lanes_take(shmq_lanes *l, shmq_message *out, uint32_t n, int64_t until, uint32_t *got,
+                    void **tag);
+/* Returns true if shmq_lanes_take would find something, or an error. */
+bool shmq_lanes_look(shmq_lanes *l);
+/*
+ * Sleep until a lane may have something, a message was settled while max_in_flight were in flight,
+ * until shmq_lanes_wake, until `deadline` (CLOCK_MONOTONIC ns), or for 1 s. Of several threads one
+ * sleeps on the doorbell and the others wait for it. Returns 0 if a take is worth another try;
+ * SHMQ_TIMEOUT, SHMQ_INTERRUPTED. A wake-up may have been consumed: take, or call shmq_lanes_pass.
+ * death: the reaper clears its bits in the queues' bitmaps, and rings everybody.
+ */
+int shmq_lanes_wait(shmq_lanes *l, int64_t deadline);
+/* End the wait, or the next one if no thread waits. Several calls count as one. */
+void shmq_lanes_wake(shmq_lanes *l);
+/* A message of a lane was settled: wake a thread that waits for that. */
+void shmq_lanes_settled(shmq_lanes *l);
+/* Take nothing after a wait: wake other waiters of the queues that have something. */
+void shmq_lanes_pass(shmq_lanes *l);
+/* Withdraw from all queues, and give the doorbell back, or have the thread that sleeps do that.
+ * The handle stays valid (every call answers SHMQ_CLOSED) until shmq_lanes_free. */
+void shmq_lanes_close(shmq_lanes *l);
+/* No thread may be in a call. */
+void shmq_lanes_free(shmq_lanes *l);
+/* A number that rises whenever a topic or a channel is made, deleted or paused, and when another
+ * supervisor begins, which may do what the one before could not. */
+uint64_t shmq_directory_generation(const shmq_broker *b);
+
 /* Finish: for each m[i], ok[i] = 1 and its state changed, or ok[i] = 0 (it is not in flight to this
  * consumer). Returns 0 if all changed, else SHMQ_NOT_IN_FLIGHT. ok may be NULL.
  * death: the messages whose state word changed are finished, the others are not. */
 int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
-/* Requeue, as shmq_finish. delay_ns is clamped to [0, max_req_timeout]; 0: into the queue at once,
- * after what is published. */
+/*
+ * Requeue, as shmq_finish. delay_ns is clamped to [0, max_req_timeout]; 0: into the queue at once,
+ * after what is published. In a queue with max_attempts or a retry delay this counts a failure of
+ * each message; one that has failed max_attempts times is convicted: the supervisor moves it to the
+ * channel's dead topic.
+ * death: each message is in flight, or it is back. A delivery's failure is counted once.
+ */
 int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
                  int64_t until);
+/* The same after the queue's retry delay, if it has one, else at once. death: as shmq_requeue. */
+int shmq_retry(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
+/* Requeue without counting a failure. death: as shmq_requeue. */
+int shmq_release(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
+                 int64_t until);
+/* Convict the messages at once, as shmq_finish. The supervisor leaves them to the caller for hold_ns,
+ * for a shmq_dead_move of its own, and moves them then. SHMQ_BAD_NAME: as shmq_dead_topic.
+ * SHMQ_INVALID: their topic holds dead letters itself. death: each message is in flight, or it is
+ * convicted. */
+int shmq_reject(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t hold_ns, uint8_t *ok,
+                int64_t until);
+
+typedef struct shmq_dead_target {
+	uint32_t topic, generation;
+	const char *error; /* NULL, or what went wrong; the first 1024 bytes of it are kept */
+	uint32_t error_length;
+} shmq_dead_target;
+typedef struct shmq_dead_wish {
+	const shmq_message *messages; /* NULL, or n of them */
+	uint32_t n;
+} shmq_dead_wish;
+/*
+ * Move convicted messages of a queue to a topic, each in one transaction: up to n of those whose
+ * time has come; or, if `messages` is not NULL, those of the n messages of shmq_reject that are still
+ * there. Id, timestamp, attempts, body and properties stay. These are added, as texts: dead-reason
+ * (attempts, rejected, expired, overflow), dead-from (topic/channel), dead-failures, dead-when (ns
+ * since 1970), dead-pid (of the last consumer) and dead-error. moved: how many. SHMQ_EMPTY: there is
+ * none.
+ * SHMQ_NEED_BACKLOG: the topic has no queue. SHMQ_FULL: it has no room. SHMQ_INVALID: it is the
+ * queue's own topic.
+ * death: each message is in the queue and convicted, or it is in every queue of the topic.
+ */
+int shmq_dead_move(shmq_broker *b, uint32_t queue, uint64_t serial, const shmq_dead_target *to,
+                   const shmq_dead_wish *wish, int64_t until, uint32_t *moved);
+/* Move messages in flight to this consumer to one channel's queue of another topic, each in one
+ * transaction, as shmq_finish. Their failures, and properties that a death added, are forgotten, and
+ * their timestamp is the time of the call. ok: n entries. SHMQ_FULL: there is no room for the others.
+ * SHMQ_INVALID: that topic is paused.
+ * death: each message is in flight or back in its queue, or it is in the other queue. */
+int shmq_redrive(shmq_consumer *c, const shmq_message *m, uint32_t n, uint32_t queue,
+                 uint64_t serial, uint8_t *ok, int64_t until);
 /* Touch, as shmq_finish: the new deadline is now + msg_timeout, at most delivery +
  * max_msg_timeout. */
 int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
@@ -389,110 +598,10 @@ typedef struct shmq_consumer_info {
 /* The consumer's session, read without a lock. */
 void shmq_consumer_get_info(const shmq_consumer *c, shmq_consumer_info *out);
 
-/* ---- leases --------------------------------------------------------------------------------- */
-
-/*
- * A lease is a set of messages that is held under a name. Any process may read it, in parts, as
- * often as it likes, and gets the same rows each time; then it is finished or returned as a whole.
- *
- * A lease holder is the name together with its present owner. A process that opens the name becomes
- * its next incarnation, and every earlier one is fenced (SHMQ_LEASE_FENCED). The leases are
- * returned to the head of the queue, with attempts + 1, when the holder gave no sign of life for
- * `ttl`, or had no owner for `grace`; a death of the owner begins `grace` at once.
- *
- * The state word of a lease decides over all of its messages. A holder's leases have rising ids.
- */
-typedef struct shmq_lease_holder {
-	uint32_t queue, index;
-	uint64_t serial, incarnation;
-} shmq_lease_holder;
-typedef struct shmq_lease {
-	uint64_t id, parent, bytes;
-	uint32_t count, parts, replays;
-	uint32_t on_disk; /* of `count`: leased in place on disk */
-} shmq_lease;
-/* Whole records on disk from the queue's read position on, as the caller found them in its
- * files. */
-typedef struct shmq_run {
-	uint64_t from, to, bytes; /* positions; bytes of bodies */
-	uint32_t count, parts;
-	const uint64_t *at; /* position of each part's first record */
-} shmq_run;
-
-/* Become the owner of a name. ttl, grace: ns, 0 for never. SHMQ_TABLE_FULL: 64 other names hold
- * leases or have an owner. */
-int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial, const char *name,
-                           int64_t ttl_ns, int64_t grace_ns, int64_t until, shmq_lease_holder *out);
-/* Give a sign of life, as every call with the holder does. SHMQ_LEASE_FENCED. */
-int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
-/* Leave the name without an owner; its leases wait for `grace`. SHMQ_LEASE_FENCED. */
-int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
-/*
- * Lease up to n messages with max_bytes of bodies together (at least one message), in the order in
- * which a take would hand them out, split into at most `parts` (1 to 32) parts. parent: the lease
- * that the caller took before, 0 if none; it is only stored. SHMQ_EMPTY: no message is available,
- * or the limit of held messages is reached. SHMQ_TABLE_FULL: 64 leases of this queue are open.
- * SHMQ_LEASE_FENCED.
- *
- * run: NULL, or the records on disk that follow the messages in memory, with their parts. The lease
- * takes the whole run; or none of it, if that would exceed n or max_bytes or other messages come
- * first. The run stays on disk and is read there; nothing is read back into memory until the lease
- * ends. One lease of a queue at a time has a run. SHMQ_EMPTY, too, if the run does not begin at the
- * read position; nothing was taken then.
- * death: all of the messages are in the lease, or all are where they were.
- */
-int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, uint64_t parent, uint32_t n,
-                    uint64_t max_bytes, uint32_t parts, const shmq_run *run, int64_t until,
-                    shmq_lease *out);
-/* Describe a lease. replay: count one more reading of it. SHMQ_LEASE_LOST: the holder has no such
- * lease. */
-int shmq_lease_look(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, bool replay,
-                    int64_t until, shmq_lease *out);
-/* List the holder's open leases in the order of their ids, up to n of them. */
-int shmq_lease_list(shmq_broker *b, const shmq_lease_holder *l, shmq_lease *out, uint32_t n,
-                    int64_t until, uint32_t *count);
-/* Finish every lease of the holder up to the id `through`. messages: their number. SHMQ_LEASE_LOST:
- * that lease is not held and was not finished; those before it are finished. death: each lease is
- * finished or is not. */
-int shmq_lease_finish(shmq_broker *b, const shmq_lease_holder *l, uint64_t through, int64_t until,
-                      uint64_t *messages);
-/* Return one lease to the head of the queue. messages: their number. SHMQ_LEASE_LOST. death: all of
- * its messages are returned, or none. */
-int shmq_lease_return(shmq_broker *b, const shmq_lease_holder *l, uint64_t id, int64_t until,
-                      uint64_t *messages);
-/* End the lease of any holder, for administrators: return it (back) or finish it. */
-int shmq_lease_end(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, bool back,
-                   int64_t until, uint64_t *messages);
-/*
- * Reading takes no lock. shmq_lease_open sets a cursor to the first message of a part. Then
- * shmq_lease_measure tells how many of the next messages fit: at most `rows`, with at most `bytes`
- * of bodies, but at least one if any is left. shmq_lease_copy copies them and moves the cursor.
- * SHMQ_LEASE_LOST: the lease was ended meanwhile; discard the copies.
- */
-typedef struct shmq_lease_cursor {
-	uint32_t queue, part, slot, left;
-	uint64_t serial, id;
-	uint64_t from, to; /* the part's records on disk, which follow those in memory */
-} shmq_lease_cursor;
-int shmq_lease_open(shmq_broker *b, uint32_t queue, uint64_t serial, uint64_t id, uint32_t part,
-                    shmq_lease_cursor *out);
-int shmq_lease_measure(shmq_broker *b, const shmq_lease_cursor *c, uint32_t rows, uint64_t bytes,
-                       uint32_t *count, uint64_t *size);
-/* ids, timestamps (CLOCK_REALTIME ns), attempts: `count` entries each; offsets: count + 1 entries,
- * where each body begins in `data` and the last one ends; data: `size` bytes. */
-int shmq_lease_copy(shmq_broker *b, shmq_lease_cursor *c, uint32_t count, uint64_t size,
-                    uint64_t *ids, int64_t *timestamps, int32_t *attempts, int32_t *offsets,
-                    uint8_t *data);
-/* Sleep until a message may be available for a lease; as shmq_consumer_wait. */
-int shmq_lease_wait(shmq_broker *b, const shmq_lease_holder *l, int64_t deadline);
-
-#ifdef SHMQ_KILLPOINTS
-/* Send this process SIGKILL at the `count`-th passing of the named point (1: the first). NULL
- * disarms. */
-void shmq_killpoint_arm(const char *name, uint32_t count);
-#endif
-
 #ifdef __cplusplus
 }
 #endif
+
+#include "shmq_lease.h"
+
 #endif

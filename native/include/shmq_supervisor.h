@@ -63,6 +63,7 @@ void shmq_directory_close(shmq_broker *b);
 typedef struct shmq_request {
 	uint32_t ticket, kind, client;
 	char topic[80], channel[80];
+	uint64_t numbers[2]; /* SHMQ_CREATE_STORE: max_keys, max_bytes */
 } shmq_request;
 /* Fetch a posted request. SHMQ_EMPTY: there is none. Frees abandoned requests on the way. */
 int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out);
@@ -70,10 +71,12 @@ int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out);
 void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status);
 
 /* Enter a topic whose message ids begin above `clock_floor` (clock of an id, in units of 64 ns), or
- * find the one that exists. SHMQ_BAD_NAME, SHMQ_TABLE_FULL, SHMQ_NO_SPACE. death: it exists or it
- * does not. */
-int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor, int64_t until,
-                      uint32_t *topic, uint32_t *generation);
+ * find the one that exists. settings: of the queues that it gets later; NULL: nsqd's rules and no
+ * others. SHMQ_BAD_NAME, SHMQ_TABLE_FULL, SHMQ_NO_SPACE, SHMQ_INVALID. death: it exists or it does
+ * not. */
+int shmq_topic_create(shmq_broker *b, const char *name, uint64_t clock_floor,
+                      const shmq_settings *settings, int64_t until, uint32_t *topic,
+                      uint32_t *generation);
 /* The size of a queue segment in bytes. */
 uint64_t shmq_queue_bytes(const shmq_limits *limits);
 /* Find a free queue index, and draw a new serial for the segment's name. SHMQ_TABLE_FULL,
@@ -85,6 +88,7 @@ typedef struct shmq_queue_spec {
 	const char *base;                           /* base name of its files */
 	uint64_t disk_read, disk_write, disk_depth; /* positions, and the messages between them */
 	bool ephemeral, paused;
+	const shmq_settings *settings; /* NULL: nsqd's rules and no others */
 } shmq_queue_spec;
 /* Make a new queue segment of the empty shared memory object `fd`, as shmq_directory_create. */
 int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec);
@@ -96,8 +100,9 @@ int shmq_queue_enter(shmq_broker *b, uint32_t queue, uint64_t serial, uint32_t t
 /* Turn the topic's backlog into its first channel, with everything in it. SHMQ_GONE: there is no
  * backlog; SHMQ_INVALID: the topic is paused or has a channel. `base_pending` is set: rename the
  * files, then call shmq_queue_renamed. death: the queue is the backlog or the channel. */
-int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel, int64_t until,
-                         uint32_t *queue, uint64_t *serial);
+int shmq_queue_take_over(shmq_broker *b, uint32_t topic, const char *channel,
+                         const shmq_settings *settings, int64_t until, uint32_t *queue,
+                         uint64_t *serial);
 /* Store the new base name of the files, and allow spills again. */
 int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t until);
 /* Take the queue out of the directory, mark its segment CLOSED, and wake everybody (SHMQ_GONE).
@@ -115,12 +120,38 @@ int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64
 
 /* ---- deadlines ------------------------------------------------------------------------------ */
 
-/* Do one bounded step of nsqd's scan: move at most `limit` messages whose time-out (before `now`,
- * CLOCK_MONOTONIC ns) or due time (before `realtime`, CLOCK_REALTIME ns) has come to the requeue
- * ring; return the leases whose time is over; and correct the queue's next_deadline and next_due
- * columns. expired, due: how many messages of each kind were moved. */
-int shmq_expire(shmq_broker *b, uint32_t queue, int64_t now, int64_t realtime, uint32_t limit,
-                int64_t until, uint32_t *expired, uint32_t *due);
+/* One bounded step of nsqd's scan. */
+typedef struct shmq_expiry {
+	int64_t now;      /* CLOCK_MONOTONIC ns; time-outs before it have come */
+	int64_t realtime; /* CLOCK_REALTIME ns; due times before it have come */
+	uint32_t limit;   /* most messages to move */
+} shmq_expiry;
+/* Move messages whose time-out or due time has come to the requeue ring; return the leases whose
+ * time is over; and correct the queue's next_deadline and next_due columns. expired, due: how many
+ * messages of each kind were moved. A convicted message is left where it is. */
+int shmq_expire(shmq_broker *b, uint32_t queue, const shmq_expiry *step, int64_t until,
+                uint32_t *expired, uint32_t *due);
+
+/* Returns true if, when shmq_expire last looked, a convicted message waited to be moved. It holds up
+ * the deferred messages of its queue until shmq_dead_move or shmq_dead_postpone. */
+bool shmq_dead_waiting(shmq_broker *b, uint32_t queue);
+/* Let up to n convicted messages that cannot be moved now wait until `due` (CLOCK_REALTIME ns).
+ * count: how many. death: each waits, or it does not. */
+int shmq_dead_postpone(shmq_broker *b, uint32_t queue, int64_t due, uint32_t n, int64_t until,
+                       uint32_t *count);
+
+/* A sweep under way. All zeros: it begins. */
+typedef struct shmq_sweep {
+	int64_t now, earliest;
+	uint32_t step, next, expired;
+	bool within;
+} shmq_sweep;
+#define SHMQ_SWEPT 5u /* the step after which nothing is left to do */
+
+/* Do one bounded step of dropping the messages of a queue that have expired, wherever they wait.
+ * Repeat until `step` is SHMQ_SWEPT; `expired` then is their number. death: each message is
+ * there, or dropped and counted; the queue's next adoption sweeps again. */
+int shmq_sweep_expired(shmq_broker *b, uint32_t queue, int64_t until, shmq_sweep *sweep);
 
 /* ---- overflow ------------------------------------------------------------------------------- */
 
@@ -197,25 +228,47 @@ int shmq_spill_end(shmq_broker *b, const shmq_spill *s, uint64_t write_position,
                    int64_t until);
 /* Bytes of a record before its body: 4 length, 8 timestamp, 2 attempts, 16 id. */
 #define SHMQ_RECORD_HEAD 30u
-/* Decode `length` bytes that are exactly `count` records into columns as in shmq_lease_copy.
- * attempts include the present delivery; data: length - SHMQ_RECORD_HEAD * count bytes.
- * SHMQ_CORRUPT: they are not exactly that. */
-int shmq_records_decode(const void *records, uint64_t length, uint32_t count, uint64_t *ids,
-                        int64_t *timestamps, int32_t *attempts, int32_t *offsets, uint8_t *data);
+/* The properties of exactly `count` records, as shmq_lease_properties. SHMQ_CORRUPT: they are not
+ * exactly that. */
+int shmq_records_properties(const void *records, uint64_t length, uint32_t count, uint64_t *size,
+                            const shmq_blocks *to);
+/* Separate the `length` bytes that a record has in its body's place: the properties, and the body.
+ * Both point into `data`. */
+void shmq_record_split(const void *data, uint64_t length, shmq_body *properties, shmq_body *body);
+/* Write the record of a message of which a copy of its slot and the bytes of its properties and
+ * body are left. to: NULL to ask for the size. Returns the size. */
+uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length, void *to);
+/* By how many bytes a record's body may exceed max_msg_size: shmq's own entries beside it. */
+#define SHMQ_RECORD_MORE 64u
+/* Decode `length` bytes that are exactly `count` records into columns for `count` messages and
+ * length - SHMQ_RECORD_HEAD * count bytes of bodies. SHMQ_CORRUPT: they are not exactly that. */
+int shmq_records_decode(const void *records, uint64_t length, uint32_t count,
+                        const shmq_columns *to);
 /* Count the whole records at the start of `data`, up to `most`, and the bytes that they use.
  * damaged: the length of the next record is impossible. */
 int shmq_records_scan(const void *data, uint64_t length, uint64_t max_msg_size, uint32_t most,
                       uint32_t *records, uint64_t *used, bool *damaged);
+/* Count the records at the start of `data`, which are whole, that may be leased where they are: up to
+ * the first that expires by itself or was convicted, because those are to be looked at again when they
+ * are handed out, and with bodies of at most max_bytes. at_least: one, whatever its body has. bytes: of
+ * their bodies; used: of the records. */
+void shmq_records_leasable(const void *data, uint64_t length, uint64_t max_bytes, bool at_least,
+                           uint32_t *records, uint64_t *bytes, uint64_t *used);
+/* Whole records as they were read from the segment files. */
+typedef struct shmq_records {
+	const void *data;
+	uint64_t length;
+	uint64_t position;      /* of the first record */
+	uint64_t next_position; /* of what follows the last one; may be in the next file */
+} shmq_records;
 /*
- * Restore records that were read from disk at `position` into the requeue ring, as many as fit:
- * `taken` of them, `used` bytes. The read position becomes next_position if all were taken (that
- * may be in the next file), else position + used. SHMQ_GONE: the read position is no longer
- * `position` (emptied).
+ * Restore records into the requeue ring, as many as fit: `taken` of them, `used` bytes. The read
+ * position becomes next_position if all were taken, else position + used. SHMQ_GONE: the read
+ * position is no longer `position` (emptied).
  * death: RESTORED slots below the read position become REQUEUED, the others FREE.
  */
-int shmq_restore(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
-                 uint64_t position, uint64_t next_position, int64_t until, uint32_t *taken,
-                 uint64_t *used);
+int shmq_restore(shmq_broker *b, uint32_t queue, const shmq_records *records, int64_t until,
+                 uint32_t *taken, uint64_t *used);
 /* Move the read position past damage or to the next file. from: where it must be now, else
  * SHMQ_GONE; depth: the number of messages on disk as recounted. */
 int shmq_disk_set(shmq_broker *b, uint32_t queue, uint64_t from, uint64_t read_position,
@@ -240,27 +293,37 @@ int shmq_trim(shmq_broker *b, uint32_t queue, int64_t until, uint64_t *bytes);
 /*
  * A chunk holds at most 2^24 deferred messages with their due times (CLOCK_REALTIME ns). Its number
  * was never used in this queue before.
- *
- * Out: begin marks up to n DEFERRED slots that are due at `from_due` or later SPILLING, by due
- * time. encode works as for a spill; the caller writes the whole chunk; shmq_spill_end stores its
- * number as deferred_write and frees the slots, or gives them back. SHMQ_EMPTY: no message is due
- * then.
+ */
+typedef struct shmq_chunk_wish {
+	uint64_t chunk;     /* its number */
+	int64_t from_due;   /* only messages that are due then or later */
+	uint64_t max_bytes; /* most bytes of records */
+	uint32_t n;         /* most messages */
+} shmq_chunk_wish;
+/*
+ * Out: begin marks DEFERRED slots SPILLING as wished, by due time. encode works as for a spill; the
+ * caller writes the whole chunk; shmq_spill_end stores its number as deferred_write and frees the
+ * slots, or gives them back. SHMQ_EMPTY: no message is due then.
  * death: they are on disk if the number is not above deferred_write, else still in memory.
  */
-int shmq_chunk_begin(shmq_broker *b, uint32_t queue, uint64_t chunk, int64_t from_due, uint32_t n,
-                     uint64_t max_bytes, int64_t until, shmq_spill *out);
+int shmq_chunk_begin(shmq_broker *b, uint32_t queue, const shmq_chunk_wish *wish, int64_t until,
+                     shmq_spill *out);
+typedef struct shmq_chunk_records {
+	const void *data; /* the next n records of a chunk, as on disk */
+	uint64_t length;
+	const int64_t *dues; /* their n due times */
+	uint32_t n;
+	uint64_t position; /* chunk << 24 | number of the first one in the chunk */
+} shmq_chunk_records;
 /*
- * In: load the next n messages of a chunk; data: their records as on disk; dues: their due times.
- * position: chunk << 24 | number of the first one in the chunk. taken: as many as fit;
- * deferred_read is then position + taken. SHMQ_GONE: the chunk was emptied. deferred_read remembers
- * one chunk only: before this call the caller records in the name of the other chunk's file how far
- * that was read.
+ * In: load messages of a chunk. taken: as many as fit; deferred_read is then position + taken.
+ * SHMQ_GONE: the chunk was emptied. deferred_read remembers one chunk only: before this call the
+ * caller records in the name of the other chunk's file how far that was read.
  * death: messages before deferred_read of its chunk are DEFERRED in memory, the others still on
  * disk.
  */
-int shmq_chunk_load(shmq_broker *b, uint32_t queue, const void *data, uint64_t length,
-                    const int64_t *dues, uint32_t n, uint64_t position, int64_t until,
-                    uint32_t *taken);
+int shmq_chunk_load(shmq_broker *b, uint32_t queue, const shmq_chunk_records *records,
+                    int64_t until, uint32_t *taken);
 /* Set how many messages are in chunks, as recounted. */
 int shmq_chunk_depth(shmq_broker *b, uint32_t queue, uint64_t depth, int64_t until);
 /* Let a new segment begin with chunks: store the highest number and the number of messages. Call it

@@ -14,6 +14,7 @@ import shmq
 from shmq.cli.output import patience
 from shmq.cli.parameters import complete_topic, instance_option
 from shmq.cli.status import OK
+from shmq.names import check_name, lane_name
 from shmq.option_types import parse_duration
 
 _BATCH_MESSAGES = 100
@@ -30,6 +31,18 @@ def _duration(
         raise click.BadParameter(str(exc)) from exc
 
 
+def _properties(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str | bytes] | None:
+    found: dict[str, str | bytes] = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{text!r} has no '=': give NAME=VALUE")
+        found[name] = os.fsencode(value)
+    return found or None
+
+
 @click.command()
 @instance_option
 @click.argument("topic", shell_complete=complete_topic)
@@ -44,6 +57,15 @@ def _duration(
     metavar="DURATION",
     help="Wait at most this long for room [for ever]; 0: do not wait.",
 )
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    callback=_properties,
+    metavar="NAME=VALUE",
+    help="Give every message this property; repeatable.",
+)
+@click.option("--priority", metavar="NAME", help="Publish to the topic TOPIC.NAME instead.")
 def pub(
     instance: str,
     topic: str,
@@ -51,21 +73,26 @@ def pub(
     file: BinaryIO | None,
     defer: float | None,
     timeout: float | None,
+    properties: dict[str, str | bytes] | None,
+    priority: str | None,
 ) -> int:
     """Publish each MESSAGE, or each line of --FILE or stdin, to TOPIC. Empty lines are left out."""
     if message and file is not None:
         raise click.UsageError("give messages or --file, not both")
+    if priority is not None:
+        topic = lane_name(check_name(topic, "topic"), priority)
     with shmq.attach(instance) as broker:
         producer = broker.producer(topic)
         if message:
             with patience(f"waiting for room in {topic}"):
-                producer.publish_many([os.fsencode(text) for text in message], defer, timeout)
+                bodies = [os.fsencode(text) for text in message]
+                producer.publish_many(bodies, defer, timeout, properties)
             return OK
         source = sys.stdin.buffer if file is None else file
         with _progress(source, topic) as advance:
             for batch, size in _batches(source):
                 if batch:
-                    producer.publish_many(batch, defer, timeout)
+                    producer.publish_many(batch, defer, timeout, properties)
                 advance(size)
     return OK
 

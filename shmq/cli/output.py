@@ -20,6 +20,7 @@ from shmq.diagnostics.readable import printable
 _PATIENCE = 1.0  # seconds until a progress line appears
 #: Columns that are aligned to the left.
 _TEXT_COLUMNS = {
+    "KEY",
     "TOPIC/CHANNEL",
     "TOPIC",
     "CHANNEL",

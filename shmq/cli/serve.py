@@ -46,7 +46,7 @@ _STACKS_SHOWN = 2  # exit status of a Go program
 #: The Go version of the nsqd 1.3.0 release. Programs that parse nsqd's version line expect one.
 _NSQD_BUILT_WITH = "go1.21.5"
 
-_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "parent-pid", "version")
+_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "owned", "parent-pid", "version")
 
 _WORKER = "shmq.gateway.worker"
 
@@ -138,6 +138,12 @@ class _Grouped(click.Command):
     help="Stop when this process has ended and no client is attached.",
 )
 @click.option(
+    "--owned",
+    is_flag=True,
+    help="Stop when the process of --parent-pid has ended, also if clients are attached; drop all "
+    "messages at the end; make and remove --data-path.",
+)
+@click.option(
     "--drain",
     is_flag=True,
     help="Write the messages that a supervisor of this release left in shared memory to disk, and "
@@ -156,6 +162,7 @@ def serve(
     config: str | None,
     config_unknown: str | None,
     parent_pid: int | None,
+    owned: bool,
     drain: bool,
     **flags: str | None,
 ) -> int:
@@ -169,6 +176,8 @@ def serve(
     notifier = systemd.Notifier.from_environment()
     if parent_pid is not None:
         notifier = systemd.Notifier()  # systemd's notifications are about the parent process
+    if owned and parent_pid is None:
+        raise click.UsageError("--owned needs --parent-pid: the process that owns the instance")
     source = _Source(flags, config, config_unknown or ("warn" if nsqd else "refuse"), nsqd)
     try:
         options = source.load()
@@ -192,7 +201,7 @@ def serve(
             gateway.launch()
         from shmq.supervisor.supervisor import Supervisor  # slow to import
 
-        supervisor = Supervisor(options, parent_pid, notifier, gateway)
+        supervisor = Supervisor(options, parent_pid, notifier, gateway, owned)
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError, OptionError) as exc:
         _log.critical("%s", _sentence(exc))

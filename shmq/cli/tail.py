@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import click
@@ -27,8 +27,9 @@ from shmq.cli.output import (
 )
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import DEGRADED, ERROR, OK
-from shmq.diagnostics.readable import age, body_field, moment
+from shmq.diagnostics.readable import age, body_field, moment, property_fields, property_list
 from shmq.errors import NotInFlight
+from shmq.names import is_pattern
 from shmq.peek import Peeked
 from shmq.peek import peek as peek_queue
 from shmq.sources import ReadOnlySource
@@ -47,6 +48,8 @@ class _Seen(Protocol):
     def attempts(self) -> int: ...
     @property
     def body(self) -> bytes: ...
+    @property
+    def properties(self) -> Mapping[str, bytes]: ...
 
 
 def own_channel() -> str:
@@ -67,6 +70,11 @@ def own_channel() -> str:
     "--raw", is_flag=True, help="Print bodies as they are, without line ends between them."
 )
 @click.option(
+    "--properties",
+    is_flag=True,
+    help="Print the properties of a message on a line before its body; --json has them anyway.",
+)
+@click.option(
     "--peek",
     "peeking",
     is_flag=True,
@@ -80,19 +88,40 @@ def tail(
     channel: str | None,
     count: int | None,
     raw: bool,
+    properties: bool,
     peeking: bool,
 ) -> int:
     """Print the messages of TOPIC as they come, until Ctrl-C.
 
     Without CHANNEL, tail reads from an ephemeral channel of its own, as nsq_tail does, so that
     other consumers miss nothing. With CHANNEL, it takes that channel's messages: it finishes a
-    message after writing it out, and returns it to the channel if it could not be written.
+    message after writing it out, and returns it to the channel if it could not be written. With
+    CHANNEL, TOPIC may be a pattern ("tenant.*"): topics take turns, and each line begins with its
+    topic and a tab, or has it as "topic" (--json).
     """
     if raw and as_json:
         raise click.UsageError("choose --raw or --json")
+    if raw and properties:
+        raise click.UsageError("choose --raw or --properties")
+    if is_pattern(topic) and (channel is None or peeking):
+        raise click.UsageError("a pattern needs a CHANNEL to take from, and goes without --peek")
+    form = _form(as_json, raw)
+    if properties and not as_json:
+        form = _after_properties(form)
     if peeking:
-        return _peek_all(instance, topic, channel, count, _form(as_json, raw))
-    return _follow(instance, topic, channel, count, _form(as_json, raw))
+        return _peek_all(instance, topic, channel, count, form)
+    many = is_pattern(topic) and not raw
+    return _follow(instance, topic, channel, count, _with_topic(form) if many else form)
+
+
+def _after_properties(form: Callable[[_Seen], bytes]) -> Callable[[_Seen], bytes]:
+    """As `form`, with a line of properties before it if the message has any."""
+
+    def both(message: _Seen) -> bytes:
+        line = property_list(message.properties)
+        return (f"[{line}]\n".encode() if line else b"") + form(message)
+
+    return both
 
 
 def _form(as_json: bool, raw: bool) -> Callable[[_Seen], bytes]:
@@ -112,9 +141,17 @@ def _json_line(message: _Seen) -> bytes:
         "id": message.id,
         "timestamp": message.timestamp,
         "attempts": message.attempts,
+        **property_fields(message.properties),
         **body_field(message.body),
     }
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def _with_topic(form: Callable[[_Seen], bytes]) -> Callable[[Any], bytes]:
+    """The same for messages of many topics."""
+    if form is not _json_line:
+        return lambda message: message.topic.encode() + b"\t" + form(message)
+    return lambda message: b'{"topic":"%b",' % message.topic.encode() + _json_line(message)[1:]
 
 
 def _follow(
@@ -122,7 +159,7 @@ def _follow(
     topic: str,
     channel: str | None,
     count: int | None,
-    form: Callable[[_Seen], bytes],
+    form: Callable[[Any], bytes],
 ) -> int:
     # the default action would end the process between writing a message and finishing it
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -140,7 +177,7 @@ def _follow(
     return OK
 
 
-def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[_Seen], bytes]) -> None:
+def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[Any], bytes]) -> None:
     """Take, print and finish `count` messages. Raises BrokenPipeError when the reader has gone."""
     out = sys.stdout.buffer
     gone = _watch_reader(out.fileno())
@@ -242,7 +279,12 @@ def peek(
             print_json(_document(message))
     elif found:
         titles, row = _TABLES.get(state, _TABLES["ready"])
-        print_rows(titles, [row(message) for message in found])
+        rows = [row(message) for message in found]
+        if any(message.properties for message in found):
+            titles = [*titles[:-1], "PROPERTIES", titles[-1]]
+            for cells, message in zip(rows, found, strict=True):
+                cells.insert(-1, property_list(message.properties))
+        print_rows(titles, rows)
     else:
         where = f"{topic}/{channel}" if channel else f"the backlog of {topic}"
         click.echo(f"no message of {where} is {_STATE_WORDS[state]} in memory", err=True)
@@ -281,12 +323,14 @@ def _document(message: Peeked) -> dict[str, Any]:
         "id": message.id,
         "timestamp": message.timestamp,
         "attempts": message.attempts,
+        "failures": message.failures,
         "state": message.state,
         "due": message.due,
         "client": message.client,
         "pid": message.pid,
         "since": message.since,
         "until": message.until,
+        **property_fields(message.properties),
         **body_field(message.body),
     }
 

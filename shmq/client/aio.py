@@ -1,10 +1,13 @@
-"""Consumers in asyncio: one thread waits for all of them and wakes the tasks that should look.
+"""Publishing and consuming in asyncio.
+
+One thread waits for all consumers, and wakes the tasks that should look.
 
 A task takes by itself, in its loop's thread, without waiting. If there is nothing to take it leaves
 a future with the keeper of its process (one for each attachment). The keeper's thread sleeps on one
 doorbell for all consumers and wakes one task of a consumer at a time, which looks again. A task
 that took something, or that was cancelled after it was woken, has the next one woken. The thread
-never holds a message, so neither a cancelled task nor a closed loop can lose one.
+never holds a message, so neither a cancelled task nor a closed loop can lose one. A consumer of
+many topics has a keeper of its own, because it has a doorbell of its own.
 """
 
 from __future__ import annotations
@@ -15,19 +18,25 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from shmq import _native
 
 T = TypeVar("T")
 _Future = asyncio.Future[None]
+_Consumer = _native.Consumer | _native.Lanes
 
 #: How long the thread outlives the last task that waits.
 _LINGER_SECONDS: Final = 1.0
 #: How long it sleeps at most, and how long a task that was woken and does not look holds up the
 #: other tasks of its consumer.
 _SLICE_SECONDS: Final = 1.0
+
+
+#: Seconds between two tries to publish to a full channel, which double up to the second number.
+_FIRST_PAUSE: Final = 0.0005
+_LAST_PAUSE: Final = 0.010
 
 
 async def give_way() -> None:
@@ -41,7 +50,7 @@ async def in_thread(call: Callable[[], None]) -> None:
 
 
 async def take(
-    consumer: _native.Consumer, look: Callable[[], T | None], timeout: float | None
+    consumer: _Consumer, look: Callable[[], T | None], timeout: float | None
 ) -> T | None:
     """Return the result of `look` as soon as it is not None; None after `timeout` seconds (None: no
     limit). Raises ValueError for a negative timeout, and whatever `look` raises.
@@ -70,6 +79,28 @@ async def take(
         again = True
 
 
+async def publish(attempt: Callable[[], T], timeout: float | None) -> T:
+    """Return the result of `attempt`, which publishes without waiting. While a channel is full it
+    is tried again, for `timeout` seconds (None: no limit); the loop goes on meanwhile. Raises
+    Full after them, and whatever else `attempt` raises.
+    """
+    loop = asyncio.get_running_loop()
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")
+    deadline = None if timeout is None else loop.time() + timeout
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return attempt()
+        except _native.Rejected:
+            raise
+        except _native.Full:
+            if deadline is not None and loop.time() >= deadline:
+                raise
+        await asyncio.sleep(pause if deadline is None else min(pause, deadline - loop.time()))
+        pause = min(2 * pause, _LAST_PAUSE)
+
+
 def _tell(future: _Future) -> None:
     """Wake the task that waits for the future. Called in its loop."""
     if not future.done():
@@ -89,28 +120,57 @@ class _Line:
         self.since = 0.0
 
 
+class _LanesWaiter:
+    """A `_native.Waiter` for one consumer of many topics, which knows by itself how to wait."""
+
+    def __init__(self, lanes: _native.Lanes) -> None:
+        self._lanes = lanes
+        self._woken = threading.Event()
+
+    def wait(self, consumers: Sequence[_Consumer], deadline_ns: int) -> list[int]:
+        if deadline_ns <= 0:
+            return [0] if self._lanes.wait(0) else []
+        if consumers:
+            return [0] if self._lanes.wait(deadline_ns) else []
+        self._woken.wait(max(0.0, (deadline_ns - _native.now()) / 1e9))
+        self._woken.clear()
+        return []
+
+    def wake(self) -> None:
+        self._woken.set()
+        self._lanes.wake()
+
+    def pass_on(self, consumer: _Consumer) -> None:
+        self._lanes.pass_on()
+
+    def close(self) -> None:
+        """The doorbell stays the consumer's."""
+
+
 class _Keeper:
-    """The lines of one attachment, and the thread that waits for them.
+    """The lines of one attachment, or of one consumer of many topics, and the thread that waits for
+    them.
 
     The lock is an RLock because the garbage collector may close a waiting task at any point, also
     in the middle of a method of this class, and the task then calls `leave` in the same thread.
     """
 
-    def __init__(self, native: _native.Broker) -> None:
-        self._native = native
+    def __init__(self, key: _native.Broker | _native.Lanes) -> None:
+        self._key = key
         self._generation = _native_generation()
-        self._waiter = _native.Waiter(native)
+        # both take what this keeper has lines for: consumers of the one kind or the other
+        self._waiter: Any = (
+            _LanesWaiter(key) if isinstance(key, _native.Lanes) else _native.Waiter(key)
+        )
         self._lock = threading.RLock()
-        self._lines: dict[_native.Consumer, _Line] = {}
-        self._watched: dict[
-            _native.Consumer, None
-        ] = {}  # those of _lines from which none is called
-        self._seen: dict[_native.Consumer, None] = {}  # those that the thread waits for just now
+        self._lines: dict[_Consumer, _Line] = {}
+        self._watched: dict[_Consumer, None] = {}  # those of _lines from which none is called
+        self._seen: dict[_Consumer, None] = {}  # those that the thread waits for just now
         self._started = self._ended = False
 
     # ---- called by tasks ----
 
-    def enter(self, consumer: _native.Consumer, future: _Future, first: bool) -> bool:
+    def enter(self, consumer: _Consumer, future: _Future, first: bool) -> bool:
         """Have `future` called when there may be something to take. first: before those that wait
         already. Returns False if this keeper has ended."""
         with self._lock:
@@ -128,7 +188,7 @@ class _Keeper:
                 self._started = True
         return True
 
-    def leave(self, consumer: _native.Consumer, future: _Future, took: bool) -> None:
+    def leave(self, consumer: _Consumer, future: _Future, took: bool) -> None:
         """The future no longer waits. If it was called, its turn goes to the next one."""
         if self._generation != _native_generation():
             return  # a task of the parent process, whose thread may have had the lock at the fork
@@ -151,22 +211,22 @@ class _Keeper:
 
     # ---- with the lock held ----
 
-    def _watch(self, consumer: _native.Consumer) -> None:
+    def _watch(self, consumer: _Consumer) -> None:
         self._watched[consumer] = None
         if consumer not in self._seen:
             self._waiter.wake()
 
-    def _drop(self, consumer: _native.Consumer) -> None:
+    def _drop(self, consumer: _Consumer) -> None:
         self._lines.pop(consumer, None)
         self._watched.pop(consumer, None)
 
-    def _may_take(self, consumer: _native.Consumer) -> bool:
+    def _may_take(self, consumer: _Consumer) -> bool:
         try:
             return bool(self._waiter.wait((consumer,), 0))
         except _native.Gone:
             return True  # the broker is closed: each task finds that out when it looks
 
-    def _call(self, consumer: _native.Consumer, line: _Line) -> None:
+    def _call(self, consumer: _Consumer, line: _Line) -> None:
         """Call the first future of the line whose loop still runs."""
         while line.futures:
             future, _ = line.futures.popitem(last=False)
@@ -220,7 +280,7 @@ class _Keeper:
         finally:
             self._end()
 
-    def _ring(self, consumer: _native.Consumer) -> None:
+    def _ring(self, consumer: _Consumer) -> None:
         line = self._lines.get(consumer)
         if line is None:  # every task left it since the thread began to wait
             self._drop(consumer)
@@ -238,8 +298,8 @@ class _Keeper:
             self._lines.clear()
             self._watched.clear()
         self._waiter.close()
-        if _keepers.get(self._native) is self:
-            del _keepers[self._native]
+        if _keepers.get(self._key) is self:
+            del _keepers[self._key]
 
 
 def _can_be_told(future: _Future) -> bool:
@@ -251,21 +311,21 @@ def _can_be_told(future: _Future) -> bool:
     return False
 
 
-_keepers: dict[_native.Broker, _Keeper] = {}
+_keepers: dict[_native.Broker | _native.Lanes, _Keeper] = {}
 _native_generation = _native.fork_generation
 
 # These are the parent's lines and handles; the child's consumers attach for themselves.
 os.register_at_fork(after_in_child=_keepers.clear)
 
 
-def _enter(consumer: _native.Consumer, future: _Future, first: bool) -> _Keeper:
+def _enter(consumer: _Consumer, future: _Future, first: bool) -> _Keeper:
     """Put the future into the line of its consumer. Returns the keeper of that line."""
     while True:
-        native = consumer._broker
-        keeper = _keepers.get(native)
+        key = consumer if isinstance(consumer, _native.Lanes) else consumer._broker
+        keeper = _keepers.get(key)
         if keeper is None:
-            keeper = _keepers.setdefault(native, _Keeper(native))
+            keeper = _keepers.setdefault(key, _Keeper(key))
         if keeper.enter(consumer, future, first):
             return keeper
-        if _keepers.get(native) is keeper:
-            _keepers.pop(native, None)
+        if _keepers.get(key) is keeper:
+            _keepers.pop(key, None)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING
 
 from shmq import _native
 from shmq.client.handle import Reduction, Shown, home_of, reduction
+from shmq.client.waiting import Waiting
 
 if TYPE_CHECKING:
-    from shmq.client.message import Batch, Message
-
-T = TypeVar("T")
-
-#: A coroutine that finds a message each time yields to other tasks after this number of them.
-_TURN: Final = 32
+    from shmq.client.message import Batch
 
 
-class Consumer(_native.Consumer, metaclass=Shown):
+class Consumer(_native.Consumer, Waiting, metaclass=Shown):
     """Takes from one channel; returned by `Broker.consumer`. Any thread may use it.
 
     `take(timeout: float | None = None) -> Message | None`: the next message; None after `timeout`
     seconds (None: no limit; 0: do not wait).
+
+    `take_body(timeout: float | None = None) -> bytes | Message | None`: the body of the next
+    message, which is finished in the same call; a body of more than 4096 bytes comes as the
+    message, which is still in flight.
 
     `take_many(n: int, timeout: float | None = None) -> Batch`: 1 to n messages at once, as soon as
     there are any; an empty Batch after the timeout.
@@ -37,6 +36,7 @@ class Consumer(_native.Consumer, metaclass=Shown):
 
     `take_async`, `take_many_async` and `async for` do the same in asyncio, in any number of tasks
     and loops. One thread waits for all consumers of the process; it ends when no task waits.
+    `fileno()` is for other event loops.
 
     It can be pickled: the copy in another process is a consumer of its own of the same channel,
     with the same settings. The messages in flight to this one stay with it.
@@ -45,7 +45,6 @@ class Consumer(_native.Consumer, metaclass=Shown):
     # not in __dict__, which stays empty: to look up a method is faster then
     __slots__ = ("__dict__", "__weakref__", "_home", "_timeout_ns")
     _internal = frozenset({"session"})
-    _takes = 0
 
     def __init__(
         self,
@@ -84,62 +83,11 @@ class Consumer(_native.Consumer, metaclass=Shown):
 
         def take_many(self, n: int, timeout: float | None = None) -> Batch: ...
 
-    @overload
-    async def take_async(self, timeout: None = None) -> Message: ...
+    def close(self) -> None:
+        """Return the messages that are not settled to the channel, and wake the waiting threads.
 
-    @overload
-    async def take_async(self, timeout: float | None) -> Message | None: ...
-
-    async def take_async(self, timeout: float | None = None) -> Message | None:
-        """Like `take`, for asyncio: return the next message; None after `timeout` seconds (None: no
-        limit; 0: do not wait). A call that is cancelled takes nothing. Raises Gone."""
-        if self._rushes():
-            await self._give_way()
-        message = self.take(0)
-        if message is not None or timeout == 0:
-            return message
-        return await self._wait(functools.partial(self.take, 0), timeout)
-
-    async def take_many_async(self, n: int, timeout: float | None = None) -> Batch:
-        """Like `take_many`, for asyncio: return 1 to n messages as soon as there are any; an empty
-        Batch after `timeout` seconds (None: no limit; 0: do not wait). A call that is cancelled
-        takes nothing. Raises Gone."""
-        if self._rushes():
-            await self._give_way()
-        batch = self.take_many(n, 0)
-        if batch or timeout == 0:
-            return batch
-        return await self._wait(lambda: self.take_many(n, 0) or None, timeout) or batch
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        try:
-            message = await self.take_async()
-        except _native.Gone:
-            if self.closed or self._broker.closed or self._broker.stopped:
-                raise StopAsyncIteration from None
-            raise
-        return message
-
-    def _rushes(self) -> bool:
-        """Returns True if the other tasks of the loop should have a turn before the next take."""
-        self._takes += 1
-        return self._takes % _TURN == 0
-
-    async def _give_way(self) -> None:
-        from shmq.client import aio
-
-        await aio.give_way()
-
-    async def _wait(self, look: Callable[[], T | None], timeout: float | None) -> T | None:
-        from shmq.client import aio
-
-        return await aio.take(self, look, timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+        They, and every later call, raise Gone; an iteration ends. May be called again.
+        """
+        super().close()
+        if self._fileno is not None:
+            self._quench()

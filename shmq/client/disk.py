@@ -18,7 +18,6 @@ import numpy as np
 
 from shmq import _native, layout, peek
 from shmq.storage.diskqueue import DamagedFile, DiskQueue
-from shmq.storage.records import RECORD_OVERHEAD, RecordRun
 from shmq.views import QueueView
 
 #: Bytes that are scanned at a time; a part of a lease begins where such a piece begins.
@@ -45,8 +44,9 @@ class Files:
     def find(self, n: int, max_bytes: int, parts: int) -> Run | None:
         """Find the run of the next records on disk: with the messages that wait in memory before
         them at most n, and with bodies of at most max_bytes in all, but at least one record.
-        Returns None if there are none, or none that can be leased: they are leased already, damaged
-        or in files that this process may not read."""
+        It ends before a message with a time to live of its own, which is looked at when it is read
+        back to memory. Returns None if there are none, or none that can be leased: they are leased
+        already, damaged or in files that this process may not read."""
         header = self.view.header
         start, write = int(header["disk_read"]), int(header["disk_write"])
         n -= self.view.ring_length("requeue")
@@ -60,11 +60,15 @@ class Files:
                     chunk = disk.read(position, write, _PIECE, _at_most(n - count))
                 except (DamagedFile, OSError):
                     break  # the supervisor reports damage; or it has removed the file since
-                taken, bodies, end = _within(chunk, max_bytes - size, at_least=not count)
+                taken, bodies, used = _native.leasable_records(
+                    chunk.data, max(0, max_bytes - size), not count
+                )
                 if not taken:
                     break
                 pieces.append((count, position))
-                count, size, position = count + taken, size + bodies, end
+                whole = taken == chunk.count
+                position = chunk.next_position if whole else chunk.position + used
+                count, size = count + taken, size + bodies
                 if taken < chunk.count:
                     break
         if not count:
@@ -76,11 +80,18 @@ class Files:
         return start, position, size, count, at.tobytes()
 
     def read(
-        self, start: int, end: int, rows: int, max_bytes: int, held: Callable[[], object]
-    ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes]]]:
+        self,
+        start: int,
+        end: int,
+        rows: int,
+        max_bytes: int,
+        held: Callable[[], object],
+        properties: bool = False,
+    ) -> Iterator[tuple[int, tuple[bytes, bytes, bytes, bytes, bytes], tuple[bytes, bytes] | None]]:
         """Yield the messages between two positions, at most `rows` at a time: (their number, the
-        columns of `decode_records`). `held` raises if the lease has ended, because the files may
-        have changed then. Raises DamagedFile and OSError."""
+        columns of `decode_records`, what `record_properties` gives or None). `held` raises if the
+        lease has ended, because the files may have changed then. Raises DamagedFile and
+        OSError."""
         position, window = start, min(max_bytes, _PIECE)
         with self._disk() as disk:
             while position < end:
@@ -90,9 +101,12 @@ class Files:
                     held()
                     raise
                 columns = _native.decode_records(chunk.data, chunk.count)
+                blocks = None
+                if properties:
+                    blocks = _native.record_properties(chunk.data, chunk.count)
                 held()
                 if chunk.count:
-                    yield chunk.count, columns
+                    yield chunk.count, columns, blocks
                     each = len(chunk.data) // chunk.count + 1
                     window = min(max_bytes, rows * each * 9 // 8)  # a surplus would be read again
                 position = chunk.next_position
@@ -102,18 +116,3 @@ def _at_most(records: int) -> Callable[[bytes, int], tuple[int, int, bool]]:
     """A scanner that stops after this number of records."""
     most = min(records, layout.NONE)
     return lambda data, max_msg_size: _native.scan_records(data, max_msg_size, most)
-
-
-def _within(run: RecordRun, max_bytes: int, at_least: bool) -> tuple[int, int, int]:
-    """(records, bytes of their bodies, end position) of the run's first records whose bodies have
-    at most max_bytes in all. at_least: one record even if its body alone has more."""
-    bodies = len(run.data) - RECORD_OVERHEAD * run.count
-    if bodies <= max_bytes or not run.count:
-        return run.count, bodies, run.next_position
-    sums = np.cumsum(run.lengths - RECORD_OVERHEAD)
-    taken = max(int(np.searchsorted(sums, max_bytes, side="right")), int(at_least))
-    if not taken:
-        return 0, 0, run.position
-    if taken == run.count:
-        return taken, bodies, run.next_position
-    return taken, int(sums[taken - 1]), run.position + int(run.offsets[taken])

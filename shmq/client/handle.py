@@ -10,13 +10,29 @@ from typing import Any, ClassVar, Protocol
 Reduction = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+class ReplyStore(Protocol):
+    """The results store that replies go to."""
+
+    def set(self, key: bytes, value: Any, ttl: float | None = None) -> None:
+        """Store a reply for `ttl` seconds."""
+
+
 class Home(Protocol):
     """The broker that made a handle."""
 
     instance: str
 
+    def producer(self, topic: str) -> Any:
+        """A producer for the topic."""
+
+    def max_msg_size(self) -> int:
+        """The broker's limit of that name, bytes."""
+
     def reduction(self, kind: str, *settings: Any) -> Reduction:
         """A call that makes the same handle again, in this process or another."""
+
+    def reply_store(self, name: str, again: bool = False) -> ReplyStore:
+        """The results store of this name, kept open. again: open it anew."""
 
 
 def home_of(finder: Callable[..., Any]) -> Home | None:

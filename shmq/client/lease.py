@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shmq import _native
 from shmq.client.disk import Files
 from shmq.client.handle import Reduction, Shown, home_of, reduction
+from shmq.client.properties import unpack
 from shmq.errors import ShmqError
 
 #: Default number of messages, and of bytes of bodies, of one batch that is read.
@@ -56,7 +57,7 @@ class LeasedBatch:
     `len(batch)` is their number; the arrays below have one element per message, `offsets` one
     more."""
 
-    __slots__ = ("_attempts", "_count", "_data", "_ids", "_offsets", "_timestamps")
+    __slots__ = ("_attempts", "_blocks", "_count", "_data", "_ids", "_offsets", "_timestamps")
 
     def __init__(
         self,
@@ -66,8 +67,11 @@ class LeasedBatch:
         attempts: bytes,
         offsets: bytes,
         data: bytes,
+        blocks: tuple[bytes, bytes] | None = None,
     ) -> None:
+        """blocks: offsets (int32) and bytes of the messages' properties; None: not read."""
         self._count = count
+        self._blocks = blocks
         self._ids, self._timestamps, self._attempts = ids, timestamps, attempts
         self._offsets, self._data = offsets, data
 
@@ -99,6 +103,20 @@ class LeasedBatch:
         """All bodies, one after the other."""
         return self._data
 
+    @property
+    def properties(self) -> list[Mapping[str, bytes]]:
+        """The properties of each message, read-only mappings of names to bytes. Raises ValueError
+        if the lease was read without `properties=True`."""
+        return [unpack(block) for block in self.blocks()]
+
+    def blocks(self) -> list[bytes]:
+        """The properties of each message as the core stores them. Raises as `properties`."""
+        if self._blocks is None:
+            raise ValueError("the properties were not read: give read_lease properties=True")
+        offsets, data = self._blocks
+        ends = np.frombuffer(offsets, np.int32).tolist()
+        return [data[ends[i] : ends[i + 1]] for i in range(self._count)]
+
     def bodies(self) -> list[bytes]:
         """The bodies, each as bytes."""
         ends = self.offsets.tolist()
@@ -114,6 +132,7 @@ def read_lease(
     files: Callable[[], Files],
     rows: int = READ_ROWS,
     max_bytes: int = READ_BYTES,
+    properties: bool = False,
 ) -> Iterator[LeasedBatch]:
     """Yield one part of a lease in batches. Raises LeaseLost as soon as the lease has ended; the
     batches before were valid."""
@@ -124,11 +143,15 @@ def read_lease(
     cursor = look()
     start, end = cursor[-3:-1]
     while cursor[-1]:
-        cursor, count, *columns = native.lease_read(cursor, rows, max_bytes)
-        yield LeasedBatch(count, *columns)
+        before = cursor
+        cursor, count, ids, times, attempts, offsets, data = native.lease_read(
+            cursor, rows, max_bytes
+        )
+        blocks = native.lease_properties(before, count) if properties else None
+        yield LeasedBatch(count, ids, times, attempts, offsets, data, blocks)
     if start != end:
-        for count, found in files().read(start, end, rows, max_bytes, look):
-            yield LeasedBatch(count, *found)
+        for count, found, blocks in files().read(start, end, rows, max_bytes, look, properties):
+            yield LeasedBatch(count, *found, blocks)
 
 
 class LeaseHolder(metaclass=Shown):
@@ -228,8 +251,8 @@ class LeaseHolder(metaclass=Shown):
         consumers and leases of the channel get only the messages in memory. Only one lease of a
         channel at a time is on disk; for the others the supervisor reads back as many messages as
         there is room for. The same holds if this process may not read the files, because they
-        belong to another user. When messages that were leased on disk return, their attempts are
-        not raised. Emptying the channel ends a lease on disk.
+        belong to another user, and for messages with a time to live. When messages that were leased
+        on disk return, their attempts are not raised. Emptying the channel ends a lease on disk.
 
         Raises ShmqError if 64 leases of the channel are open, ValueError for n or parts.
         """
@@ -263,17 +286,30 @@ class LeaseHolder(metaclass=Shown):
         return self._native.lease_wait(self._holder, deadline)
 
     def read_lease(
-        self, lease: int, part: int = 0, rows: int = READ_ROWS, max_bytes: int = READ_BYTES
+        self,
+        lease: int,
+        part: int = 0,
+        rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+        properties: bool = False,
     ) -> Iterator[LeasedBatch]:
         """Yield one part of the lease in batches, any number of times, with the same rows each
         time. Other processes read it with `Broker.read_lease`.
 
         part: from 0 to `parts` - 1. rows: messages in a batch, at most. max_bytes: bytes of bodies
-        in a batch, at most; a single message may have more. Raises LeaseLost if the lease has
-        ended; the batches before were valid.
+        in a batch, at most; a single message may have more. properties: read them too. Raises
+        LeaseLost if the lease has ended; the batches before were valid.
         """
         return read_lease(
-            self._native, self._queue, self._serial, lease, part, self._files, rows, max_bytes
+            self._native,
+            self._queue,
+            self._serial,
+            lease,
+            part,
+            self._files,
+            rows,
+            max_bytes,
+            properties,
         )
 
     def finish_lease(self, through: int) -> int:

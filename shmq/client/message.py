@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shmq import _native
+from shmq.client.properties import unpack
 
 #: One delivery of a message. It has `id` (16 hex digits), `body` (bytes), `view` (a memoryview in
 #: shared memory, which keeps the body in place as long as it lives), `timestamp` (publish time, ns
-#: since 1970) and `attempts` (deliveries, including this one). `finish()`, `requeue(delay=0.0)` and
+#: since 1970), `attempts` (deliveries, including this one) and `properties` (a read-only mapping of
+#: names to bytes, empty if it was published without any). `finish()`, `requeue(delay=0.0)` and
 #: `touch()` are nsqd's FIN, REQ and TOUCH: each raises NotInFlight if the message timed out or was
 #: answered already. A delay is in seconds; one above max_req_timeout is shortened to that, as
 #: nsqd does. `with message:` finishes it at the end of the block, or requeues it if the block
@@ -50,23 +53,42 @@ class Batch(_native.Batch):
         """Deliveries so far, uint16, including this one."""
         return np.frombuffer(self.column("attempts"), np.uint16)
 
+    @property
+    def properties(self) -> list[Mapping[str, bytes]]:
+        """The properties of each message, read-only mappings of names to bytes."""
+        return [unpack(block) for block in self.blocks()]
+
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a Batch cannot be pickled: only the process that took it can finish it; send its "
             "bodies() and finish it here"
         )
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self, properties: bool = False) -> Any:
         """Return the batch as a pyarrow RecordBatch, without copying: id uint64, timestamp
-        timestamp[ns, UTC], attempts uint16, body large_binary, one row per message. Raises
-        ImportError if pyarrow is not installed."""
+        timestamp[ns, UTC], attempts uint16, body large_binary, one row per message. properties:
+        with one more column of that name, map<string, binary>. Raises ImportError if pyarrow is
+        not installed."""
         schema, columns, from_arrays, from_buffers, py_buffer = _arrow()
         count, column = len(self), self.column
         arrays = [
             from_buffers(kind, count, [None, *(py_buffer(column(name)) for name in names)], 0)
             for kind, names in columns
         ]
+        if properties:
+            field, array = arrow_properties(self.blocks())
+            arrays.append(array)
+            schema = schema.append(field)
         return from_arrays(arrays, schema=schema)
+
+
+def arrow_properties(blocks: Iterable[bytes]) -> tuple[Any, Any]:
+    """The field and the array of the column `properties`, of a block for each message."""
+    import pyarrow as pa
+
+    kind = pa.map_(pa.string(), pa.binary())
+    rows = [list(unpack(block).items()) for block in blocks]
+    return pa.field("properties", kind, False), pa.array(rows, kind)
 
 
 @functools.cache

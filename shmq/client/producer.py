@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from shmq import _native
 from shmq.client.handle import Reduction, Shown, home_of, reduction
+from shmq.client.properties import Properties, pack_all
+from shmq.names import lane_name
 
 if TYPE_CHECKING:
     from shmq._native import _Body
@@ -25,6 +27,9 @@ _ARROW_OFFSETS: Final = {
 }
 
 
+_Properties: TypeAlias = Properties | Iterable[Properties | None] | None
+
+
 class _ArrowArray(Protocol):
     """A pyarrow Array or ChunkedArray."""
 
@@ -35,32 +40,52 @@ class _ArrowArray(Protocol):
     def __len__(self) -> int: ...
 
 
+_Terms: TypeAlias = tuple[float | None, float | None, _Properties, float | None]
+
+
+def _packed(terms: _Terms, count: int) -> tuple[Any, ...]:
+    """The defer, timeout, properties and ttl of `count` messages as the extension's last arguments,
+    which may be left out."""
+    defer, timeout, properties, ttl = terms
+    if properties is None and ttl is None:
+        return () if defer is None and timeout is None else (defer, timeout)
+    return defer, timeout, pack_all(properties, count), ttl
+
+
 class Producer(_native.Producer, metaclass=Shown):
     """Publishes to one topic; returned by `Broker.producer`. Any thread may use it.
 
-    `publish(body: Buffer, defer: float | None = None, timeout: float | None = None) -> str`:
-    publish one body (bytes or any buffer: bytearray, memoryview, numpy array, Message) to every
-    channel of the topic, or to its backlog while it has none, and return its id, 16 hex digits.
-    defer: seconds before it may be delivered (at most max_req_timeout). timeout: seconds to wait
-    for room; None: no limit; 0: do not wait. Raises Full, MessageTooBig, BadArgument (the body is
-    empty, or deferred for too long), Gone, and NotRunning (only if the supervisor is needed to
-    create a backlog queue). nsqd: PUB, DPUB.
+    `publish(body: Buffer, defer: float | None = None, timeout: float | None = None, properties:
+    Mapping[str, str | bytes] | None = None, ttl: float | None = None, priority: str | None = None)
+    -> str`: publish one body (bytes or any buffer: bytearray, memoryview, numpy array, Message) to
+    every channel of the topic, or to its backlog while it has none, and return its id, 16 hex
+    digits. defer: seconds before it may be delivered (at most max_req_timeout). timeout: seconds to
+    wait for room; None: no limit; 0: do not wait. properties: values beside the body, at most 4096
+    bytes together; a name has 1 to 64 of a-z 0-9 . _ - and does not begin with `shmq-`. ttl:
+    seconds, more than 0, from when it may be delivered, after which no channel delivers it; None:
+    as the channels' `message_ttl` says; the lower one counts. priority: publish to the topic
+    TOPIC.PRIORITY instead, which is created if it is missing; a consumer of both takes them by its
+    policy. Raises Full, Rejected, MessageTooBig (the body, or the properties), BadName, BadArgument
+    (the body is empty, or deferred for too long, or a property's name is none), Gone, and
+    NotRunning (only if the supervisor is needed to create a topic or a backlog queue). nsqd: PUB,
+    DPUB.
 
-    `loan(nbytes: int, defer: float | None = None, timeout: float | None = None, zero: bool = True)
-    -> Loan`: a context manager that yields a writable memoryview in shared memory. It is published
-    at the end of the block, or dropped if the block raised. `Loan.truncate(nbytes)` in the block
-    publishes only its first bytes; the message still occupies all the memory until it is finished.
-    zero=False does not clear the buffer, for callers that write every byte: bytes that are not
-    written show parts of other messages.
+    `loan(nbytes: int, defer: float | None = None, timeout: float | None = None, zero: bool = True,
+    properties: Mapping[str, str | bytes] | None = None) -> Loan`: a context manager that yields
+    a writable memoryview in shared memory. It is published at the end of the block, or dropped
+    if the block raised. `Loan.truncate(nbytes)` in the block publishes only its first bytes;
+    the message still occupies all the memory until it is finished. zero=False does not clear
+    the buffer, for callers that write every byte: bytes that are not written show parts of
+    other messages.
 
     It can be pickled: the copy in another process is a producer of its own for the same topic.
     """
 
     # not in __dict__, which stays empty: to look up a method is faster then
-    __slots__ = ("__dict__", "__weakref__", "_home")
+    __slots__ = ("__dict__", "__weakref__", "_home", "_priorities")
     _internal = frozenset(
         {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once"}
-        | {"publish_offsets", "publish_run"}
+        | {"publish_object", "publish_offsets", "publish_run"}
     )
 
     def __init__(
@@ -74,6 +99,7 @@ class Producer(_native.Producer, metaclass=Shown):
     ) -> None:
         super().__init__(broker, topic, generation, name, on_backlog, on_forked)
         self._home = home_of(on_forked)
+        self._priorities: dict[str, Producer] | None = None
 
     def __reduce__(self) -> Reduction:
         return reduction(self._home, "producer", self.topic)
@@ -87,42 +113,108 @@ class Producer(_native.Producer, metaclass=Shown):
         bodies: Iterable[_Body] | _ArrowArray,
         defer: float | None = None,
         timeout: float | None = None,
+        properties: _Properties = None,
+        ttl: float | None = None,
+        priority: str | None = None,
     ) -> range:
         """Publish many bodies in order, all or none; nsqd's MPUB.
 
         bodies: a list, tuple or other iterable of bytes-likes; a numpy array of uint8 with shape
         (messages, bytes of each); or a pyarrow Array or ChunkedArray of binary or string without
-        nulls. defer, timeout: seconds, as in `publish`. Returns the ids as numbers, one for each
-        body: `Message.id` is `f"{id:016x}"`.
+        nulls. defer, timeout, ttl (seconds), priority: as in `publish`. properties: one mapping for
+        all messages, or a list with a mapping or None for each. Returns the ids as numbers, one for
+        each body: `Message.id` is `f"{id:016x}"`.
 
         Raises as `publish`, and MessageTooBig also if the batch as a whole can never fit in memory.
         Raises TypeError or ValueError for anything that is not such an array.
         """
+        if priority is not None:
+            if self.closed:
+                raise _native.Gone(f"publish to {self.topic!r}: the producer was closed")
+            return self._lane(priority).publish_many(bodies, defer, timeout, properties, ttl)
+        terms = (defer, timeout, properties, ttl)
         if isinstance(bodies, list | tuple):
-            first, count = self._list(bodies, defer, timeout)
+            first, count = self._list(bodies, terms)
         elif isinstance(bodies, np.ndarray):
-            first, count = self._numpy(bodies, defer, timeout)
+            first, count = self._numpy(bodies, terms)
         elif hasattr(bodies, "null_count") and hasattr(bodies, "type"):
-            first, count = self._arrow(bodies, defer, timeout)
+            first, count = self._arrow(bodies, terms)
         elif isinstance(bodies, str | bytes | bytearray | memoryview):
             raise TypeError("publish_many takes many bodies; use publish for one")
         elif isinstance(bodies, Iterable):
-            first, count = self._list(list(bodies), defer, timeout)
+            first, count = self._list(list(bodies), terms)
         else:
             raise TypeError(
                 f"publish_many takes an iterable of bodies, not {type(bodies).__name__}"
             )
         return range(first, first + count * ID_STEP, ID_STEP)
 
+    async def publish_async(
+        self,
+        body: _Body,
+        defer: float | None = None,
+        timeout: float | None = None,
+        properties: Properties | None = None,
+        ttl: float | None = None,
+        priority: str | None = None,
+    ) -> str:
+        """Publish in asyncio: as `publish`, but while a channel is full the event loop goes on.
+        Raises as `publish`."""
+        from shmq.client import aio
+
+        return await aio.publish(
+            lambda: self.publish(body, defer, 0, properties, ttl, priority), timeout
+        )
+
+    async def publish_many_async(
+        self,
+        bodies: Iterable[_Body] | _ArrowArray,
+        defer: float | None = None,
+        timeout: float | None = None,
+        properties: _Properties = None,
+        ttl: float | None = None,
+        priority: str | None = None,
+    ) -> range:
+        """Publish many bodies in asyncio: as `publish_many`, but while a channel is full the event
+        loop goes on. Raises as `publish_many`."""
+        from shmq.client import aio
+
+        batch: Any = bodies
+        if not hasattr(batch, "__len__"):
+            batch = list(batch)  # an iterator could not be tried twice
+        return await aio.publish(
+            lambda: self.publish_many(batch, defer, 0, properties, ttl, priority), timeout
+        )
+
+    def _lane(self, priority: str) -> Producer:
+        """The producer of the topic for messages of this priority. Raises BadName, Gone, and what
+        `Broker.producer` raises."""
+        name = lane_name(self.topic, priority)
+        found = (self._priorities or {}).get(name)
+        if found is not None:
+            return found
+        if self._home is None:
+            raise TypeError("this producer was not made by a Broker, so it has no priorities")
+        made = self._home.producer(name)
+        if self._priorities is None:
+            self._priorities = {}
+        return self._priorities.setdefault(name, made)
+
     def _list(
-        self, bodies: list[Any] | tuple[Any, ...], defer: float | None, timeout: float | None
+        self,
+        bodies: list[Any] | tuple[Any, ...],
+        terms: _Terms,
     ) -> tuple[int, int]:
+        count = len(bodies)
+        packed = _packed(terms, count)
         if not bodies:
             return 0, 0
-        return self.publish_list(bodies, defer, timeout), len(bodies)
+        return self.publish_list(bodies, *packed), count
 
     def _numpy(
-        self, rows: np.ndarray[Any, Any], defer: float | None, timeout: float | None
+        self,
+        rows: np.ndarray[Any, Any],
+        terms: _Terms,
     ) -> tuple[int, int]:
         if rows.ndim != 2 or rows.dtype != np.uint8:
             raise TypeError(
@@ -133,9 +225,10 @@ class Producer(_native.Producer, metaclass=Shown):
         if not count:
             return 0, 0
         data = np.ascontiguousarray(rows)
-        return self.publish_fixed(data, count, width, defer, timeout), count
+        packed = _packed(terms, count)
+        return self.publish_fixed(data, count, width, *packed), count
 
-    def _arrow(self, array: Any, defer: float | None, timeout: float | None) -> tuple[int, int]:
+    def _arrow(self, array: Any, terms: _Terms) -> tuple[int, int]:
         """An array of pyarrow, used by its methods: pyarrow is not imported."""
         if array.null_count:
             raise ValueError(
@@ -152,13 +245,14 @@ class Producer(_native.Producer, metaclass=Shown):
                     return 0, 0
                 array = array.chunk(0)
         kind, count = str(array.type), len(array)
+        packed = _packed(terms, count)
         if not count:
             return 0, 0
         if kind.startswith("fixed_size_binary"):
             width = array.type.byte_width
             start = array.offset * width
             data = memoryview(array.buffers()[1] or b"")[start : start + count * width]
-            return self.publish_fixed(data, count, width, defer, timeout), count
+            return self.publish_fixed(data, count, width, *packed), count
         if kind not in _ARROW_OFFSETS:
             raise TypeError(
                 f"publish_many takes an Arrow array of binary or string, not {kind}: cast it"
@@ -166,7 +260,7 @@ class Producer(_native.Producer, metaclass=Shown):
         _, offsets, data = array.buffers()
         wide, start = _ARROW_OFFSETS[kind], array.offset
         first = self.publish_offsets(
-            b"" if data is None else data, offsets, wide, start, count, defer, timeout
+            b"" if data is None else data, offsets, wide, start, count, *packed
         )
         return first, count
 

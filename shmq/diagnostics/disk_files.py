@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shmq import names
+from shmq import _native, names
 from shmq.diagnostics.findings import Report, Table
 from shmq.diagnostics.readable import body_field, moment
 from shmq.layout import constant
@@ -120,7 +120,8 @@ class _Walk:
             self._shown.rows[-1][4] = length - MESSAGE_HEADER
         self.position += 4 + length
 
-    def _note(self, used: int, timestamp: int, attempts: int, name: bytes, body: bytes) -> None:
+    def _note(self, used: int, timestamp: int, attempts: int, name: bytes, data: bytes) -> None:
+        _, body = _native.split_body(data)
         self.records += 1
         self.body_bytes += len(body)
         self.first = timestamp if self.first is None else min(self.first, timestamp)
@@ -291,14 +292,15 @@ def read_deferred(path: Path, fd: int, count: int, say: Progress) -> Report:
     )
     for due, raw in found.entries[:count]:
         for record in decode_records(raw, len(raw)):
+            _, body = _native.split_body(record.body)
             table.rows.append(
                 [
                     moment(due, True),
                     record.id.decode("ascii", "backslashreplace"),
                     moment(record.timestamp),
                     record.attempts,
-                    len(record.body),
-                    body_field(record.body),
+                    len(body),
+                    body_field(body),
                 ]
             )
     if found.wrong:

@@ -303,6 +303,7 @@ def _queues(source: sources.ReadOnlySource, objects: list[SharedObject]) -> Iter
             damaged += 1
             yield problem("segments", str(exc), "look at it with `shmq inspect`")
     known = {entry.serial for entry in entries}
+    known |= {entry.serial for entry in source.directory.live_stores()}
     stray = [
         item
         for item in objects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Mapping
 
 
 def age(seconds: float) -> str:
@@ -47,3 +48,24 @@ def body_field(body: bytes) -> dict[str, str]:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def property_fields(properties: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
+    """The JSON fields of a message's properties: `properties` has those that are UTF-8,
+    `properties_base64` the others. A field without any is left out."""
+    fields: dict[str, dict[str, str]] = {}
+    for name, value in properties.items():
+        try:
+            fields.setdefault("properties", {})[name] = value.decode()
+        except UnicodeDecodeError:
+            text = base64.b64encode(value).decode("ascii")
+            fields.setdefault("properties_base64", {})[name] = text
+    return {field: values for field, values in fields.items() if values}
+
+
+def property_list(properties: Mapping[str, bytes]) -> str:
+    """Properties for a terminal: `name=value name=value`."""
+    return " ".join(
+        f"{name}={printable(value.decode('utf-8', 'backslashreplace'))}"
+        for name, value in properties.items()
+    )

@@ -23,7 +23,7 @@ from shmq.views import DirectoryView, QueueView
 
 _LOOKS = 3  # at a segment in use; a damage counts only if each look finds it
 _BETWEEN = 0.02  # seconds
-_DIRECTORY, _QUEUE = 1, 2
+_STRUCTURES = {1: "directory", 2: "queue", 3: "store"}  # by kind
 _FIRST_UNKNOWN = len(State)
 
 #: Ring or heap -> the state of all its messages.
@@ -94,17 +94,17 @@ def _look(fd: int, count: int) -> Report:
     head = np.frombuffer(raw, kind)[0]
     if not _head(report, head, size):
         return report
-    structure = "directory" if int(head["kind"]) == _DIRECTORY else "queue"
+    structure = _STRUCTURES[int(head["kind"])]
     report.kind = f"{structure} segment"
     if size < layout.dtype(structure).itemsize:
         report.hurt(size, f"ends within its header of {layout.dtype(structure).itemsize} bytes")
         return report
     header = _header(fd, structure)
-    (_directory_facts if structure == "directory" else _queue_facts)(report, header)
+    _FACTS[structure](report, header)
     if not _regions(report, header, size, _REGIONS[structure](header)):
         return report
     state = int(head["ready"])
-    if state != Ready.READY:
+    if state != Ready.READY or structure == "store":
         return report
     try:
         buffer = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
@@ -182,7 +182,7 @@ def _head(report: Report, head: Any, size: int) -> bool:
         report.hurt(at["size"], f"says {int(head['size'])} bytes but has {size}")
     if report.facts["boot"] == "another":
         report.notes.append("made before the last boot: its locks are void, nobody can use it")
-    if int(head["kind"]) not in (_DIRECTORY, _QUEUE):
+    if int(head["kind"]) not in _STRUCTURES:
         report.hurt(at["kind"], f"kind {int(head['kind'])} does not exist")
         return False
     return True
@@ -203,6 +203,7 @@ def _directory_regions(header: Any) -> dict[str, Region]:
             ("topics_at", "topic", "TOPICS"),
             ("queues_at", "entry", "QUEUES"),
             ("writers_at", "writer", "WRITERS"),
+            ("stores_at", "store_entry", "STORES"),
         )
     }
     return found | dict.fromkeys(("deadline_at", "due_at"), (8, layout.constant("QUEUES")))
@@ -227,7 +228,16 @@ def _queue_regions(header: Any) -> dict[str, Region]:
     }
 
 
-_REGIONS = {"directory": _directory_regions, "queue": _queue_regions}
+def _store_regions(header: Any) -> dict[str, Region]:
+    entries = int(header["entries_max"])
+    return {
+        "buckets_at": (4, 1 << max(entries - 1, 0).bit_length()),
+        "entries_at": (layout.dtype("result").itemsize, entries),
+        "arena_at": (1, int(header["arena_max"])),
+    }
+
+
+_REGIONS = {"directory": _directory_regions, "queue": _queue_regions, "store": _store_regions}
 
 #: Header field with the committed entries of a table -> its maximum (a field or a constant).
 _COMMITTED: dict[str, dict[str, str]] = {
@@ -241,6 +251,11 @@ _COMMITTED: dict[str, dict[str, str]] = {
         "slots_committed": "slots_max",
         "sessions_committed": "SESSIONS",
         "arena_committed": "arena_max",
+    },
+    "store": {
+        "entries_committed": "entries_max",
+        "arena_committed": "arena_max",
+        "keys": "max_keys",
     },
 }
 
@@ -433,6 +448,21 @@ def _queue_facts(report: Report, header: Any) -> None:
             "dirty: a process died inside it; rings and heaps are rebuilt from the slots by the "
             "next one that uses it"
         )
+
+
+# ---- results store ----
+
+
+def _store_facts(report: Report, header: Any) -> None:
+    words = (
+        *("keys", "max_keys", "bytes", "max_bytes", "stored", "removed", "expired", "refused"),
+        *("entries_committed", "arena_committed", "dirty"),
+    )
+    report.facts |= {"name": layout.text(header["name"])}
+    report.facts |= {word.replace("_", " "): int(header[word]) for word in words}
+
+
+_FACTS = {"directory": _directory_facts, "queue": _queue_facts, "store": _store_facts}
 
 
 def _queue(report: Report, view: QueueView, buffer: mmap.mmap, count: int) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from shmq import _native, audit, prometheus
-from shmq.errors import Full, Gone, MessageTooBig, ShmqError
+from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import http_messages, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, tokens_of
 from shmq.gateway.context import Context
@@ -335,6 +335,8 @@ class Http:
                     producer = await self._context.call(self._context.producer, topic)
                 publish(producer)
                 return
+            except Rejected:
+                raise HttpError(503, "CHANNEL_FULL") from None
             except Full:
                 if self._context.no_room():
                     raise HttpError(503, "EXITING") from None

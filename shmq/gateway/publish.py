@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from shmq import _native
-from shmq.errors import Full, Gone, MessageTooBig, ShmqError
+from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import protocol
 from shmq.gateway.host import Host, Job, Owner, Reader
 from shmq.gateway.identify import milliseconds
@@ -131,6 +131,8 @@ class Publishing:
             return False
         try:
             producer.publish_framed(data, start, count, self._defer, 0)
+        except Rejected as error:
+            _refuse(session.command, sentence(error))
         except Full:
             reason = self._host.no_room()
             if reason:

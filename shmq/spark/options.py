@@ -19,6 +19,7 @@ COLUMNS: Final = {
     "body": "binary",
     "topic": "string",
     "channel": "string",
+    "properties": "map<string, binary>",
 }
 _DEFAULT_COLUMNS: Final = "id,timestamp,attempts,body"
 

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 import shmq
 from shmq.client import LeasedBatch
+from shmq.client.message import arrow_properties
 from shmq.errors import Gone, LeaseLost, NotRunning
 from shmq.spark.options import Settings
 
@@ -23,6 +24,7 @@ _ARROW: Final = {
     "body": pa.binary(),
     "topic": pa.string(),
     "channel": pa.string(),
+    "properties": pa.map_(pa.string(), pa.binary()),
 }
 #: Rows, and bytes of bodies, of one record batch: enough to make the cost per batch negligible, and
 #: few enough that slots and bodies stay in a core's cache until they are copied.
@@ -80,7 +82,15 @@ def read_part(part: LeasePart) -> Iterator[pa.RecordBatch]:
             "created again since"
         )
     schema = schema_of(part.columns)
-    leased = broker.read_lease(part.topic, part.channel, part.lease, part.part, _ROWS, _BYTES)
+    leased = broker.read_lease(
+        part.topic,
+        part.channel,
+        part.lease,
+        part.part,
+        _ROWS,
+        _BYTES,
+        properties="properties" in part.columns,
+    )
     for batch in leased:
         columns = [_column(name, batch, part) for name in part.columns]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -91,6 +101,8 @@ def _column(name: str, batch: LeasedBatch, part: LeasePart) -> pa.Array:
     if name == "body":
         buffers = [None, pa.py_buffer(batch.offsets), pa.py_buffer(batch.data)]
         return pa.Array.from_buffers(pa.binary(), count, buffers, 0)
+    if name == "properties":
+        return arrow_properties(batch.blocks())[1]
     if name in ("topic", "channel"):
         return pa.repeat(getattr(part, name), count)
     numbers: Any = batch.ids if name == "id" else batch.attempts

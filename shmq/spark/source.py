@@ -32,7 +32,8 @@ class ShmqDataSource(DataSource):
         shmq.spark.finish_lease("jobs", "clicks", "report", "once")
 
     Rows have id bigint (`format(id, '016x')` is Message.id), timestamp (of the publish), attempts
-    int and body binary. The option `columns` chooses other columns, also topic and channel.
+    int and body binary. The option `columns` chooses other columns, also topic, channel and
+    properties map<string, binary>.
     """
 
     def __init__(self, options: dict[str, str]) -> None:

@@ -20,7 +20,8 @@ from shmq.storage.positions import LAST_FILE
 _DATA_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<file>\d{6,})\.dat(?P<bad>\.bad(?:\.\d+)?)?")
 _META_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.meta\.dat")
 _TEMPORARY_NAME = re.compile(
-    r"(?:.+\.diskqueue\.meta|.+\.deferred\.\d{6,}(?:\.\d+)?|nsqd|shmq)\.dat\.\d+\.tmp"
+    r"(?:.+\.diskqueue\.meta|.+\.deferred\.\d{6,}(?:\.\d+)?|nsqd|shmq|shmq\.results\..+)"
+    r"\.dat\.\d+\.tmp"
 )
 
 

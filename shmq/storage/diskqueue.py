@@ -49,6 +49,7 @@ from shmq.storage.records import (
     RecordRun,
     Scanner,
     count_records,
+    most_prefix,
 )
 
 _FEW_FILES = 1000  # up to this many are unlinked by number; for more the directory is listed
@@ -127,7 +128,7 @@ class DiskQueue(DataFiles):
         Raises ValueError for an impossible length, StorageError if no file number is left.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
-        least, most = RECORD_OVERHEAD, RECORD_OVERHEAD + self.max_msg_size
+        least, most = RECORD_OVERHEAD, 4 + most_prefix(self.max_msg_size)
         if sizes.size and not (sizes.min() >= least and sizes.max() <= most):
             raise ValueError(f"a record length is outside [{least}, {most}]")
         file, offset = unpack(position)
@@ -328,7 +329,7 @@ class DiskQueue(DataFiles):
         if len(data) < 4:
             return len(data)
         length = int(LENGTH_PREFIX.unpack_from(data)[0])
-        if not MESSAGE_HEADER <= length <= self.max_msg_size + MESSAGE_HEADER:
+        if not MESSAGE_HEADER <= length <= most_prefix(self.max_msg_size):
             return 4
         return min(4 + length, end - offset)
 
@@ -339,7 +340,7 @@ class DiskQueue(DataFiles):
         if len(data) < 4:
             return f"truncated: {len(data)} bytes are no record"
         length = int(LENGTH_PREFIX.unpack_from(data)[0])
-        if not MESSAGE_HEADER <= length <= self.max_msg_size + MESSAGE_HEADER:
+        if not MESSAGE_HEADER <= length <= most_prefix(self.max_msg_size):
             return f"impossible record length {length}"
         return f"truncated: {len(data)} bytes of a record of {4 + length}"
 

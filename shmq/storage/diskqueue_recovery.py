@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.positions import LAST_FILE, MAX_FILE, Meta, pack, unpack
-from shmq.storage.records import RECORD_OVERHEAD, Scanner, count_records
+from shmq.storage.records import Scanner, count_records, most_prefix
 
 _COUNT_BLOCK = 8 << 20  # bytes read at once by recount
 
@@ -111,7 +111,7 @@ def recount(
     scan = scan or count_records
     read_file, read_offset = unpack(read_position)
     write_file, write_offset = unpack(write_position)
-    block = max(_COUNT_BLOCK, RECORD_OVERHEAD + queue.max_msg_size)
+    block = max(_COUNT_BLOCK, 4 + most_prefix(queue.max_msg_size))
     total = 0
     for file in queue.files() if files is None else files:
         if not read_file <= file <= write_file:

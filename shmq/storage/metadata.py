@@ -29,6 +29,8 @@ METADATA_VERSION = "1.3.0"  # as nsqd 1.3.0 writes it; no program checks it on l
 _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(r"(?=.{1,64}\Z)[.a-zA-Z0-9_-]+(?:#ephemeral)?")
 
+_NEEDS = "a release of shmq that knows settings of channels"
+
 _log = logging.getLogger(__name__)
 
 
@@ -135,25 +137,51 @@ def load_reserve(data_path: Path | str) -> int:
     return parse_reserve(path, _read(path))
 
 
+def load_settings(data_path: Path | str) -> dict[str, Any]:
+    """The saved settings of topics and channels, as `store_reserve` was given them; {} if there are
+    none. Raises MetadataError if the file has impossible contents."""
+    path = Path(data_path) / RESERVE_NAME
+    return parse_settings(path, _read(path))
+
+
+def parse_settings(path: Path, text: bytes) -> dict[str, Any]:
+    """`load_settings` for a file `path` that contains `text`."""
+    document = _parse(path, text, "remove it to go on without settings of channels")
+    settings = document.get("settings", {})
+    if not isinstance(settings, dict):
+        raise _nonsense(path, f"settings is {settings!r}, not an object")
+    return settings
+
+
 def parse_reserve(path: Path, text: bytes) -> int:
     """`load_reserve` for a file `path` that contains `text`."""
     document = _parse(path, text, "remove it if the system clock was never set back")
     if not document:
         return 0
     clock = document.get("id_clock", 0)
+    if isinstance(clock, dict):
+        clock = clock.get("clock")
     if not isinstance(clock, int) or isinstance(clock, bool) or clock < 0:
         raise _nonsense(path, f"id_clock is {clock!r}, not a count")
     return clock
 
 
-def store_reserve(data_path: Path | str, clock: int) -> None:
-    """Replace `<data_path>/shmq.dat` atomically with this reserve of the id clock.
+def store_reserve(
+    data_path: Path | str, clock: int, settings: dict[str, Any] | None = None
+) -> None:
+    """Replace `<data_path>/shmq.dat` atomically with this reserve of the id clock, and with the
+    settings of topics and channels if there are any.
 
-    Raises OSError; the old file is then unchanged.
+    A release that does not know settings would lose them. It demands that `id_clock` is a number,
+    so with settings it is an object, which such a release shows in its error. Raises OSError; the
+    old file is then unchanged.
     """
     if clock < 0:
         raise ValueError(f"id clock {clock} is negative")
-    atomic_write(Path(data_path) / RESERVE_NAME, _compact({"id_clock": clock}))
+    document: dict[str, Any] = {"id_clock": clock}
+    if settings:
+        document = {"id_clock": {"clock": clock, "needs": _NEEDS}, "settings": settings}
+    atomic_write(Path(data_path) / RESERVE_NAME, _compact(document))
 
 
 def valid_name(name: str) -> bool:

@@ -2,6 +2,9 @@
 
     int32 length, int64 timestamp (Unix ns), uint16 attempts, 16 hex digits of id, body; big-endian
 
+A message with properties has an envelope in the body's place (native/core/record.c); here that is
+a part of the body.
+
 Everywhere in shmq the length of a record is its size on disk, the length prefix included
 (`RECORD_OVERHEAD` + body); the number in the prefix is 4 less. Source: nsqd, `nsqd/message.go`.
 """
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 MESSAGE_HEADER = 26  # timestamp, attempts, id: the least a length prefix can say
 RECORD_OVERHEAD = 4 + MESSAGE_HEADER
+RECORD_MORE = 64  # bytes by which shmq's own entries may make a record longer than max_msg_size
 
 LENGTH_PREFIX = struct.Struct(">i")
 _RECORD = struct.Struct(">iqH16s")
@@ -78,14 +82,19 @@ def decode_records(data: bytes, max_msg_size: int) -> Iterator[Record]:
         yield Record(timestamp, attempts, ident, bytes(body))
 
 
+def most_prefix(max_msg_size: int) -> int:
+    """The largest number that a length prefix can say."""
+    return max_msg_size + RECORD_MORE + MESSAGE_HEADER
+
+
 def scan_records(buffer: bytes | bytearray | memoryview, max_msg_size: int) -> Scan:
     """Find the records in `buffer`, which must begin with one.
 
-    The scan stops at a length prefix outside [26, max_msg_size + 26] ("length"), at a record that
-    the buffer cuts off ("truncated"), or at the end of the buffer ("end").
+    The scan stops at a length prefix outside [26, max_msg_size + RECORD_MORE + 26] ("length"), at a
+    record that the buffer cuts off ("truncated"), or at the end of the buffer ("end").
     """
     view = memoryview(buffer)
-    size, most = len(view), max_msg_size + MESSAGE_HEADER
+    size, most = len(view), most_prefix(max_msg_size)
     starts: list[int] = []
     lengths: list[int] = []
     offset = 0

@@ -145,6 +145,8 @@ class _Adoption:
                 self._registry.disk_queue(base),
                 self._registry.deferred_store(base),
             )
+            if queue.channel is None:
+                self._manager.settle(queue)
         except (Gone, LayoutMismatch) as exc:
             _log.error("%s: %s", base, exc)
             self._replace(entry)
@@ -224,6 +226,7 @@ def _sweep(directory: DirectoryView, instance: str) -> None:
     """Remove queue segments that no entry names. A death between creating a segment and entering it
     leaves one."""
     entered = {entry.serial for entry in directory.live_queues()}
+    entered |= {entry.serial for entry in directory.live_stores()}
     for item in shm.list_objects(instance):
         if item.kind == "queue" and item.serial not in entered and item.unlink():
             _log.info("%s: in no directory; removed", item.name)

@@ -58,6 +58,10 @@ def salvage_all(options: Options) -> None:
     for item in shm.list_objects(options.instance):
         if item.kind == "queue" and item.serial is not None:
             try:
+                if salvage.is_store(options, item.serial):
+                    _log.error("%s: a results store without its directory; removed", item.name)
+                    item.unlink()
+                    continue
                 salvage.salvage_unnamed(options, item.serial)
             except (FileNotFoundError, NotTrusted) as exc:
                 _log.error("%s: %s; left alone", item.name, exc)

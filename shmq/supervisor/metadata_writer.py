@@ -11,12 +11,15 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from shmq._native import Broker
 from shmq.layout import constant
 from shmq.names import is_ephemeral
+from shmq.settings import Patterns, Settings
 from shmq.storage import metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
+from shmq.supervisor.book import SettingsBook, to_document
 from shmq.supervisor.loops import Bell, Pace
 from shmq.supervisor.registry import Registry, Topic
 from shmq.supervisor.trouble import DiskTrouble
@@ -45,15 +48,18 @@ class MetadataWriter:
         data_path: Path,
         reserve: int,
         trouble: DiskTrouble | None = None,
+        book: SettingsBook | None = None,
     ) -> None:
         """reserve: the id clock that shmq.dat had at the start; ids begin above it. trouble: where
-        disk errors are published."""
+        disk errors are published. book: where the settings of topics and channels are saved."""
         self._broker = broker
         self._disk = trouble or DiskTrouble(broker)
         self._registry = registry
         self._data_path = data_path
         self._loaded = reserve
         self._reserve = reserve
+        self._book = book or SettingsBook(Patterns(()), Patterns(()))
+        self._settings: dict[str, Any] | None = None  # on disk; None: not known
         self._written = (-1, -1)  # generation and count of changes of the names on disk
         self._names = Pace(0.0, _SHARE)
         self._clocks = Pace(_CLOCKS_EVERY, 1.0)
@@ -106,6 +112,7 @@ class MetadataWriter:
         found = (self._registry.directory.read("generation"), self._registry.changes)
         if found == self._written:
             return False
+        self._keep_settings()
         before = metadata.modified(self._data_path)
         metadata.store(
             self._data_path,
@@ -115,8 +122,37 @@ class MetadataWriter:
         self._written = found
         return True
 
+    def _keep_settings(self) -> None:
+        """Write shmq.dat if the settings that the defaults do not give have changed. This comes
+        before the names, so no channel is ever on disk without its settings."""
+        saved = self._book.to_save(
+            {topic.name: self._settings_of(topic) for topic in self._registry.topics}
+        )
+        self._book.save(saved)
+        document = to_document(saved)
+        if document != self._settings:
+            self._settings = document
+            try:
+                self._store_reserve(self._reserve)
+            except OSError:
+                self._settings = None
+                raise
+
+    def _settings_of(self, topic: Topic) -> tuple[Settings, dict[str, Settings]]:
+        """A topic's settings, and those of its channels. Saved ones replace those that cannot be
+        right."""
+        directory = self._registry.directory
+        own = directory.topic_settings(topic.index) or self._book.topic(topic.name)
+        channels = {}
+        for queue in topic.channels:
+            assert queue.channel is not None
+            channels[queue.channel] = queue.view.settings or self._book.channel(
+                topic.name, own, queue.channel
+            )
+        return own, channels
+
     def _store_reserve(self, clock: int) -> None:
-        metadata.store_reserve(self._data_path, clock)
+        metadata.store_reserve(self._data_path, clock, self._settings)
         self._reserve = clock
 
     def _highest(self) -> int:

@@ -32,6 +32,8 @@ from shmq.views import DirectoryView, QueueView
 # positions. `Snapshot.of` copies them from several headers into one array.
 _HOT_FIRST, _HOT_LAST = "slots_committed", "deliver"
 
+_MEMORY = layout.constant("POLICY_MEMORY")
+
 #: Where a new queue's files begin: not with file 0, so that a flush can write a file before it.
 FIRST_POSITION = pack(1, 0)
 
@@ -105,6 +107,12 @@ class Queue:
         """True if its messages end with the queue and never go to disk."""
         return is_ephemeral(self.topic.name if self.channel is None else self.channel)
 
+    @property
+    def in_memory(self) -> bool:
+        """True if its messages do not go to disk while the broker runs: it is ephemeral, or its
+        settings say what happens instead when it is full."""
+        return self.ephemeral or bool(self.view.read("policy") & _MEMORY)
+
     @cached_property
     def capacity(self) -> int:
         """How many messages its ready ring may hold."""
@@ -149,7 +157,7 @@ class Snapshot:
     in_flight_slots: NDArray[np.int64]
     low_water: NDArray[np.int64]
     arena_max: NDArray[np.int64]
-    ephemeral: NDArray[np.bool_]
+    in_memory: NDArray[np.bool_]
 
     @classmethod
     def of(cls, queues: Sequence[Queue]) -> Snapshot:
@@ -157,6 +165,7 @@ class Snapshot:
         hot = hot_array(len(queues))
         if queues:
             np.concatenate([queue.hot for queue in queues], out=hot.view(np.uint8))
+        ephemeral = np.array([queue.ephemeral for queue in queues], np.bool_)
         limits = np.array([queue.limits for queue in queues], np.int64).reshape(-1, 4)
         capacity, in_flight_slots, low_water, arena_max = limits.T
         return cls(
@@ -166,7 +175,7 @@ class Snapshot:
             in_flight_slots,
             low_water,
             arena_max,
-            np.array([queue.ephemeral for queue in queues], np.bool_),
+            ephemeral | ((hot["policy"] & _MEMORY) != 0),
         )
 
     @property
@@ -334,6 +343,13 @@ class Registry:
         late = (directory.next_deadline <= monotonic) | (directory.next_due <= realtime)
         indices = np.flatnonzero(late)
         # entries that were never used say 0
+        live = directory.queues["state"][indices] == layout.EntryState.LIVE
+        return [int(index) for index in indices[live]]
+
+    def convicted(self) -> list[int]:
+        """Indices of queues in which a convicted message waits to be moved to the dead topic."""
+        directory = self.directory
+        indices = np.flatnonzero(directory.next_due == layout.constant("DUE_CONVICTED"))
         live = directory.queues["state"][indices] == layout.EntryState.LIVE
         return [int(index) for index in indices[live]]
 

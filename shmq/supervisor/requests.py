@@ -21,6 +21,7 @@ from shmq.layout import ClientKind
 from shmq.names import base_name
 from shmq.supervisor.loops import Bell, Pace
 from shmq.supervisor.registry import Registry
+from shmq.supervisor.results import ResultsKeeper
 from shmq.supervisor.topics import TopicManager
 
 _TICK = 1.0  # seconds without a ring
@@ -30,8 +31,11 @@ _SHARE = 0.002  # of a core's time, at most, to look for ephemeral channels with
 _ACTIONS = {
     CONSTANTS["CREATE_TOPIC"]: "create_topic",
     CONSTANTS["CREATE_CHANNEL"]: "create_channel",
+    CONSTANTS["JOIN_CHANNEL"]: "create_channel",
     CONSTANTS["DELETE_TOPIC"]: "delete_topic",
     CONSTANTS["DELETE_CHANNEL"]: "delete_channel",
+    CONSTANTS["CREATE_STORE"]: "create_results",
+    CONSTANTS["DELETE_STORE"]: "delete_results",
 }
 
 _log = logging.getLogger(__name__)
@@ -40,19 +44,30 @@ _log = logging.getLogger(__name__)
 class RequestServer:
     """The loop that serves requests."""
 
-    def __init__(self, broker: Broker, registry: Registry, manager: TopicManager) -> None:
+    def __init__(
+        self, broker: Broker, registry: Registry, manager: TopicManager, results: ResultsKeeper
+    ) -> None:
         self._broker = broker
         self._registry = registry
         self._manager = manager
         self._ephemeral = Pace(0.0, _SHARE)
         self.broken: deque[int] = deque()
         """Indices of overwritten queues, which this loop replaces."""
-        self._requests: dict[int, Callable[[str, str], object]] = {
-            CONSTANTS["CREATE_TOPIC"]: lambda topic, _: manager.create_topic(topic),
-            CONSTANTS["CREATE_CHANNEL"]: manager.create_channel,
-            CONSTANTS["CREATE_BACKLOG"]: lambda topic, _: manager.create_backlog(topic),
-            CONSTANTS["DELETE_TOPIC"]: lambda topic, _: manager.delete_topic(topic),
-            CONSTANTS["DELETE_CHANNEL"]: manager.delete_channel,
+        self._requests: dict[int, Callable[[str, str, tuple[int, int]], object]] = {
+            CONSTANTS["CREATE_TOPIC"]: lambda topic, *_: manager.create_topic(topic),
+            CONSTANTS["CREATE_CHANNEL"]: lambda topic, channel, _: manager.create_channel(
+                topic, channel
+            ),
+            CONSTANTS["JOIN_CHANNEL"]: lambda topic, channel, _: manager.join_channel(
+                topic, channel
+            ),
+            CONSTANTS["CREATE_BACKLOG"]: lambda topic, *_: manager.create_backlog(topic),
+            CONSTANTS["DELETE_TOPIC"]: lambda topic, *_: manager.delete_topic(topic),
+            CONSTANTS["DELETE_CHANNEL"]: lambda topic, channel, _: manager.delete_channel(
+                topic, channel
+            ),
+            CONSTANTS["CREATE_STORE"]: lambda name, _, limits: results.create(name, *limits),
+            CONSTANTS["DELETE_STORE"]: lambda name, *_: results.delete(name),
         }
 
     def run(self, bell: Bell) -> None:
@@ -60,8 +75,8 @@ class RequestServer:
         while not bell.check():
             request = self._broker.next_request()
             if request is not None:
-                ticket, kind, topic, channel, client = request
-                self._broker.answer(ticket, self._serve(kind, topic, channel, client))
+                ticket, kind, topic, channel, client, numbers = request
+                self._broker.answer(ticket, self._serve(kind, topic, channel, client, numbers))
                 continue
             if self.broken:
                 self._manager.replace(self.broken.popleft())
@@ -74,14 +89,16 @@ class RequestServer:
             else:
                 bell.wait(self._ephemeral.left(now))
 
-    def _serve(self, kind: int, topic: str, channel: str, client: int) -> int:
+    def _serve(
+        self, kind: int, topic: str, channel: str, client: int, numbers: tuple[int, int]
+    ) -> int:
         """Serve one request. Returns the status to answer with."""
         try:
             if kind not in self._requests:
                 return STATUS["INVALID"][0]
             with self._on_behalf(client) as noting:
                 try:
-                    self._requests[kind](topic, channel)
+                    self._requests[kind](topic, channel, numbers)
                 except Exception as exc:
                     if noting:
                         _note_refusal(kind, topic, channel, exc)

@@ -29,7 +29,6 @@ from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recount, recover_positions
 from shmq.storage.positions import Meta
-from shmq.storage.records import encode_records
 from shmq.supervisor.registry import FIRST_POSITION, Queue
 
 #: Exceptions that using a queue may raise if something has overwritten its header.
@@ -110,6 +109,17 @@ def _count_all_chunks(broker: Broker, queue: Queue) -> None:
 
 
 # -- a segment
+
+
+def is_store(options: Options, serial: int) -> bool:
+    """True if the segment is a results store. Raises FileNotFoundError, NotTrusted."""
+    kind = layout.dtype("segment")
+    fd = shm.open_queue(options.instance, serial, owners=shm.own())
+    try:
+        head = os.pread(fd, kind.itemsize, 0).ljust(kind.itemsize, b"\0")
+    finally:
+        os.close(fd)
+    return int(np.frombuffer(head, kind)[0]["kind"]) == layout.SegmentKind.STORE
 
 
 def parse_base(base: str) -> tuple[str, str | None] | None:
@@ -291,9 +301,7 @@ class _Wreck:
             if this in (state.SPILLING, state.RESTORED, state.MOVING):
                 was = state(int(row["previous"])) if int(row["previous"]) in _PREVIOUS else this
             is_late = was is state.DEFERRED or (this is state.PREPARED and int(row["deadline"]))
-            record = encode_records(
-                [int(row["timestamp"])], [int(row["attempts"])], [int(row["id"])], [body]
-            )
+            record = _native.encode_slot(row.tobytes(), body)
             yield _Found(_turn(was, row), int(row["deadline"]) if is_late else 0, record)
 
     def _slots(self) -> Array:
@@ -306,7 +314,7 @@ class _Wreck:
         return np.frombuffer(os.pread(self._fd, count * kind.itemsize, self._slots_at), kind)
 
     def _body(self, row: Array) -> bytes | None:
-        """The body of a slot; None if the slot's fields are impossible."""
+        """The properties and the body of a slot; None if the slot's fields are impossible."""
         at, length, capacity = int(row["body"]), int(row["length"]), int(row["capacity"])
         if not int(row["id"]) or length > capacity:
             return None

@@ -24,11 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from shmq import _native
 from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
+from shmq.layout import constant
 from shmq.options import Options
+from shmq.supervisor.dead_letters import DeadLetters
 from shmq.supervisor.loops import Bell
 from shmq.supervisor.registry import Registry
 
 _BITE = 256  # messages a worker moves under one lock
+_CONVICTED = constant("DUE_CONVICTED")  # due time of convicted messages
 _LONGEST_NS = 1_000_000_000  # longest sleep: a step of the system clock rings no bell
 
 _log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class Scanner:
         self._broken = broken
         self._broker = broker
         self._registry = registry
+        self._dead_letters = DeadLetters(broker, registry)
         self._options = options
         self._queues: list[int] = []
         self._workers = 1
@@ -73,6 +77,8 @@ class Scanner:
                         break
                 bell.wait(self._rest())
                 while not bell.check():
+                    self._broker.scan_at(0, _CONVICTED + 1)  # only they ring before the next scan
+                    self._bury()
                     left = began + options.queue_scan_interval - time.monotonic()
                     if left <= 0:
                         break
@@ -141,6 +147,16 @@ class Scanner:
             return sum(map(one, chosen))  # passing it to the pool would take longer than the work
         return sum(self._pool.map(one, chosen))
 
+    def _bury(self) -> None:
+        """Move convicted messages without waiting for the next scan."""
+        for index in self._registry.convicted():
+            try:
+                self._dead_letters.move(index)
+            except (Gone, Busy):
+                pass
+            except ShmqError as exc:
+                self._cannot(index, exc)
+
     def _expire(self, index: int, bell: Bell) -> bool:
         """Expire a queue's messages. Returns whether there were any. The work is done in bites, so
         that consumers get the lock in between."""
@@ -148,6 +164,7 @@ class Scanner:
         while not bell.check():
             try:
                 timed_out, due = self._broker.expire(index, _BITE)
+                moved = self._dead_letters.move(index)
             except (Gone, Busy):
                 break
             except ShmqError as exc:
@@ -155,7 +172,21 @@ class Scanner:
                 break
             self.timed_out += timed_out
             self.due += due
-            dirty = dirty or timed_out + due > 0
-            if timed_out + due < _BITE:
+            dirty = dirty or timed_out + due + moved > 0
+            if timed_out + due + moved < _BITE:
                 break
-        return dirty
+        return self._sweep(index) or dirty
+
+    def _sweep(self, index: int) -> bool:
+        """Drop a queue's expired messages if the time of the next one has come. Returns whether
+        there were any."""
+        queue = self._registry.queue(index)
+        if queue is None or queue.view.read("next_expiry") > _native.realtime():
+            return False
+        try:
+            return self._broker.sweep(index) > 0
+        except (Gone, Busy):
+            return False
+        except ShmqError as exc:
+            self._cannot(index, exc)
+            return False

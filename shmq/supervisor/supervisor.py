@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -24,17 +25,20 @@ from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options
 from shmq.procfs import Process, is_alive
+from shmq.settings import Patterns
 from shmq.shm import Permits
 from shmq.storage import metadata
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
+from shmq.supervisor.book import SettingsBook, from_document
 from shmq.supervisor.loops import Loops
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
 from shmq.supervisor.reaper import Reaper
 from shmq.supervisor.registry import Registry
 from shmq.supervisor.requests import RequestServer
+from shmq.supervisor.results import ResultsKeeper
 from shmq.supervisor.scan import Scanner
 from shmq.supervisor.systemd import Notifier
 from shmq.supervisor.topics import TopicManager
@@ -77,9 +81,13 @@ class Supervisor:
         parent_pid: int | None = None,
         notifier: Notifier | None = None,
         companions: Companions | None = None,
+        owned: bool = False,
     ) -> None:
         """parent_pid: stop when this process is dead and no client is attached. notifier: for the
-        service manager. companions: processes to run beside this one."""
+        service manager. companions: processes to run beside this one. owned: stop when the parent
+        is dead even if clients are attached, drop what is left, and make and remove the data
+        path."""
+        self._owned = owned
         self._options = options
         self._notifier = notifier or Notifier()
         self._companions = companions
@@ -97,12 +105,25 @@ class Supervisor:
 
         Raises ShmqError or OSError, with a sentence, if it cannot start.
         """
-        with self._signals(), DirLock(self._data_path), self._open_companions():
+        with self._signals(), self._locked_data_path(), self._open_companions():
             directory = startup.enter(self._options)
             try:
                 return self._live(directory)
             finally:
                 directory.close()
+
+    @contextlib.contextmanager
+    def _locked_data_path(self) -> Iterator[None]:
+        """Hold the lock of the data path. If the instance is owned, the directory is made for it,
+        and goes at the end with all that is in it."""
+        if self._owned:
+            self._data_path.mkdir(mode=0o700, exist_ok=True)
+        with DirLock(self._data_path):
+            try:
+                yield
+            finally:
+                if self._owned:
+                    shutil.rmtree(self._data_path, ignore_errors=True)
 
     def drain(self) -> int:
         """Adopt an instance that a supervisor of this release left, write it to disk and remove it,
@@ -154,6 +175,7 @@ class Supervisor:
             "scanner", Scanner(self._broker, self._registry, options, self._is_broken).run
         )
         loops.add("reaper", Reaper(self._broker, self._registry, self._client_reaped).run)
+        loops.add("results keeper", self._results.run)
         self._metadata_bell = loops.add("metadata writer", self._metadata_writer.run)
         watchdog = Watchdog(
             self._notifier,
@@ -175,7 +197,8 @@ class Supervisor:
         watchdog.ready()
         self._beat()
         keep = options.on_stop == "keep" and not self._lost
-        with watchdog.stopping("keeping" if keep else "flushing to disk"):
+        doing = "keeping" if keep else "dropping all" if self._owned else "flushing to disk"
+        with watchdog.stopping(doing):
             self._stop(loops, keep)
             return self._keep() if keep else self._flush(watchdog.owns_name)
 
@@ -192,6 +215,10 @@ class Supervisor:
         options = self._options
         startup.check_data_path(directory, options)
         reserve = metadata.load_reserve(self._data_path)
+        saved = from_document(
+            self._data_path / metadata.RESERVE_NAME, metadata.load_settings(self._data_path)
+        )
+        book = SettingsBook(Patterns(options.topics), Patterns(options.channels), saved)
 
         def opener(serial: int) -> int:
             return startup.open_queue(options, serial)
@@ -201,22 +228,28 @@ class Supervisor:
         self._registry = Registry(broker, options, max(before, options.max_msg_size))
         trouble = DiskTrouble(broker)
         self._metadata_writer = MetadataWriter(
-            broker, self._registry, self._data_path, reserve, trouble
+            broker, self._registry, self._data_path, reserve, trouble, book
         )
-        self._manager = TopicManager(broker, self._registry, options, self._metadata_writer.floor)
-        self._request_server = RequestServer(broker, self._registry, self._manager)
+        self._manager = TopicManager(
+            broker, self._registry, options, self._metadata_writer.floor, book
+        )
+        self._results = ResultsKeeper(broker, options, self._registry.directory)
+        self._request_server = RequestServer(broker, self._registry, self._manager, self._results)
         self._spiller = Spiller(broker, self._registry, options, trouble)
         trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
         broker.set_data_path(str(self._data_path.absolute()))
         if directory.fresh:
             startup.recreate(self._manager, self._data_path, self._notifier)
+            self._results.recreate()
         else:
             adopt(broker, self._registry, self._manager, options, self._notifier)
+            self._results.adopt()
         self._metadata_writer.flush()
         mode, group = options.permissions()
         free = self._registry.directory.free_clients
         self._permits = Permits.create(options.instance, free, mode, group)
+        self._results.started()
 
     def _beat(self) -> None:
         """The main loop: pass the clients' rings on to the loops, handle signals, and watch for the
@@ -246,8 +279,9 @@ class Supervisor:
                 look_at = now + _PARENT_EVERY
                 with contextlib.suppress(OSError):
                     shorten_log()  # the file that the parent passed as stderr has no other bound
-                alone = self._registry.other_clients(self._broker.client) == 0
-                if alone and not self._parent.alive:
+                if not self._parent.alive and (
+                    self._owned or self._registry.other_clients(self._broker.client) == 0
+                ):
                     _log.info("the process that started this instance has ended; stopping")
                     return
 
@@ -290,9 +324,18 @@ class Supervisor:
         """owns_name: returns false if the instance's name now refers to another instance."""
         options = self._options
         try:
-            shutdown.flush(
-                self._broker, self._registry, self._manager, self._spiller, self._metadata_writer
-            )
+            self._broker.stopping()
+            if self._owned:
+                self._broker.close_directory()
+            else:
+                self._results.flush()
+                shutdown.flush(
+                    self._broker,
+                    self._registry,
+                    self._manager,
+                    self._spiller,
+                    self._metadata_writer,
+                )
         except (OSError, ShmqError) as exc:
             _log.critical(
                 "cannot write everything to disk: %s; the rest stays in shared memory: make room "

@@ -19,12 +19,14 @@ from shmq._native import STATUS, BadName, Broker, Full, Gone, LayoutMismatch, Sh
 from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
 from shmq.ownership import NotTrusted
+from shmq.settings import Patterns, Settings
 from shmq.storage import deferred
 from shmq.storage.deferred import ChunkFile, DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recover_positions
 from shmq.storage.positions import Meta
 from shmq.supervisor import salvage
+from shmq.supervisor.book import SettingsBook
 from shmq.supervisor.memory import Trimmer
 from shmq.supervisor.registry import FIRST_POSITION, Queue, Registry, Topic
 
@@ -37,10 +39,16 @@ class TopicManager:
     """Creates, deletes and replaces topics and queues, for a start and for clients' requests."""
 
     def __init__(
-        self, broker: Broker, registry: Registry, options: Options, clock_floor: Callable[[], int]
+        self,
+        broker: Broker,
+        registry: Registry,
+        options: Options,
+        clock_floor: Callable[[], int],
+        book: SettingsBook | None = None,
     ) -> None:
         """clock_floor: ids below this may already have been issued by a topic that no longer
-        exists."""
+        exists. book: the settings of what is made."""
+        self._book = book or SettingsBook(Patterns(options.topics), Patterns(options.channels))
         self._broker = broker
         self._registry = registry
         self.instance = options.instance
@@ -78,7 +86,9 @@ class TopicManager:
                 raise BadName(f"topic {name!r} is not a valid name")
             if len(self._registry.topics) >= self._max_topics and self._serving:
                 raise ShmqError(f"{STATUS['TABLE_FULL'][2]}: {self._max_topics} topics")
-            index, generation = self._broker.create_topic(name, self._clock_floor())
+            index, generation = self._broker.create_topic(
+                name, self._clock_floor(), self._book.topic(name).to_native()
+            )
             topic = self._registry.enter_topic(index, generation, name)
             _log.info("TOPIC(%s): created", name)
             self._note("create_topic", name)
@@ -100,6 +110,13 @@ class TopicManager:
         _log.info("TOPIC(%s): new channel(%s)", topic_name, channel)
         self._note("create_channel", topic_name, channel)
         return queue
+
+    def join_channel(self, topic_name: str, channel: str) -> Queue:
+        """As `create_channel`, for a consumer of all topics that match a pattern: a topic that was
+        deleted meanwhile stays deleted. Raises Gone then."""
+        if self._registry.topic(topic_name) is None:
+            raise Gone(f"topic {topic_name!r} was deleted")
+        return self.create_channel(topic_name, channel)
 
     def create_backlog(self, topic_name: str) -> Queue | None:
         """The queue that a topic publishes to while it has no channel or is paused. None if it
@@ -148,6 +165,7 @@ class TopicManager:
                 paused=paused,
                 chunk=store.highest,
                 chunk_depth=store.depth,
+                settings=self._settings(topic, channel).to_native(),
             )
             self._broker.enter_queue(index, serial, topic.index, channel)
         except BaseException:
@@ -156,6 +174,18 @@ class TopicManager:
         finally:
             os.close(fd)
         return self._registry.enter_queue(index, serial, topic, channel, disk, store)
+
+    def _settings(self, topic: Topic, channel: str | None) -> Settings:
+        """The settings of a queue that is made now."""
+        own = self._registry.directory.topic_settings(topic.index) or self._book.topic(topic.name)
+        return own if channel is None else self._book.channel(topic.name, own, channel)
+
+    def settle(self, backlog: Queue) -> None:
+        """Give a backlog its topic's settings again, if a death in the middle of a take-over left
+        it those of the channel that it did not become."""
+        settings = self._settings(backlog.topic, None)
+        if backlog.view.settings != settings:
+            self._broker.configure(backlog.index, backlog.serial, settings.to_native())
 
     def _segment(self) -> tuple[int, int, int]:
         """Make the segment of a new queue: (index, serial, descriptor)."""
@@ -188,7 +218,8 @@ class TopicManager:
         if _has_files(self._registry.disk_queue(base_name(topic.name, channel))):
             return False  # a deletion was cut short; the backlog's files cannot get these names
         with backlog.lock:
-            if self._broker.take_over(topic.index, channel) is None:
+            settings = self._settings(topic, channel)
+            if self._broker.take_over(topic.index, channel, settings.to_native()) is None:
                 return False
             self._registry.becomes_channel(backlog, channel)
             try:
@@ -223,6 +254,7 @@ class TopicManager:
             raise Gone(f"channel {channel!r} of topic {topic_name!r} does not exist")
         if not self.remove(queue, idle):
             return
+        self._book.forget(topic_name, channel)
         _log.info("TOPIC(%s): deleted channel(%s)", topic_name, channel)
         self._note("delete_channel", topic_name, channel)
         if is_ephemeral(topic.name) and not topic.channels:
@@ -237,6 +269,7 @@ class TopicManager:
             self.remove(queue)
         self._broker.remove_topic(topic.index, topic.generation)
         self._registry.leave_topic(topic)
+        self._book.forget(name)
         _log.info("TOPIC(%s): deleted", name)
         self._note("delete_topic", name)
 

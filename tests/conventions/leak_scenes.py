@@ -5,18 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from support.in_process_broker import World
 
-from shmq import ShmqError, _native
+from shmq import BadArgument, ShmqError, _native
 from shmq.client import Batch, Consumer, Producer
+from shmq.client.properties import pack
 
 #: The names of what a scene calls -> the scene.
 SCENES: dict[str, Callable[[Scene], Any]] = {}
 SLOW: set[str] = set()
+
+
+class Made(NamedTuple):
+    """A results store with its segment."""
+
+    handle: _native.Store
+    serial: int
+    fd: int
 
 
 class Scene:
@@ -58,6 +67,22 @@ class Scene:
         self.producer.publish_many([b"x" * 10] * count, timeout=0)
         return self.consumer.take_many(count, 0)
 
+    def make_store(self) -> Made:
+        """A results store `r`, opened by the supervisor."""
+        place, serial = self.supervisor.reserve_store()
+        fd = self.world.new_file(serial)
+        self.supervisor.create_store(fd, place, serial, "r", 100, 1 << 20)
+        self.supervisor.enter_store(place, serial, "r", 100, 1 << 20)
+        return Made(_native.Store(self.supervisor, place, serial, "r"), serial, fd)
+
+    def remove_store(self, store: _native.Store) -> None:
+        """Remove it, so that the scene can be played again."""
+        store.retire()
+        found = self.supervisor.find_store(store.name)
+        assert found is not None
+        self.supervisor.remove_store(*found)
+        self.world.drop_file(found[1])
+
     def close(self) -> None:
         self.broker.detach()
         self.world.close()
@@ -89,12 +114,15 @@ for _name in ("now", "realtime", "fork_generation", "fingerprint", "directory_by
 LIMITS = {"arena_size": 1 << 20, "mem_queue_size": 100, "in_flight_slots": 100}
 
 
-@scene("name_valid", "queue_bytes", "scan_records", "decode_records", "has_pages")
+@scene(
+    "name_valid", "queue_bytes", "scan_records", "leasable_records", "decode_records", "has_pages"
+)
 def pure(s: Scene) -> None:
     _native.name_valid("topic")
     _native.name_valid("not valid")
     _native.queue_bytes(**LIMITS)
     _native.scan_records(b"\0" * 100, 100)
+    _native.leasable_records(b"\0" * 100, 100, True)
     assert _native.has_pages(b"\0" * 100, 50, 50)
     assert not _native.has_pages(b"\0" * 100, 50, 51)
     record = b"\0\0\0\x1b" + bytes(10) + b"0" * 16 + b"x"
@@ -106,6 +134,7 @@ def pure(s: Scene) -> None:
         lambda: _native.name_valid(5),  # type: ignore[arg-type]
         lambda: _native.queue_bytes(arena_size=1),  # type: ignore[call-arg]
         lambda: _native.scan_records("text", 100),
+        lambda: _native.leasable_records("text", 100, True),
         lambda: _native.decode_records("text", 1),
         lambda: _native.has_pages("text", 0, 1),
         lambda: _native.scan_records(b"", 1, 2, 3),  # type: ignore[call-arg]
@@ -113,6 +142,71 @@ def pure(s: Scene) -> None:
         with contextlib.suppress(TypeError):
             call()
             raise AssertionError
+
+
+@scene(
+    "pack_properties",
+    "unpack_properties",
+    "record_properties",
+    "split_body",
+    "encode_slot",
+    "Broker.lease_properties",
+    "Batch.blocks",
+    "Message.properties",
+)
+def properties(s: Scene) -> None:
+    some: dict[str, Any] = {"key": "17", "raw": b"\0", "other": bytearray(b"x")}
+    block = _native.pack_properties(some)
+    assert _native.unpack_properties(block)["key"] == b"17"
+    s.producer.publish(b"one", timeout=0, properties=some)
+    s.producer.publish_list([b"two", b"three"], None, 0, [block, b""])
+    s.producer.publish_fixed(b"ab", 2, 1, None, 0, block)
+    with s.producer.loan(3, properties=some):
+        pass
+    with s.consumer.take(0) as message:
+        assert message.properties is message.properties
+    batch = s.consumer.take_many(10, 0)
+    assert batch.blocks() == [block, b"", block, block, block]
+    assert [len(message.properties) for message in batch] == [3, 0, 3, 3, 3]
+    batch.finish()
+    s.producer.publish(b"leased", timeout=0, properties=some)
+    view = s.world.queue_view(s.queue)
+    slot = view.slots[int(view.ready[0])]
+    record = _native.encode_slot(slot.tobytes(), block + b"leased")
+    assert _native.split_body(record[30:]) == (block, b"leased")
+    assert _native.record_properties(record, 1)[1] == block
+    holder = s.broker.lease_holder_open(s.queue, s.serial, "me", 10**12, 10**12)
+    lease = s.broker.lease_take(holder, 0, 5, 1000, 1)
+    assert lease is not None
+    cursor = s.broker.lease_open(s.queue, s.serial, lease[0], 0)
+    assert s.broker.lease_properties(cursor, 1)[1] == block
+    s.broker.lease_finish(holder, lease[0])
+    for call in (
+        lambda: _native.pack_properties({"K": "x"}),
+        lambda: _native.pack_properties({"k": 5}),  # type: ignore[dict-item]
+        lambda: _native.pack_properties({5: "x"}),  # type: ignore[dict-item]
+        lambda: _native.pack_properties({"k": "x" * 5000}),
+        lambda: _native.pack_properties([1]),  # type: ignore[arg-type]
+        lambda: _native.unpack_properties(block[:-1]),
+        lambda: _native.unpack_properties("text"),
+        lambda: _native.record_properties(record[:-1], 1),
+        lambda: _native.record_properties("text", 1),
+        lambda: _native.split_body("text"),
+        lambda: _native.encode_slot(b"", b""),
+        lambda: _native.encode_slot("text", b""),
+        lambda: _native.encode_slot(b"", "text"),
+        lambda: s.broker.lease_properties(cursor, 1),
+        lambda: s.broker.lease_properties((1,), 1),
+        lambda: s.producer.publish(b"x", properties={"k": 5}),  # type: ignore[dict-item]
+        lambda: s.producer.publish_list([b"x"], None, 0, [b"", b""]),
+        lambda: s.producer.publish_list([b"x"], None, 0, [5]),  # type: ignore[list-item]
+        lambda: s.producer.publish_list([b"x"], None, 0, b"\1k"),
+        lambda: s.producer.publish_fixed(b"x", 1, 1, None, 0, 5),  # type: ignore[arg-type]
+        lambda: s.producer.loan(1, properties={"K": "x"}),
+    ):
+        with pytest.raises((TypeError, ValueError, ShmqError)):
+            call()
+    s.broker.empty(s.queue, s.serial)
 
 
 @scene("scan_bodies", "Producer.publish_framed", "Producer.publish_run")
@@ -257,6 +351,29 @@ def request(s: Scene) -> None:
     s.supervisor.answer(5, 0)
 
 
+@scene("Broker.sweep")
+def sweep(s: Scene) -> None:
+    s.producer.publish(b"x", ttl=0.000001)
+    s.broker.sweep(s.queue)
+    with contextlib.suppress(ValueError):
+        s.producer.publish(b"x", ttl=0)
+
+
+@scene("Broker.configure", "Broker.configure_topic", "Broker.settings", "Broker.topic_settings")
+def configure(s: Scene) -> None:
+    words = (5, 6, 7, 8, 9, 10, 2, 1, "dead")
+    s.broker.configure(s.queue, s.serial, words)
+    assert s.broker.settings(s.queue, s.serial) == words
+    s.broker.configure_topic(s.topic, s.generation, words)
+    assert s.broker.topic_settings(s.topic, s.generation) == words
+    for wrong in ((0, 0, -1, 0, 0, 0, 0, 0, ""), (0,) * 8, (0, 0, 0, 0, 0, 0, 0, 0, "x" * 99)):
+        with contextlib.suppress(BadArgument, TypeError, ValueError):
+            s.broker.configure(s.queue, s.serial, wrong)  # type: ignore[arg-type]
+    none = (0, 0, 0, 0, 0, 0, 0, 0, "")
+    s.broker.configure(s.queue, s.serial, none)
+    s.broker.configure_topic(s.topic, s.generation, none)
+
+
 @scene("Broker.pause_topic", "Broker.pause_channel", "Broker.empty")
 def pause(s: Scene) -> None:
     for paused in (True, False):
@@ -332,6 +449,50 @@ def queues(s: Scene) -> None:
     s.supervisor.remove_topic(topic, generation)
 
 
+@scene(
+    "Batch.reject",
+    "Message.reject",
+    "Consumer.redrive",
+    "Broker.dead_topic",
+    "Broker.dead_move",
+    "Broker.dead_waiting",
+    "Broker.dead_postpone",
+)
+def messages_die(s: Scene) -> None:
+    name = s.broker.dead_topic(s.queue, s.serial)
+    found = s.broker.find_topic(name)
+    if found is None:
+        found = s.world.create_topic(name)
+        s.world.create_channel(name, "dead")
+    place = s.broker.find_queue(found[0], "dead")
+    assert place is not None
+    graves = Consumer(s.broker, *place, name, "dead", 100, 0, Batch, nothing)  # type: ignore[arg-type]
+    s.message().reject("an error")
+    s.batch().reject()
+    letters = [graves.take(0) for _ in range(6)]
+    graves.redrive(letters[0], s.queue, s.serial)
+    with pytest.raises(ShmqError):
+        graves.redrive(letters[0], s.queue, s.serial)
+    with pytest.raises(ShmqError):
+        letters[1].reject()
+    for wrong in (5, b"x"):
+        with pytest.raises(TypeError):
+            s.message().reject(wrong)
+        with pytest.raises(TypeError):
+            graves.redrive(wrong, s.queue, s.serial)
+    for letter in letters[1:]:
+        letter.finish()
+    graves.close()
+    assert s.supervisor.dead_move(s.queue, s.serial, *found, 5) == 0
+    assert not s.supervisor.dead_waiting(s.queue)
+    assert s.supervisor.dead_postpone(s.queue, 5, 5) == 0
+    with pytest.raises(ShmqError):
+        s.supervisor.dead_move(s.queue, s.serial, s.topic, s.generation, 5)
+    with pytest.raises(ShmqError):
+        s.broker.dead_topic(s.queue, 12345)
+    s.broker.empty(s.queue, s.serial)
+
+
 @scene("Broker.expire", "Broker.adopt", "Broker.rebuild", "Broker.audit")
 def supervisors_work(s: Scene) -> None:
     s.message()
@@ -351,7 +512,7 @@ def supervisors_work(s: Scene) -> None:
     "Broker.evict_read_ahead",
     "Broker.disk_set",
     "Broker.disk_adopt",
-    "Broker.advance",
+    "Broker.stage_oldest",
     "Spill.count",
     "Spill.bytes",
     "Spill.lengths",
@@ -361,7 +522,7 @@ def supervisors_work(s: Scene) -> None:
 )
 def spill(s: Scene) -> None:
     s.producer.publish_many([b"x" * 20] * 8, timeout=0)
-    s.supervisor.advance(s.queue, 1)
+    s.supervisor.stage_oldest(s.queue, 1)
     view = s.world.queue_view(s.queue)
     read = view.read("disk_write")
     assert s.supervisor.disk_set(s.queue, read, read, 0)
@@ -490,6 +651,11 @@ def marks(s: Scene) -> None:
     assert s.producer.publish_once(*arguments)
     assert s.producer.publish_once(*arguments) is None
     assert s.producer.mark(1, 2) == (s.number + 1, 2)
+    s.number += 1
+    more = (*arguments[:7], s.number, 0, 2, 0)
+    assert s.producer.publish_once(*more, [pack({"a": b"b"}), b""], 5)
+    with pytest.raises(ValueError):
+        s.producer.publish_once(*more, [b""])
     with pytest.raises(ValueError):
         s.producer.publish_once(b"a", *arguments[1:])
     with pytest.raises(ShmqError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 from conventions.leak_scenes import Scene, scene
 
-from shmq import ShmqError
+from shmq import Message, ShmqError
+from shmq.objects import pickling
 
 # ---- Producer, Loan ----
 
@@ -30,6 +32,27 @@ def publish(s: Scene) -> None:
     with pytest.raises(ShmqError):
         producer.publish(b"x")
     s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.publish_object")
+def objects(s: Scene) -> None:
+    spare: list[Any] = []
+    assert s.producer.publish_object(spare, 1) is False
+    spare.append(pickling())
+    assert s.producer.publish_object(spare, (1, "a")) is True
+    assert len(spare) == 1
+    taken = s.producer.publish_object(spare, b"x" * 5000)
+    assert taken[2][0].endswith(b".")
+    spare.append(pickling())
+    with pytest.raises(TypeError):
+        s.producer.publish_object(spare, s.consumer)
+    assert spare == []
+    for wrong in ([1], ["picklers"]):
+        with pytest.raises(TypeError):
+            s.producer.publish_object(wrong, 1)
+    with pytest.raises(SystemError):
+        s.producer.publish_object((), 1)  # type: ignore[arg-type]
+    assert pickle.loads(s.consumer.take_body(0)) == (1, "a")
 
 
 @scene("Producer.publish_list", "Producer.publish_fixed", "Producer.publish_offsets")
@@ -109,6 +132,20 @@ def take(s: Scene) -> None:
     s.broker.empty(s.queue, s.serial)
 
 
+@scene("Consumer.take_body")
+def bodies(s: Scene) -> None:
+    s.producer.publish(b"short", timeout=0)
+    s.producer.publish(b"x" * 5000, timeout=0)
+    assert s.consumer.take_body(0) == b"short"
+    long = s.consumer.take_body(0)
+    assert isinstance(long, Message)
+    assert long.body == b"x" * 5000
+    long.finish()
+    assert s.consumer.take_body(0) is None
+    with pytest.raises(ValueError, match="timeout"):
+        s.consumer.take_body(-1)
+
+
 @scene(
     "Consumer.take_many",
     "Batch.bodies",
@@ -156,6 +193,7 @@ def batches(s: Scene) -> None:
     "Message.finish",
     "Message.requeue",
     "Message.touch",
+    "Message.reply",
 )
 def messages(s: Scene) -> None:
     for size in (10, 5000):
@@ -183,6 +221,8 @@ def messages(s: Scene) -> None:
             pickle.dumps(s.message(size))
         s.broker.empty(s.queue, s.serial)
         message = s.message(size)
+        with pytest.raises(ShmqError, match="nobody waits"):
+            message.reply(b"x")
         view = message.view
         message.finish()
         del message

@@ -16,6 +16,8 @@ FOLDERS = ("shmq", "pyspark_shmq", "native", "tests", "tools", "docs", "systemd"
 C_FUNCTION = re.compile(
     r"^(?P<head>[A-Za-z_][^;{}#/]*?\b(?P<name>\w+)\([^;{}]*\))\s*\n\{.*?^\}", re.M | re.S
 )
+#: A declaration of a function in the public headers.
+C_DECLARATION = re.compile(r"^(?:\w+ )+\**(?P<name>shmq_\w+)\((?P<arguments>[^;{}]*)\);", re.M)
 C_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|/\*(?P<block>.*?)\*/|//(?P<line>[^\n]*)', re.S)
 
 
@@ -61,6 +63,13 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
     else:
         for found in C_FUNCTION.finditer(text):
             yield found["name"], found[0].count("\n") + 1
+
+
+def public_functions() -> dict[str, list[str]]:
+    """Each function of `native/include`, with its arguments."""
+    headers = (ROOT / "native" / "include").glob("*.h")
+    text = C_COMMENT.sub("", "\n".join(path.read_text() for path in headers))
+    return {found["name"]: found["arguments"].split(",") for found in C_DECLARATION.finditer(text)}
 
 
 def _python_prose(text: str) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,10 @@ After a change:
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +20,8 @@ from pathlib import Path
 import click
 import pytest
 
-from shmq import cli, errors, names, shm
+import shmq
+from shmq import cli, errors, names, settings, shm, stats
 from shmq.cli.status import DEGRADED, ERROR, EXIT_CODES, INTERRUPTED, NOT_RUNNING, OK, USAGE
 from shmq.option_types import Kind
 from shmq.options import OPTIONS
@@ -45,6 +50,7 @@ FOREIGN = {
     "--mutants",
     "--accept",
     "--plant",
+    "--shm-size",
     "--hours",
     "--operation",
 }
@@ -208,7 +214,8 @@ def test_every_command_and_option_has_a_help(words: str) -> None:
 
 
 def test_every_table_has_json() -> None:
-    without = {"serve", "pub", "topic", "channel", "lease"}  # a log, nothing, groups of commands
+    # a log, nothing, groups of commands
+    without = {"serve", "pub", "topic", "channel", "lease", "dead", "results", "worker"}
     for words, command in commands().items():
         if words not in without:
             assert "--json" in {flag for option in options(command) for flag in option.opts}, words
@@ -229,6 +236,34 @@ def test_limits_of_the_pages_are_those_of_the_code() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     assert f"1 to {names.MAX_NAME_BYTES} of" in text
     assert shm.SHM_DIRECTORY == "/dev/shm"
+
+
+def their_words() -> list[tuple[str, str]]:
+    """(words of another broker, ours) of each row of the tables of docs/policies.md."""
+    text = (ROOT / "docs" / "policies.md").read_text()
+    tables = text[text.index("## From RabbitMQ, SQS and Celery") :]
+    rows = [line.strip("|").split("|") for line in tables.splitlines() if line.startswith("| ")]
+    assert all(len(row) == 3 for row in rows)
+    return [(row[0].strip(), row[1].strip()) for row in rows if row[1].strip() != "shmq"]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), their_words())
+def test_our_word_for_that_of_another_broker_exists(theirs: str, ours: str) -> None:
+    owners = (shmq.Broker, shmq.Producer, shmq.Consumer, shmq.Message, shmq.DeadLetters)
+    known = {field.name for field in dataclasses.fields(stats.ChannelStats)}
+    known |= {*settings.KEYS, *settings.OVERFLOWS}
+    for name, member in itertools.chain(*map(inspect.getmembers, owners)):
+        known.add(name)
+        with contextlib.suppress(TypeError, ValueError):  # no function, or one without a signature
+            known |= set(inspect.signature(member).parameters)
+    for words in re.findall(r"`([^`]+)`", ours):
+        if words.startswith("--"):
+            assert words.removeprefix("--") in OPTIONS
+        elif words.startswith("dead-"):
+            assert f'"{words}"' in (ROOT / "native" / "core" / "dead.c").read_text()
+        elif words[0] not in '#"':
+            for word in re.findall(r"(?<![\w\".])([a-z_-]{2,})(?=\(|=|$)", words):
+                assert word in known, (theirs, word)
 
 
 if __name__ == "__main__":

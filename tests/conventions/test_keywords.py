@@ -30,6 +30,7 @@ change.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Literal, TypedDict
 
 
@@ -47,6 +48,7 @@ TYPES = {
     Kind.MODE: "int | str | None",
     Kind.SWITCH: "bool | None",
     Kind.TEXTS: "list[str] | tuple[str, ...] | None",
+    Kind.SETTINGS: "Mapping[str, Mapping[str, object]] | list[str] | tuple[str, ...] | None",
     Kind.SHARES: "list[float] | tuple[float, ...] | None",
 }
 OWN = ("instance", "data_path")
@@ -76,7 +78,7 @@ def test_the_keywords_are_the_options() -> None:
 def test_broker_takes_exactly_these() -> None:
     hints = typing.get_type_hints(shmq.Broker.__init__)
     assert typing.get_args(hints["options"]) == (keywords.Keywords,)
-    named = set(inspect.signature(shmq.Broker).parameters) - {"options"}
+    named = set(inspect.signature(shmq.Broker).parameters) - {"options", "disk"}
     assert named | set(typing.get_type_hints(keywords.Keywords)) == set(OPTIONS)
 
 

@@ -5,8 +5,8 @@ Left never knows right:
 
     C       the floors of `FLOORS` below, from the lowest to the highest
     binding <Python.h>, the headers of native/include and its own only; core/ is closed to it
-    Python  _native <- errors <- names, ownership, procfs <- shm <- options, layout <- views
-            <- sources, peek <- stats <- storage <- client <- broker
+    Python  _native <- errors <- names, objects, ownership, procfs <- shm <- options, layout
+            <- views <- sources, peek <- stats <- storage <- client <- broker <- queues
             <- { supervisor | gateway | spark }
             <- diagnostics <- cli
 """
@@ -29,16 +29,19 @@ PACKAGE = TOP / "shmq"
 #: The floors of the core, the lowest first. A file includes only headers of the floors below its
 #: own. The compiler refuses a call without a declaration, so it also calls only these.
 FLOORS = (
-    ("arena clock heap killpoint latency layout_table names process record status wire"),
-    ("doorbell lock segment writer"),
-    ("mapping slots"),
-    ("lease"),
+    ("arena clock heap killpoint latency layout_table names process properties record status wire"),
+    ("doorbell lock segment settings writer"),
+    ("mapping slots store_table"),
+    ("failure lease"),
     ("rebuild lease_read"),
     ("create locking session"),
-    ("batch consumer directory disk expire lease_holder reaper room supervisor trim"),
-    ("chunk client prepend producer requests waiter"),
-    ("fanout restore spill"),
-    ("backlog loan"),
+    (
+        "batch consumer directory disk expire lease_holder reaper room store_segment supervisor "
+        "sweep trim"
+    ),
+    ("chunk client lane prepend producer requests store store_directory store_expire waiter"),
+    ("fanout lanes restore spill store_wait"),
+    ("backlog dead loan"),
     ("publish"),
 )
 FLOOR_OF = {name: rank for rank, names in enumerate(FLOORS, 1) for name in names.split()}
@@ -46,13 +49,16 @@ FLOOR_OF = {name: rank for rank, names in enumerate(FLOORS, 1) for name in names
 #: Headers without a source file: the contract, bytes, memory orders, switches of the build.
 BASE = {
     "shmq.h",
+    "shmq_store.h",
+    "shmq_lease.h",
+    "layout_store.h",
     "shmq_supervisor.h",
     "shmq_wire.h",
     "layout.h",
     "atomics.h",
     "bounds.h",
 }
-HANDLES = {"handles.h"}
+HANDLES = {"handles.h", "store_handle.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
@@ -89,7 +95,7 @@ def test_core_includes_only_what_is_below(path: Path) -> None:
         assert set(includes(path)) <= BASE
         return
     if path.name in HANDLES:
-        assert set(includes(path)) <= BASE | {"heap.h"}
+        assert set(includes(path)) <= BASE | {"heap.h", "handles.h"}
         return
     for name in set(includes(path)) - BASE - HANDLES - {f"{path.stem}.h"}:
         lower = FLOOR_OF[Path(name).stem]
@@ -122,7 +128,7 @@ def test_core_knows_no_python(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(BINDING.glob("*.[ch]")), ids=lambda path: path.name)
 def test_binding_sees_only_the_contract(path: Path) -> None:
     own = {header.name for header in BINDING.glob("*.h")}
-    contract = {"shmq.h", "shmq_supervisor.h", "shmq_wire.h"}
+    contract = {"shmq.h", "shmq_lease.h", "shmq_store.h", "shmq_supervisor.h", "shmq_wire.h"}
     assert set(includes(path)) <= own | contract | {"docstrings.h"}
 
 
@@ -132,12 +138,15 @@ RANKS = {
     "_native": 0,
     "errors": 1,
     "keywords": 1,
+    "objects": 2,
     "names": 2,
     "ownership": 2,
     "interpreter": 2,
     "procfs": 2,
     "shm": 3,
     "option_types": 2,
+    "host_defaults": 2,
+    "settings": 3,
     "options": 4,
     "audit": 4,
     "logs": 5,
@@ -151,40 +160,55 @@ RANKS = {
     "client": 9,
     "homes": 9,
     "attachment": 10,
+    "finder": 9,
+    "configurable": 10,
     "embedded": 11,
+    "answers": 11,
     "broker": 12,
-    "supervisor": 13,
-    "gateway": 13,
-    "spark": 13,
-    "diagnostics": 14,
-    "cli": 15,
-    "__init__": 13,  # the public names: nothing from the siblings and the command line
-    "__main__": 16,
+    "queues": 13,
+    "pool": 14,
+    "integrations": 15,
+    "supervisor": 14,
+    "gateway": 14,
+    "spark": 14,
+    "otel": 14,
+    "diagnostics": 15,
+    "cli": 16,
+    "__init__": 15,  # the public names: nothing from the siblings and the command line
+    "__main__": 17,
 }
 
 #: Module -> parts of the package that may import it. `__init__` is where the handshake is.
 RESERVED = {
     "shmq._native": {
         "__init__",
+        "answers",
         "errors",
         "options",
         "layout",
         "views",
         "sources",
+        "peek",
         "client",
         "attachment",
         "broker",
+        "pool",
+        "finder",
         "supervisor",
         "gateway",
         "diagnostics",
     },
     "click": {"cli"},
-    "asyncio": {"client/aio.py", "gateway"},
+    "asyncio": {"client/aio.py", "client/results_aio.py", "gateway"},
     "aiohttp": {"gateway"},
     "re2": {"gateway"},
+    "opentelemetry": {"otel"},
     "pyspark": {"spark"},
     "pyarrow": {"spark", "client/message.py"},
     "posix_ipc": {"shm"},
+    "rich": {"pool/mapping.py"},
+    "joblib": {"integrations"},
+    "cloudpickle": {"integrations"},
 }
 
 

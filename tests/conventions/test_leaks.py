@@ -12,7 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conventions import leak_scenes_of_handles  # noqa: F401  # registers its scenes
+from conventions import (
+    leak_scenes_of_handles,  # noqa: F401  # registers its scenes
+    leak_scenes_of_lanes,  # noqa: F401
+)
 from conventions.leak_scenes import SCENES, SLOW, Scene
 from support import recount
 

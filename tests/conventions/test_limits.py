@@ -1,14 +1,15 @@
-"""How long files and functions may be, and how often the formatter may be told to look away."""
+"""How long files, functions and calls may be, and how seldom the formatter is told to look away."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from conventions.sources import files, functions, name_of
+from conventions.sources import files, functions, name_of, public_functions
 
 FILE_LINES = 700
 FUNCTION_LINES = 80
+ARGUMENTS = 7
 #: Switches of the formatters, of which there may be fewer than MOST in all: for real tables only.
 SWITCH = re.compile(r"(?:#|/[*/]) *(?:fmt: (?:skip|off)|clang-format off)")
 MOST = 30
@@ -31,6 +32,13 @@ def test_no_function_is_long() -> None:
         for name, count in functions(path)
     }
     assert not {name: count for name, count in lines.items() if count > FUNCTION_LINES}
+
+
+def test_no_public_function_of_c_takes_many_arguments() -> None:
+    """Those that belong together are a structure, which a caller fills by name."""
+    counts = {name: len(arguments) for name, arguments in public_functions().items()}
+    assert counts["shmq_publish"] == 6
+    assert not {name: count for name, count in counts.items() if count > ARGUMENTS}
 
 
 def test_the_formatter_is_seldom_told_to_look_away() -> None:

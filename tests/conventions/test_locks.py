@@ -23,6 +23,8 @@ COVERS = {
         *PROJECT["build-system"]["requires"],
         *GROUPS["build"],
         *EXTRAS["gateway"],
+        *EXTRAS["joblib"],
+        *EXTRAS["otel"],
         *EXTRAS["test"],
     ],
     "spark": EXTRAS["spark"],
@@ -64,7 +66,7 @@ def entries(name: str) -> list[tuple[Requirement, list[str]]]:
 def test_every_file_is_known_and_every_group_has_one() -> None:
     assert {path.stem for path in LOCKS.iterdir()} == COVERS.keys()
     assert set(GROUPS) == (COVERS.keys() - {"dev", "spark"}) | {"build"}
-    assert set(EXTRAS) == {"gateway", "spark", "test"}
+    assert set(EXTRAS) == {"gateway", "joblib", "otel", "spark", "test"}
 
 
 @pytest.mark.parametrize("name", COVERS)

@@ -21,7 +21,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* int32 BE length | at least 26 bytes, at most max_msg_size more */
+/* int32 BE length | at least 26 bytes, at most max_msg_size + SHMQ_RECORD_MORE more */
 static uint32_t plainly(const uint8_t *data, size_t size, uint64_t most, uint64_t *used,
                         bool *damaged)
 {
@@ -32,7 +32,7 @@ static uint32_t plainly(const uint8_t *data, size_t size, uint64_t most, uint64_
 		uint64_t length = (uint64_t)at[0] << 24 | (uint64_t)at[1] << 16 | (uint64_t)at[2] << 8 |
 		                  at[3];
 
-		if (length < 26 || length > most + 26) {
+		if (length < 26 || length > most + SHMQ_RECORD_MORE + 26) {
 			*damaged = true;
 			break;
 		}
@@ -63,17 +63,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 	if (!records)
 		return 0;
 	scene_restore(s);
-	r = shmq_restore(s->w->supervisor, s->queue[0], data, used, 0, used, soon(), &taken,
-	                 &taken_bytes);
+	r = shmq_restore(s->w->supervisor, s->queue[0],
+	                 &(shmq_records){.data = data, .length = used, .next_position = used}, soon(),
+	                 &taken, &taken_bytes);
 	CHECK(r == 0 || r == SHMQ_GONE);
 	CHECK(taken <= records && taken_bytes <= used);
 	if (records <= 64) {
-		r = shmq_chunk_load(s->w->supervisor, s->queue[1], data, used, dues, records, 1 << 24,
-		                    soon(), &taken);
+		r = shmq_chunk_load(
+				s->w->supervisor, s->queue[1],
+				&(shmq_chunk_records){
+					.data = data, .length = used, .dues = dues, .n = records, .position = 1 << 24},
+				soon(), &taken);
 		CHECK(r == 0 || r == SHMQ_GONE);
 		CHECK(taken <= records);
 	}
-	(void)shmq_restore(s->w->supervisor, s->queue[2], data, size, 0, size, soon(), &taken,
-	                   &taken_bytes);
+	(void)shmq_restore(s->w->supervisor, s->queue[2],
+	                   &(shmq_records){.data = data, .length = size, .next_position = size}, soon(),
+	                   &taken, &taken_bytes);
 	return 0;
 }

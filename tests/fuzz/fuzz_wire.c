@@ -111,8 +111,10 @@ static void bodies(const uint8_t *data, uint64_t size, reading *r)
 	uint32_t whole;
 
 	do {
-		r->wrong = shmq_wire_bodies(data + r->used, size - r->used, MAX_MSG_SIZE, 7, found, &whole,
-		                            &used, &r->bad) < 0;
+		r->wrong = shmq_wire_bodies(&(shmq_wire_input){.data = data + r->used,
+		                                               .length = size - r->used,
+		                                               .max_msg_size = MAX_MSG_SIZE},
+		                            7, found, &whole, &used, &r->bad) < 0;
 		for (uint32_t i = 0; i < whole; i++)
 			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
 		r->used += used;
@@ -126,8 +128,12 @@ static void publishes(const uint8_t *data, uint64_t size, reading *r)
 	uint32_t n;
 
 	do {
-		n = shmq_wire_publishes(data + r->used, size - r->used, "PUB t\n", 6, MAX_MSG_SIZE, 5,
-		                        found, &used);
+		n = shmq_wire_publishes(&(shmq_wire_input){.data = data + r->used,
+		                                           .length = size - r->used,
+		                                           .line = "PUB t\n",
+		                                           .line_length = 6,
+		                                           .max_msg_size = MAX_MSG_SIZE},
+		                        5, found, &used);
 		for (uint32_t i = 0; i < n; i++)
 			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
 		r->used += used;
@@ -141,8 +147,13 @@ static void batches(const uint8_t *data, uint64_t size, reading *r)
 	uint32_t n;
 
 	do {
-		n = shmq_wire_batch(data + r->used, size - r->used, "MPUB t\n", 7, MAX_MSG_SIZE,
-		                    MAX_BODY_SIZE, 5, found, &used);
+		n = shmq_wire_batch(&(shmq_wire_input){.data = data + r->used,
+		                                       .length = size - r->used,
+		                                       .line = "MPUB t\n",
+		                                       .line_length = 7,
+		                                       .max_msg_size = MAX_MSG_SIZE,
+		                                       .max_body_size = MAX_BODY_SIZE},
+		                    5, found, &used);
 		for (uint32_t i = 0; i < n; i++)
 			note(r, (uint64_t)((const uint8_t *)found[i].data - data), found[i].length);
 		r->used += used;

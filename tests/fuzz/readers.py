@@ -8,25 +8,29 @@ written again, is read the same. A session answers and publishes the same howeve
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import logging
+import os
 import struct
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import atheris
 from support.session_without_socket import Host, drive
 
 import shmq
-from shmq import _native
+from shmq import _native, option_types, settings
+from shmq.client import properties
 from shmq.gateway import delivery, identify, protocol, publish
 from shmq.gateway import session as gateway
-from shmq.storage import deferred, metadata, positions, records
+from shmq.storage import deferred, metadata, positions, records, results_file
 from shmq.storage.positions import parse_meta, unpack
 from shmq.storage.records import (
     RECORD_OVERHEAD,
@@ -34,6 +38,8 @@ from shmq.storage.records import (
     encode_records,
     scan_records,
 )
+from shmq.storage.results_file import DamagedResults, Record, ResultsFile
+from shmq.supervisor import book
 
 MOST = 1000  # max_msg_size
 FILE = Path("/somewhere/file.dat")
@@ -63,6 +69,113 @@ def reserve(data: bytes) -> None:
         assert metadata.parse_reserve(FILE, data) >= 0
     except metadata.MetadataError:
         return
+
+
+def saved_settings(data: bytes) -> None:
+    """Settings of shmq.dat; what they say is said again by what is saved of them."""
+    try:
+        found = book.from_document(FILE, metadata.parse_settings(FILE, data))
+    except metadata.MetadataError:
+        return
+    assert book.from_document(FILE, book.to_document(found)) == found
+    for own, channels in found.values():
+        for one in (own, *channels.values()):
+            if one is not None:
+                assert settings.Settings.from_native(one.to_native()) == one
+
+
+def plain_results(data: bytes) -> tuple[list[Record], bool]:
+    """The records of a results file with checksums of 0, and whether it is whole."""
+    found: list[Record] = []
+    if len(data) < 24 or data[:8] != b"shmqres1" or any(data[20:24]):
+        return found, False
+    rest = data[24:]
+    while len(rest) >= 17 and not any(rest[:4]):
+        expires, length, key_length = struct.unpack(">qIB", rest[4:17])
+        if len(rest) < 17 + key_length + length:
+            return found, False
+        if not key_length:
+            return found, rest[17 : 17 + length] == struct.pack(">Q", len(found))
+        key, value = rest[17 : 17 + key_length], rest[17 + key_length : 17 + key_length + length]
+        found.append((key, value, expires))
+        rest = rest[17 + key_length + length :]
+    return found, False
+
+
+def read_results(file: ResultsFile) -> tuple[list[Record], bool]:
+    found: list[Record] = []
+    try:
+        *_, rows = file.read()
+        for row in rows:
+            found.append(row)
+    except DamagedResults:
+        return found, False
+    return found, True
+
+
+_results = ResultsFile(Path("/dev/null"), "r")  # until main() has a directory for it
+
+
+def results(data: bytes) -> None:
+    """As it is, and where each checksum is 0, as with the data's own."""
+    _results.path.write_bytes(data)
+    with without_checksums():
+        assert read_results(_results) == plain_results(data)
+    found, whole = read_results(_results)
+    if whole:
+        _results.write(1, 1, found, 0o600)
+        assert read_results(_results) == (found, True)
+
+
+@contextlib.contextmanager
+def without_checksums() -> Iterator[None]:
+    real = results_file.zlib
+    results_file.zlib = SimpleNamespace(crc32=lambda data, before=0: 0)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        results_file.zlib = real
+
+
+def plain_properties(data: bytes) -> list[tuple[bytes, bytes]] | None:
+    """The entries of a block; None if it is none."""
+    found = []
+    while data:
+        name, rest = data[1 : 1 + data[0]], data[1 + data[0] :]
+        value = rest[2 : 2 + int.from_bytes(rest[:2], "little")]
+        if not name or len(name) > 64 or name.strip(_NAME) or len(rest) < 2:
+            return None
+        if len(value) < int.from_bytes(rest[:2], "little"):
+            return None
+        found.append((name, value))
+        data = rest[2 + len(value) :]
+    return found
+
+
+_NAME = b"abcdefghijklmnopqrstuvwxyz0123456789._-"
+
+
+def block(data: bytes) -> None:
+    """A block of properties, and in a record's body."""
+    plain = plain_properties(data)
+    try:
+        found = dict(properties.unpack(data))
+    except shmq.LayoutMismatch:
+        assert plain is None
+    else:
+        assert plain is not None
+        assert found == {name.decode(): value for name, value in plain}
+        own = not any(name.startswith("shmq-") for name in found)
+        if own and len(found) == len(plain) and len(data) <= properties.MOST_BYTES:
+            assert properties.pack(found) == data
+            body = b"\xf5shmqp\1\n" + struct.pack("<I", len(data)) + data + b"the body"
+            assert _native.split_body(body) == (data, b"the body")
+    for body in (data, b"\xf5shmqp\1\n" + data):
+        its_own, rest = _native.split_body(body)
+        assert body.endswith(rest)
+        assert plain_properties(its_own) is not None
+        one = encode_records([1], [1], [1], [body])
+        assert _native.record_properties(one, 1)[1] == its_own
 
 
 def chunk(data: bytes) -> None:
@@ -117,7 +230,8 @@ def session(data: bytes) -> None:
 
 def _subscribe() -> None:
     global _consumer
-    broker = shmq.Broker(data_path=tempfile.mkdtemp(prefix="shmq-fuzz-"))
+    directory = tempfile.mkdtemp(prefix="shmq-fuzz-")
+    broker = shmq.Broker(directory, instance=os.environ.get("FUZZ_INSTANCE"))
     _consumer = broker.consumer("t", "c", 1)
 
 
@@ -125,6 +239,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "meta": meta,
     "metadata": topics,
     "reserve": reserve,
+    "settings": saved_settings,
+    "results": results,
+    "properties": block,
     "chunk": chunk,
     "record": record,
     "session": session,
@@ -170,6 +287,12 @@ def weaken(name: str) -> None:
     elif name == "meta":
         positions.MAX_FILE = 10  # not what pack's callers expect
         positions.pack = lambda file, offset: file * 7 + offset  # type: ignore[assignment]
+    elif name == "settings":
+        book.BadArgument = KeyError  # type: ignore[assignment,misc]
+    elif name == "results":
+        results_file.ResultsFile._records = believing(ResultsFile._records)  # type: ignore[method-assign]
+    elif name == "properties":
+        properties.unpack = lambda block: {}  # type: ignore[assignment]
     elif name == "chunk":
         deferred._LEAST_ENTRY = 1
     elif name == "session":
@@ -183,13 +306,28 @@ def weaken(name: str) -> None:
         records.MESSAGE_HEADER = 20
 
 
+def believing(read: Callable[..., Iterator[Record]]) -> Callable[..., Iterator[Record]]:
+    """A reader that takes the end of the file for the end of the records."""
+
+    def read_on(*arguments: Any) -> Iterator[Record]:
+        with contextlib.suppress(DamagedResults):
+            yield from read(*arguments)
+
+    return read_on
+
+
 def main() -> None:
+    global _results
     logging.disable()
     arguments = [word for word in sys.argv if word != "--mutant"]
     name = arguments.pop(1)
     if len(arguments) < len(sys.argv) - 1:
         weaken(name)
     modules = (
+        book,
+        settings,
+        option_types,
+        results_file,
         deferred,
         positions,
         records,
@@ -200,14 +338,24 @@ def main() -> None:
         publish,
         delivery,
     )
-    classes = (gateway.Session, publish.Publishing, delivery.Delivery)
+    classes = (
+        gateway.Session,
+        publish.Publishing,
+        delivery.Delivery,
+        settings.Settings,
+        ResultsFile,
+    )
     names = {module.__name__ for module in modules}
     for place in (*modules, *classes):  # an editable install has an importer of its own
         for _, function in inspect.getmembers(place, inspect.isfunction):
             if function.__module__ in names:
                 function.__code__ = atheris.patch_code(function.__code__, trace_dataflow=False)
+    plain_properties.__code__ = atheris.patch_code(  # the core, whose work it is, has no counters
+        plain_properties.__code__, trace_dataflow=False
+    )
     if name == "session":
         _subscribe()
+    _results = ResultsFile(Path(tempfile.gettempdir()), f"fuzz-{os.getpid()}")
     fuzz(TARGETS[name], arguments)
 
 

@@ -1,8 +1,12 @@
 """Runs the fuzzers one after the other: `tools/dev fuzz [TARGET...] [--runs N] [--seconds S]`.
 
 use, open    shared memory: a live queue that is overwritten, segments as they are opened
+store        a results store that is overwritten
 core-record  disk records, in C
+core-properties  blocks of properties and their envelopes, in C
 record, meta, chunk, metadata, reserve   the same and the other files' readers, in Python
+settings, results   the settings in shmq.dat, the file of a results store
+properties   blocks of properties and their envelopes, as Python programs read them
 session      nsqd's TCP protocol, whole and in pieces
 wire         those parts of it that the core reads, in C
 
@@ -16,15 +20,40 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+from shmq import shm
+
 TOP = Path(__file__).resolve().parents[2]
 BUILD = TOP / "build" / "fuzz"
-CORE = {"use": "use", "open": "open", "core-record": "record", "wire": "wire"}
-READERS = ("record", "meta", "chunk", "metadata", "reserve", "session")
+CORE = {
+    "use": "use",
+    "open": "open",
+    "store": "store",
+    "core-record": "record",
+    "core-properties": "properties",
+    "wire": "wire",
+}
+READERS = (
+    "record",
+    "meta",
+    "chunk",
+    "metadata",
+    "reserve",
+    "settings",
+    "results",
+    "properties",
+    "session",
+)
 SOME = 4000  # runs where no number is given: a moment each
-LONGEST = {"use": 125, "session": 160}  # bytes: all that counts of a program; a few commands
+LONGEST = {
+    "use": 125,
+    "store": 130,
+    "settings": 600,
+    "session": 160,
+}  # bytes: all that counts of a program; a few commands
 
 
 def command(target: str, mutant: bool) -> list[str]:
@@ -56,14 +85,23 @@ def fuzz(target: str, runs: int, seconds: int, mutant: bool) -> tuple[bool, int]
     ]
     if seconds:
         words.append(f"-max_total_time={seconds}")
-    done = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(TOP / "tests")},
-    )
+    instance = f"fuzz-{os.getpid()}"
+    # A fuzzer ends without cleaning up. fsync is quick there.
+    with tempfile.TemporaryDirectory(prefix="shmq-fuzz-", dir="/dev/shm") as directory:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(TOP / "tests"),
+                "TMPDIR": directory,
+                "FUZZ_INSTANCE": instance,
+            },
+        )
+    shm.unlink_instance(instance)
     said = done.stderr + done.stdout
     count = re.search(r"number_of_executed_units: (\d+)|Done (\d+) runs", said)
     if done.returncode and not mutant:

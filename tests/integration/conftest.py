@@ -13,8 +13,20 @@ from typing import Any
 import pytest
 from support import processes
 from support.other_users import RUN, become
-from support.processes import Child, eventually
+from support.processes import HELPERS, Child, eventually
 from support.service_manager import Manager
+
+
+@pytest.fixture
+def queue_program(keep: Callable[[Any], Any]) -> Callable[[str, str], Child]:
+    """`queue_program(name, method)`: one of support.queue_programs, whose children are started by
+    this method."""
+
+    def run(name: str, method: str) -> Child:
+        words = [sys.executable, "-m", "support.queue_programs", name, method]
+        return keep(Child(words, HELPERS))
+
+    return run
 
 
 @pytest.fixture

@@ -82,6 +82,8 @@ def test_without_an_instance_the_status_says_so(instance: str) -> None:
         ["stat", "--sort", "colour"],
         ["tail"],
         ["tail", "t", "--raw", "--json"],
+        ["tail", "t.*"],
+        ["tail", "t.*", "c", "--peek"],
         ["tail", "t", "-n", "0"],
         ["doctor", "--yes"],
         ["doctor", "--fix"],
@@ -116,6 +118,18 @@ def test_tail_takes_and_finishes(broker: shmq.Broker) -> None:
     assert shown("tail", "t", "c", "-n", "2", f"--instance={broker.instance}") == "one\ntwo\n"
     channel = broker.stats().channel("t", "c")
     assert (channel.depth, channel.in_flight, channel.finished) == (1, 0, 2)
+
+
+def test_tail_of_a_pattern_tells_the_topics(broker: shmq.Broker) -> None:
+    where = f"--instance={broker.instance}"
+    assert shown("pub", "jobs", "one", "two", "--priority", "high", where) == ""
+    assert shown("pub", "jobs", "three", where) == ""
+    found = shown("tail", "jobs.*", "c", "-n", "2", where)
+    assert found == "jobs.high\tone\njobs.high\ttwo\n"
+    assert shown("tail", "job*", "c", "-n", "1", "--raw", where) == "three"
+    broker.producer("jobs").publish(b"four")
+    (document,) = documents("tail", "job*", "c", "-n", "1", "--json", where)
+    assert (document["topic"], document["body"]) == ("jobs", "four")
 
 
 def test_tail_as_json_tells_text_from_bytes(broker: shmq.Broker) -> None:
@@ -322,6 +336,49 @@ def test_inspect_of_all_that_an_instance_has(broker: shmq.Broker) -> None:
     assert "id clock" in shown("inspect", str(path / "shmq.dat"))
 
 
+def test_results_are_listed_and_printed(broker: shmq.Broker) -> None:
+    where = ("--instance", broker.instance)
+    store = broker.results("r", max_keys=100)
+    store.set("key", b"value\n", ttl=600)
+    store.set(b"\xff", bytes(5))
+    row = shown("results", "ls", *where).splitlines()[1].split()
+    assert row[:3] == ["r", "2", "100"]
+    (found,) = documents("results", "ls", "--json", *where)
+    assert (found["name"], found["keys"], found["max_keys"], found["stored"]) == ("r", 2, 100, 2)
+    listed = {
+        json.dumps(row.get("key")): row for row in documents("results", "ls", "r", "--json", *where)
+    }
+    assert listed['"key"']["bytes"] == 6
+    assert 500 < listed['"key"']["ttl"] < 600
+    assert listed["null"]["key_base64"] == base64.b64encode(b"\xff").decode()
+    assert listed["null"]["ttl"] is None
+    assert len(shown("results", "ls", "r", "-n", "1", *where).splitlines()) == 2
+    assert shown("results", "get", "r", "key", *where) == "value\n"
+    (found,) = documents("results", "get", "r", "key", "--json", *where)
+    assert found["body"] == "value\n"
+    for words, status in (
+        (("get", "r", "none"), ERROR),
+        (("get", "x", "k"), ERROR),
+        (("ls", "x"), ERROR),
+    ):
+        done = run("results", *words, *where)
+        assert done.returncode == status
+        assert "there is no" in one_sentence(done)
+    assert shown("results", "delete", "r", *where) == "r deleted\n"
+    assert shown("results", "ls", *where).count("\n") == 1
+    assert broker.results_names() == []
+
+
+def test_inspect_of_a_results_store(broker: shmq.Broker) -> None:
+    broker.results("r").set("k", b"v")
+    (path,) = [item.path for item in shm.list_objects(broker.instance) if item.kind == "queue"]
+    (found,) = documents("inspect", path, "--json")
+    assert found["kind"] == "store segment"
+    assert (found["name"], found["keys"], found["max_keys"]) == ("r", 1, 1_000_000)
+    assert "k" in shown("inspect", path)
+    assert shown("doctor", "--instance", broker.instance)
+
+
 def test_inspect_says_what_is_damaged(tmp_path: Path) -> None:
     file = tmp_path / "nsqd.dat"
     file.write_bytes(b'{"topics":[')
@@ -426,3 +483,42 @@ def test_bench_interrupted_leaves_nothing(keep: Callable[[Any], Any]) -> None:
     assert "Traceback" not in child.errors
     wait_ended(supervisor)
     assert not shm.list_objects(name)
+
+
+# ---- dead letters ----
+
+
+def test_dead_letters_are_listed_redriven_and_dropped(broker: shmq.Broker) -> None:
+    where = ("t", "c", "--instance", broker.instance)
+    broker.create_channel("t", "c")
+    assert documents("dead", "ls", *where, "--json") == []
+    assert shown("dead", "redrive", *where) == "0 messages redriven\n"
+    broker.producer("t").publish_many([b"one", b"two", b"\xff"])
+    consumer = broker.consumer("t", "c")
+    for error in ("too late", None, "bad"):
+        consumer.take(20).reject(error)
+    groups = documents("dead", "ls", *where, "--json")
+    assert {(group["reason"], group["error"], group["count"]) for group in groups} == {
+        ("rejected", "too late", 1),
+        ("rejected", None, 1),
+        ("rejected", "bad", 1),
+    }
+    assert "too late" in shown("dead", "ls", *where)
+    (letter,) = documents("dead", "peek", *where, "--json", "--error", "late")
+    assert (letter["body"], letter["source"], letter["pid"]) == ("one", "t/c", os.getpid())
+    assert "one" in shown("dead", "peek", *where, "--reason", "rejected")
+    assert documents("dead", "peek", *where, "--json", "--reason", "expired") == []
+    assert documents("dead", "redrive", *where, "--json", "--error", "late")[0]["redriven"] == 1
+    assert consumer.take(20).body == b"one"
+    assert shown("dead", "drop", *where, "-n", "1") == "1 messages dropped\n"
+    assert documents("dead", "drop", *where, "--json")[0]["dropped"] == 1
+    assert broker.dead("t", "c").depth == 0
+    (channel,) = broker.stats().topic("t").channels
+    assert channel.dead_lettered == 3
+
+
+def test_dead_letters_of_nowhere_are_an_error_in_one_sentence(broker: shmq.Broker) -> None:
+    done = run("dead", "ls", "t", "nowhere", "--instance", broker.instance)
+    assert done.returncode == ERROR
+    assert "t/nowhere" in one_sentence(done)
+    assert run("dead", "ls", "t", "c", "--reason", "boredom").returncode == USAGE

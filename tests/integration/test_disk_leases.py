@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,6 +120,54 @@ def test_limits_hold_on_disk_too(full: shmq.Broker) -> None:
             holder.finish_lease(lease.id)
         assert came == numbered(0, MANY)
         assert max(counts) > 300
+
+
+def test_properties_are_no_part_of_the_bytes_of_a_lease(open_broker: Open) -> None:
+    broker = open_broker(**OPTIONS)
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    for first in range(0, MANY, 100):
+        producer.publish_many(
+            numbered(first, first + 100), timeout=30, properties={"name": "x" * (first // 100)}
+        )
+    settled(broker)
+    with broker.lease_holder("t", "c", "q") as holder:
+        came, counts = [], []
+        while len(came) < MANY:
+            lease = eventually(lambda: holder.lease(2000, max_bytes=6 * 900))
+            assert lease.bytes == 6 * lease.count <= 6 * 900
+            found = bodies(broker, lease)
+            assert sum(map(len, found)) == lease.bytes
+            came += found
+            counts.append(lease.on_disk)
+            holder.finish_lease(lease.id)
+        assert came == numbered(0, MANY)
+        assert max(counts) > 300
+
+
+def test_what_has_expired_on_disk_is_in_no_lease(open_broker: Open) -> None:
+    """A lease in place ends before it, and the rest follows."""
+    broker = open_broker(**OPTIONS)
+    broker.create_channel("t", "c")
+    producer = broker.producer("t")
+    lives = {0: None, 1: None, 2: 0.2, 3: 1000.0, 4: None}
+    for first in range(0, MANY, 100):
+        bodies_ = numbered(first, first + 100)
+        producer.publish_many(bodies_, timeout=30, ttl=lives[first // 1000])
+    over = time.time() + 0.2
+    eventually(lambda: broker.channel_stats("t", "c").backend_depth > 2500 and time.time() > over)
+    expected = [*numbered(0, 2000), *numbered(3000, MANY)]
+    with broker.lease_holder("t", "c", "q") as holder:
+        came, on_disk = [], 0
+        while len(came) < len(expected):
+            lease = eventually(lambda: holder.lease(10**6))
+            came += bodies(broker, lease)
+            on_disk += lease.on_disk
+            holder.finish_lease(lease.id)
+    assert came == expected
+    assert on_disk > 1000
+    assert broker.channel_stats("t", "c").expired == 1000
+    recount(broker.instance, "t", "c")
 
 
 def test_what_is_returned_comes_again_in_its_order(full: shmq.Broker) -> None:

@@ -24,6 +24,7 @@ SPARK = "needs PySpark and Java: tests/spark"
 ELSEWHERE = {
     "tools/dev demo ": "takes minutes; tests/spark/test_demo.py runs it",
     "import shmq.spark": SPARK,
+    "import torch": "needs PyTorch; the loop before it is the same without",
     'tasks, results = Exchange("jobs", "tasks"), Exchange("jobs", "results")': SPARK,
     "query.writeStream.foreachBatch(": SPARK,
     '(spark.readStream.format("shmq")': SPARK,
@@ -38,7 +39,10 @@ ELSEWHERE = {
     "_native <- errors <- names": "a map",
     "directory  /shmq.<instance> ": "a picture",
     "waiter: set the bit, fence": "a picture",
+    "consumer: take the hints, look there": "a picture",
+    "max_attempts=3, a batch of 200, number 7": "a picture",
     "nsqd.dat ": "a list of files",
+    '[channels."jobs.*"]': "a part of a file; tests/unit/test_settings.py reads such tables",
     "exec shmq serve --nsqd": "needs the gateway's ports; tests/nsqd/gateway/test_defaults.py",
     "audit: action=delete_topic": "a line of the log",
 }

@@ -459,4 +459,5 @@ def test_reprs_name_what_they_are(
 def test_help_shows_what_is_for_users() -> None:
     assert {"instance"} <= set(dir(shmq.Broker))
     shown = {name for name in dir(shmq.Producer) if not name.startswith("_")}
-    assert shown == {"close", "closed", "loan", "publish", "publish_many", "topic"}
+    waiting = {"publish_async", "publish_many_async"}
+    assert shown == {"close", "closed", "loan", "publish", "publish_many", "topic"} | waiting

@@ -45,11 +45,7 @@ static inline stage *setup(void)
 static inline void teardown(stage *x)
 {
 	SOUND(x->w);
-	EQUAL(shmq_consumer_close(x->c, soon()), 0);
-	shmq_consumer_free(x->c);
-	shmq_producer_close(x->p);
-	EQUAL(MAPPED(x->w, x->b, shmq_broker_detach(x->b, soon())), 0);
-	shmq_broker_close(x->b);
+	world_leave(x->w, x->b, x->p, x->c);
 	world_stop(x->w);
 	free(x);
 }
@@ -117,8 +113,12 @@ static inline void restore_all(stage *x)
 	uint64_t from = ld(&x->q->disk_read), used;
 	uint32_t taken;
 
-	EQUAL(shmq_restore(x->s, x->queue, x->disk + from, x->at - from, from, x->at, soon(), &taken,
-	                   &used),
+	EQUAL(shmq_restore(x->s, x->queue,
+	                   &(shmq_records){.data = x->disk + from,
+	                                   .length = x->at - from,
+	                                   .position = from,
+	                                   .next_position = x->at},
+	                   soon(), &taken, &used),
 	      0);
 	EQUAL(used, x->at - from);
 }

@@ -24,6 +24,7 @@
 #include "prepend.h"
 #include "process.h"
 #include "producer.h"
+#include "properties.h"
 #include "rebuild.h"
 #include "record.h"
 #include "room.h"
@@ -144,7 +145,7 @@ static inline uint32_t world_topic(world *w, const char *name, uint32_t *generat
 {
 	uint32_t topic;
 
-	EQUAL(shmq_topic_create(w->supervisor, name, 0, soon(), &topic, generation), 0);
+	EQUAL(shmq_topic_create(w->supervisor, name, 0, NULL, soon(), &topic, generation), 0);
 	return topic;
 }
 
@@ -194,6 +195,15 @@ static inline bool body_is(const shmq_message *m, const char *text)
 	return m->length == strlen(text) && !memcmp(m->body, text, m->length);
 }
 
+static inline void world_leave(world *w, shmq_broker *b, shmq_producer *p, shmq_consumer *c)
+{
+	EQUAL(shmq_consumer_close(c, soon()), 0);
+	shmq_consumer_free(c);
+	shmq_producer_close(p);
+	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
+	shmq_broker_close(b);
+}
+
 /* The bytes of a queue, as seen by the supervisor; it must be mapped already or mappable. */
 static inline shmq_map *world_view(world *w, uint32_t queue)
 {
@@ -202,6 +212,31 @@ static inline shmq_map *world_view(world *w, uint32_t queue)
 	EQUAL(MAPPED(w, w->supervisor, map_get(w->supervisor, queue, &map)), 0);
 	map_release(map); /* the broker's own reference keeps it */
 	return map;
+}
+
+/* As if an unused queue had carried messages: the heads and tails of all rings are at `start`, with
+ * the entries in place. */
+static inline void rings_move(shmq_map *map, uint32_t start)
+{
+	shmq_queue_desc *q = map->q;
+	uint32_t n = ld(&q->slots_committed);
+
+	EQUAL(ring_count(&q->free_head, &q->free_tail), n);
+	st(&q->ready_head, start);
+	st(&q->ready_tail, start);
+	st(&q->defer_head, start);
+	st(&q->defer_tail, start);
+	st(&q->requeue_head, start);
+	st(&q->requeue_tail, start);
+	st(&q->free_head, start);
+	st(&q->free_tail, start + n);
+	q->requeue_head_group_end = start;
+	q->bodies_reclaimed_to = start + n;
+	q->bodies_prepared_to = start;
+	q->free_tail_cached = start + n;
+	q->ready_head_cached = q->ready_tail_cached = start;
+	for (uint32_t i = 0; i < n; i++)
+		map->free[(start + i) & ld(&q->ring_mask)] = i;
 }
 
 /* Every queue in the directory, recounted. */

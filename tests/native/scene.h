@@ -249,15 +249,21 @@ static inline scene *scene_make(void)
 	EQUAL(shmq_finish(s->c, m, 1, NULL, soon()), 0);
 	EQUAL(shmq_requeue(s->c, m + 1, 3, 0, NULL, soon()), 0);
 	EQUAL(shmq_requeue(s->c, m + 4, 1, 900 * NS_PER_S, NULL, soon()), 0);
-	EQUAL(shmq_expire(w->supervisor, s->queue[0], 0, 0, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(w->supervisor, s->queue[0], &(shmq_expiry){.limit = 10}, soon(), &expired,
+	                  &due),
+	      0);
 	scene_fill(s, s->p, s->realtime, SCENE_MESSAGES, SCENE_MESSAGES + 1); /* in the defer ring */
 	EQUAL(shmq_loan_begin(s->borrower, 500, soon(), &s->loan), 0);
 	memset(shmq_loan_data(s->loan), 0x6c, 500);
 	EQUAL(MAPPED(s->w, s->b,
-	             shmq_lease_holder_open(s->b, s->queue[0], s->serial[0], "reader", 0, 0, soon(),
+	             shmq_lease_holder_open(s->b, s->queue[0], s->serial[0],
+	                                    &(shmq_lease_settings){.name = "reader"}, soon(),
 	                                    &s->holder)),
 	      0);
-	EQUAL(shmq_lease_take(s->b, &s->holder, 0, 4, UINT64_MAX, 2, NULL, soon(), &s->lease), 0);
+	EQUAL(shmq_lease_take(s->b, &s->holder,
+	                      &(shmq_lease_wish){.max_bytes = UINT64_MAX, .n = 4, .parts = 2}, soon(),
+	                      &s->lease),
+	      0);
 	EQUAL(s->lease.count, 4);
 	s->monotonic = shmq_now() + 10000 * NS_PER_S;
 	s->realtime += 10000 * NS_PER_S;

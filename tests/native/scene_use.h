@@ -44,6 +44,19 @@ static int64_t shortly(void)
 	return shmq_now() + 20 * NS_PER_MS; /* a lock that looks held must not stop us long */
 }
 
+static void look_at_properties(const uint8_t *block, uint32_t length)
+{
+	shmq_property p;
+	uint64_t at = 0;
+
+	CHECK(length <= SHMQ_PROPERTIES_MOST);
+	while (shmq_property_next(block, length, &at, &p) > 0) {
+		CHECK(at <= length);
+		CHECK((const uint8_t *)p.value + p.length <= block + length);
+		CHECK(p.name_length <= SHMQ_PROPERTY_NAME && (const uint8_t *)p.name > block);
+	}
+}
+
 /* Bodies are read as the binding reads them. */
 static void look(const shmq_message *m, uint32_t n)
 {
@@ -54,6 +67,7 @@ static void look(const shmq_message *m, uint32_t n)
 		for (uint32_t k = 0; k < m[i].length; k++)
 			sum ^= body[k];
 		(void)sum;
+		look_at_properties((const uint8_t *)m[i].body - m[i].properties, m[i].properties);
 	}
 }
 
@@ -61,9 +75,13 @@ static void publish(shmq_producer *p)
 {
 	static char text[3000];
 	shmq_body bodies[3] = {{text, 60}, {text, 500}, {text, 2000}};
+	static const uint8_t block[] = {1, 'k', 3, 0, 'o', 'n', 'e', 3, 't', 'w', 'o', 0, 0};
+	shmq_body properties[3] = {{block, sizeof(block)}, {NULL, 0}, {block, 7}};
 	uint64_t id;
 
 	(void)CALL(shmq_publish(p, bodies, 1, 0, shortly(), &id));
+	(void)CALL(
+			shmq_publish_on(p, bodies, 3, &(shmq_terms){.properties = properties}, shortly(), &id));
 	(void)CALL(shmq_publish(p, bodies, 3, 0, shortly(), &id));
 	(void)CALL(shmq_publish(p, bodies, 1, s->realtime - 12000 * NS_PER_S, shortly(), &id));
 }
@@ -77,7 +95,9 @@ static void spill(enum shmq_spill_source from)
 	int r;
 
 	if (from == SHMQ_SPILL_CHUNK)
-		r = CALL(shmq_chunk_begin(w->supervisor, s->queue[0], 1, 0, 3, 10000, shortly(), &batch));
+		r = CALL(shmq_chunk_begin(w->supervisor, s->queue[0],
+		                          &(shmq_chunk_wish){.chunk = 1, .max_bytes = 10000, .n = 3},
+		                          shortly(), &batch));
 	else
 		r = CALL(shmq_spill_begin(w->supervisor, s->queue[0], from, 6, 10000, shortly(), &batch));
 	if (r)
@@ -96,10 +116,17 @@ static void restore(void)
 	int64_t due = s->realtime;
 	uint32_t taken;
 
-	(void)CALL(shmq_restore(w->supervisor, s->queue[0], one, sizeof(one), read, read + sizeof(one),
+	(void)CALL(shmq_restore(w->supervisor, s->queue[0],
+	                        &(shmq_records){.data = one,
+	                                        .length = sizeof(one),
+	                                        .position = read,
+	                                        .next_position = read + sizeof(one)},
 	                        shortly(), &taken, &used));
-	(void)CALL(shmq_chunk_load(w->supervisor, s->queue[0], one, sizeof(one), &due, 1, 1 << 24,
-	                           shortly(), &taken));
+	(void)CALL(shmq_chunk_load(
+			w->supervisor, s->queue[0],
+			&(shmq_chunk_records){
+				.data = one, .length = sizeof(one), .dues = &due, .n = 1, .position = 1 << 24},
+			shortly(), &taken));
 	(void)CALL(shmq_evict_read_ahead(w->supervisor, s->queue[0], shortly(), &taken));
 	(void)CALL(shmq_disk_set(w->supervisor, s->queue[0], read, read, 0, shortly()));
 }
@@ -117,12 +144,18 @@ static void lease(void)
 	if (!CALL(shmq_lease_open(s->b, s->queue[0], s->serial[0], s->lease.id, 1, &cursor)) &&
 	    !CALL(shmq_lease_measure(s->b, &cursor, 8, sizeof(data), &count, &size))) {
 		CHECK(count <= 8 && size <= sizeof(data));
-		(void)CALL(shmq_lease_copy(s->b, &cursor, count, size, ids, timestamps, attempts, offsets,
-		                           data));
+		(void)CALL(shmq_lease_copy(s->b, &cursor, count, size,
+		                           &(shmq_columns){.ids = ids,
+		                                           .timestamps = timestamps,
+		                                           .attempts = attempts,
+		                                           .offsets = offsets,
+		                                           .data = data}));
 	}
 	(void)CALL(shmq_lease_look(s->b, &s->holder, s->lease.id, true, shortly(), &more));
 	(void)CALL(shmq_lease_list(s->b, &s->holder, found, 4, shortly(), &count));
-	if (!CALL(shmq_lease_take(s->b, &s->holder, 0, 3, 1000, 2, NULL, shortly(), &more)))
+	if (!CALL(shmq_lease_take(s->b, &s->holder,
+	                          &(shmq_lease_wish){.max_bytes = 1000, .n = 3, .parts = 2}, shortly(),
+	                          &more)))
 		(void)CALL(shmq_lease_finish(s->b, &s->holder, more.id, shortly(), &messages));
 	(void)CALL(shmq_lease_return(s->b, &s->holder, s->lease.id, shortly(), &messages));
 	(void)CALL(shmq_lease_holder_touch(s->b, &s->holder, shortly()));
@@ -198,12 +231,12 @@ static void spill_everything(void)
 	spill(SHMQ_SPILL_ALL);
 }
 
-static void spill_ahead(void)
+static void prepend_flush(void)
 {
 	spill(SHMQ_SPILL_PREPEND_FLUSH);
 }
 
-static void spill_in_front(void)
+static void prepend(void)
 {
 	spill(SHMQ_SPILL_PREPEND);
 }
@@ -223,8 +256,10 @@ static void scan(void)
 	uint32_t n, expired, due;
 
 	(void)CALL(shmq_stage_oldest(w->supervisor, s->queue[0], 3, shortly(), &n));
-	(void)CALL(shmq_expire(w->supervisor, s->queue[0], s->monotonic, s->realtime, 100, shortly(),
-	                       &expired, &due));
+	(void)CALL(
+			shmq_expire(w->supervisor, s->queue[0],
+			            &(shmq_expiry){.now = s->monotonic, .realtime = s->realtime, .limit = 100},
+			            shortly(), &expired, &due));
 }
 
 static void another_consumer(void)
@@ -303,8 +338,8 @@ static void (*const operations[])(void) = {
 	spill_ready_ones,
 	spill_returned_ones,
 	spill_everything,
-	spill_ahead,
-	spill_in_front,
+	prepend_flush,
+	prepend,
 	spill_what_was_out,
 	spill_to_a_chunk,
 	restore,

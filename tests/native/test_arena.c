@@ -203,11 +203,22 @@ static void garbage_is_not_claimed(void)
 		CHECK(live[i].body > 192);
 }
 
+/* One bit of a capacity that garbage has changed: it hides behind the bit of the tag. */
+static void a_capacity_that_is_one_off_owns_no_block(void)
+{
+	begin(SIZE);
+	CHECK(give(100));
+	CHECK(arena_owns(base, SIZE, live[0].body, live[0].capacity));
+	for (uint32_t bit = 1; bit; bit <<= 1)
+		CHECK(!arena_owns(base, SIZE, live[0].body, live[0].capacity ^ bit));
+}
+
 int main(void)
 {
 	blocks_never_overlap_and_coalesce_into_one();
 	it_grows_with_blocks_in_use();
 	a_rebuild_from_what_is_owned_is_the_same_arena();
 	garbage_is_not_claimed();
+	a_capacity_that_is_one_off_owns_no_block();
 	return 0;
 }

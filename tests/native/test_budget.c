@@ -1,40 +1,6 @@
 /* Messages in use never take the room that publishing and spilling need; and a full budget never
  * stops the calls that would empty it. */
-#include "harness.h"
-
-typedef struct stage {
-	world *w;
-	shmq_broker *b;
-	uint32_t topic, generation, queue;
-	uint64_t serial;
-	shmq_producer *p;
-	shmq_consumer *c;
-	shmq_queue_desc *q;
-} stage;
-
-static stage setup(shmq_limits limits)
-{
-	stage x = {.w = world_start(limits)};
-
-	x.topic = world_topic(x.w, "t", &x.generation);
-	x.queue = world_queue(x.w, x.topic, "c", &x.serial);
-	x.b = world_attach(x.w, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(x.b, x.topic, x.generation, &x.p), 0);
-	x.c = world_consumer(x.w, x.b, x.queue, x.serial, 1000000);
-	x.q = world_view(x.w, x.queue)->q;
-	return x;
-}
-
-static void teardown(stage x)
-{
-	SOUND(x.w);
-	EQUAL(shmq_consumer_close(x.c, soon()), 0);
-	shmq_consumer_free(x.c);
-	shmq_producer_close(x.p);
-	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
-	shmq_broker_close(x.b);
-	world_stop(x.w);
-}
+#include "one_queue.h"
 
 static int publish(stage *x, const void *data, uint64_t length, uint32_t n, int64_t due)
 {
@@ -48,7 +14,7 @@ static int publish(stage *x, const void *data, uint64_t length, uint32_t n, int6
 
 static void in_flight_leaves_room_to_publish(void)
 {
-	stage x = setup(small_limits(300, 100));
+	stage x = stage_open(small_limits(300, 100), "c");
 	shmq_message m[200];
 	uint32_t got;
 
@@ -65,14 +31,14 @@ static void in_flight_leaves_room_to_publish(void)
 	EQUAL(shmq_finish(x.c, m, 1, NULL, soon()), 0);
 	EQUAL(shmq_take(x.c, m, 1, soon(), &got), 0);
 	EQUAL(publish(&x, "x", 1, 1, 0), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 /* The in-flight budget is full of requeued messages that wait for READY ones, which nobody may
  * take: then it is their turn now. */
 static void requeued_messages_fill_the_budget_and_still_come(void)
 {
-	stage x = setup(small_limits(300, 16));
+	stage x = stage_open(small_limits(300, 16), "c");
 	shmq_message m[32];
 	uint32_t got, n = 0;
 
@@ -86,12 +52,12 @@ static void requeued_messages_fill_the_budget_and_still_come(void)
 		EQUAL(shmq_finish(x.c, m, got, NULL, soon()), 0);
 	}
 	EQUAL(n, 200);
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_restore_stops_at_the_budget(void)
 {
-	stage x = setup(small_limits(300, 50));
+	stage x = stage_open(small_limits(300, 50), "c");
 	uint32_t slots[300], lengths[300], taken, n = 0;
 	uint64_t positions[300], at = 0, used;
 	shmq_spill s = {.slots = slots, .lengths = lengths, .positions = positions};
@@ -111,8 +77,12 @@ static void a_restore_stops_at_the_budget(void)
 	for (;;) {
 		uint64_t from = ld(&x.q->disk_read);
 
-		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, at - from, from, at, soon(),
-		                   &taken, &used),
+		EQUAL(shmq_restore(x.w->supervisor, x.queue,
+		                   &(shmq_records){.data = disk + from,
+		                                   .length = at - from,
+		                                   .position = from,
+		                                   .next_position = at},
+		                   soon(), &taken, &used),
 		      0);
 		n += taken;
 		if (!taken)
@@ -121,13 +91,13 @@ static void a_restore_stops_at_the_budget(void)
 	EQUAL(n, 50);
 	for (int i = 0; i < 300; i++)
 		EQUAL(publish(&x, "x", 1, 1, 0), 0);
-	teardown(x);
+	stage_close(x);
 	free(disk);
 }
 
 static void deferred_messages_have_a_budget_too(void)
 {
-	stage x = setup(small_limits(300, 50));
+	stage x = stage_open(small_limits(300, 50), "c");
 	int64_t due = shmq_realtime() + 3600 * NS_PER_S;
 	uint32_t expired, came;
 
@@ -136,10 +106,12 @@ static void deferred_messages_have_a_budget_too(void)
 	EQUAL(publish(&x, "x", 1, 1, due), SHMQ_FULL);
 	for (int i = 0; i < 300; i++)
 		EQUAL(publish(&x, "x", 1, 1, 0), 0);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, shmq_realtime(), 100, soon(), &expired, &came),
+	EQUAL(shmq_expire(x.w->supervisor, x.queue,
+	                  &(shmq_expiry){.realtime = shmq_realtime(), .limit = 100}, soon(), &expired,
+	                  &came),
 	      0);
 	EQUAL(publish(&x, "x", 1, 1, due), SHMQ_FULL);
-	teardown(x);
+	stage_close(x);
 }
 
 /* Bytes: what is deferred may not take the arena from what is published. */
@@ -153,16 +125,18 @@ static void deferred_bytes_leave_room_to_publish(void)
 
 	limits.arena_size = 1 << 20;
 	limits.max_msg_size = 1 << 18;
-	x = setup(limits);
+	x = stage_open(limits, "c");
 	for (int i = 0; i < 12; i++) {
 		if (publish(&x, body, 100000, 1, due))
 			break;
-		EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, 0, 100, soon(), &expired, &came), 0);
+		EQUAL(shmq_expire(x.w->supervisor, x.queue, &(shmq_expiry){.limit = 100}, soon(), &expired,
+		                  &came),
+		      0);
 	}
 	CHECK(ld(&x.q->in_use_bytes) <= 3 * limits.arena_size / 4);
 	EQUAL(publish(&x, body, 100000, 1, 0), 0);
 	free(body);
-	teardown(x);
+	stage_close(x);
 }
 
 /* Small messages in the large blocks of earlier ones: the whole blocks count. */
@@ -178,7 +152,7 @@ static void blocks_larger_than_their_bodies_count_in_full(void)
 
 	limits.arena_size = 1 << 20;
 	limits.max_msg_size = 1 << 18;
-	x = setup(limits);
+	x = stage_open(limits, "c");
 	/* every byte of the arena in blocks of 4000 that belong to free slots */
 	while (!publish(&x, body, 4000, 1, 0))
 		n++;
@@ -200,15 +174,19 @@ static void blocks_larger_than_their_bodies_count_in_full(void)
 	do {
 		uint64_t from = ld(&x.q->disk_read), to = from + 200 * 1030 < at ? from + 200 * 1030 : at;
 
-		EQUAL(shmq_restore(x.w->supervisor, x.queue, disk + from, to - from, from, to, soon(),
-		                   &taken, &used),
+		EQUAL(shmq_restore(x.w->supervisor, x.queue,
+		                   &(shmq_records){.data = disk + from,
+		                                   .length = to - from,
+		                                   .position = from,
+		                                   .next_position = to},
+		                   soon(), &taken, &used),
 		      0);
 	} while (taken);
 	CHECK(ld(&x.q->in_use_bytes) <= 3 * ld(&x.q->arena_committed) / 4);
 	EQUAL(publish(&x, body, 4000, 1, 0), 0);
 	free(body);
 	free(disk);
-	teardown(x);
+	stage_close(x);
 }
 
 /* The bytes belong to free slots, and to the very slots that are about to be used. */
@@ -224,7 +202,7 @@ static void bytes_behind_free_slots_are_found(void)
 
 	limits.arena_size = 1 << 20;
 	limits.max_msg_size = 700000;
-	x = setup(limits);
+	x = stage_open(limits, "c");
 	EQUAL(publish(&x, body, 700000, 1, 0), 0);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
 	EQUAL(shmq_finish(x.c, &m, 1, NULL, soon()), 0);
@@ -238,7 +216,7 @@ static void bytes_behind_free_slots_are_found(void)
 		EQUAL(shmq_finish(x.c, &other, 1, NULL, soon()), 0);
 	}
 	EQUAL(MAPPED(x.w, x.b, shmq_publish(x.p, two, 2, 0, soon(), &id)), 0);
-	teardown(x);
+	stage_close(x);
 	free(body);
 }
 
@@ -252,7 +230,7 @@ static void what_can_never_fit_is_refused_at_once(void)
 
 	limits.arena_size = 1 << 20;
 	limits.max_msg_size = 1 << 19;
-	x = setup(limits);
+	x = stage_open(limits, "c");
 	for (int i = 0; i < 301; i++)
 		many[i] = (shmq_body){"x", 1};
 	EQUAL(MAPPED(x.w, x.b, shmq_publish(x.p, many, 301, 0, soon(), &id)), SHMQ_TOO_BIG);
@@ -263,13 +241,13 @@ static void what_can_never_fit_is_refused_at_once(void)
 	EQUAL(publish(&x, body, 1, 0, 0), SHMQ_INVALID);
 	EQUAL(publish(&x, body, 0, 1, 0), SHMQ_INVALID);
 	free(body);
-	teardown(x);
+	stage_close(x);
 }
 
 /* A publisher that waits leaves what it needs; the supervisor is rung; room clears the wish. */
 static void a_waiting_publisher_says_what_it_needs(void)
 {
-	stage x = setup(small_limits(300, 300));
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m[300];
 	uint32_t got, why;
 
@@ -285,7 +263,7 @@ static void a_waiting_publisher_says_what_it_needs(void)
 	EQUAL(publish(&x, "0123456789", 10, 3, 0), 0);
 	EQUAL(ld(&x.q->need_slots), 0);
 	EQUAL(ld(&x.q->need_bytes), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 int main(void)

@@ -31,7 +31,8 @@ static stage setup(void)
 	EQUAL(shmq_pin(x.c, m + 6, soon()), 0);
 	EQUAL(shmq_finish(x.c, m + 6, 2, NULL, soon()), 0);
 	EQUAL(shmq_publish(x.p, &later, 1, shmq_realtime() + NS_PER_S, soon(), &id), 0);
-	EQUAL(shmq_expire(x.w->supervisor, queue, 0, 0, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(x.w->supervisor, queue, &(shmq_expiry){.limit = 10}, soon(), &expired, &due),
+	      0);
 	EQUAL(MAPPED(x.w, x.w->supervisor,
 	             shmq_stage_oldest(x.w->supervisor, queue, 2, soon(), &moved)),
 	      0);
@@ -173,11 +174,7 @@ int main(void)
 	owners_and_pins_are_looked_up(&x);
 	EQUAL(MAPPED(x.w, x.w->supervisor, shmq_rebuild(x.w->supervisor, x.map->index, soon())), 0);
 	a_sound_queue_is_sound(&x);
-	EQUAL(shmq_consumer_close(x.c, soon()), 0);
-	shmq_consumer_free(x.c);
-	shmq_producer_close(x.p);
-	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
-	shmq_broker_close(x.b);
+	world_leave(x.w, x.b, x.p, x.c);
 	world_stop(x.w);
 	return 0;
 }

@@ -202,11 +202,7 @@ static void a_rebuild_survives_garbage_in_the_slots(void)
 			EQUAL(shmq_finish(c, &m, 1, NULL, soon()), 0);
 		}
 		EQUAL(world_publish(w, b, p, "y"), 0);
-		EQUAL(shmq_consumer_close(c, soon()), 0);
-		shmq_consumer_free(c);
-		shmq_producer_close(p);
-		EQUAL(shmq_broker_detach(b, soon()), 0);
-		shmq_broker_close(b);
+		world_leave(w, b, p, c);
 		world_stop(w);
 	}
 }

@@ -183,7 +183,9 @@ static void a_slot_used_again_is_not_taken_for_the_message_that_was_in_it(void)
 	publish(x, "a");
 	old = take(x);
 	EQUAL(old.attempts, 1);
-	EQUAL(shmq_expire(x->s, x->queue, shmq_now() + 100 * NS_PER_S, 0, 10, soon(), &expired, &due),
+	EQUAL(shmq_expire(x->s, x->queue,
+	                  &(shmq_expiry){.now = shmq_now() + 100 * NS_PER_S, .limit = 10}, soon(),
+	                  &expired, &due),
 	      0);
 	EQUAL(shmq_take(other, &m, 1, soon(), &got), 0);
 	EQUAL(shmq_finish(other, &m, 1, NULL, soon()), 0);

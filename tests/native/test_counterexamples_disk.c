@@ -158,7 +158,10 @@ static void a_restore_of_what_was_emptied_meanwhile_is_refused(void)
 	/* the supervisor has read the file into its memory; now */
 	EQUAL(shmq_queue_empty(x->b, x->queue, x->serial, soon(), &dropped), 0);
 	EQUAL(dropped, 3);
-	EQUAL(shmq_restore(x->s, x->queue, x->disk, x->at, 0, x->at, soon(), &taken, &used), SHMQ_GONE);
+	EQUAL(shmq_restore(x->s, x->queue,
+	                   &(shmq_records){.data = x->disk, .length = x->at, .next_position = x->at},
+	                   soon(), &taken, &used),
+	      SHMQ_GONE);
 	EQUAL(taken, 0);
 	SOUND(x->w);
 	nothing_to_take(x);
@@ -230,7 +233,9 @@ static void a_deferred_message_does_not_wait_behind_the_disk(void)
 	begin_spill(x, 3, SHMQ_SPILL_READY);
 	end_spill(x);
 	EQUAL(shmq_publish(x->p, &body, 1, due_at, soon(), &id), 0);
-	EQUAL(shmq_expire(x->s, x->queue, 0, due_at, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(x->s, x->queue, &(shmq_expiry){.realtime = due_at, .limit = 10}, soon(),
+	                  &expired, &due),
+	      0);
 	EQUAL(due, 1);
 	expect(x, "d");
 	nothing_to_take(x);

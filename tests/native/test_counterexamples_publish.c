@@ -98,18 +98,14 @@ static void a_take_over_half_done_is_still_a_backlog(void)
 	EQUAL(shmq_queue_find(b, topic, "c", &again, &other), SHMQ_GONE);
 	EQUAL(shmq_queue_find(b, topic, NULL, &again, &other), 0);
 	EQUAL(world_publish(w, b, p, "b"), 0);
-	EQUAL(shmq_queue_take_over(w->supervisor, topic, "d", soon(), &again, &other), 0);
+	EQUAL(shmq_queue_take_over(w->supervisor, topic, "d", NULL, soon(), &again, &other), 0);
 	EQUAL(again, queue);
 	EQUAL(shmq_queue_find(b, topic, "d", &again, &other), 0);
 	c = world_consumer(w, b, queue, serial, 10);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
 	CHECK(body_is(&m, "a"));
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -195,7 +191,9 @@ static void a_decided_deferred_message_is_deferred_by_the_rebuild(void)
 	rebuild(x);
 	SOUND(x->w);
 	nothing_to_take(x);
-	EQUAL(shmq_expire(x->s, x->queue, 0, due_at, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(x->s, x->queue, &(shmq_expiry){.realtime = due_at, .limit = 10}, soon(),
+	                  &expired, &due),
+	      0);
 	EQUAL(due, 1);
 	expect(x, "d");
 	teardown(x);
@@ -211,7 +209,7 @@ static void ids_rise_whatever_the_clock_and_the_past_say(void)
 	uint64_t first, next, serial;
 	shmq_producer *p;
 
-	EQUAL(shmq_topic_create(x->s, "u", ahead, soon(), &topic, &generation), 0);
+	EQUAL(shmq_topic_create(x->s, "u", ahead, NULL, soon(), &topic, &generation), 0);
 	queue = world_queue(x->w, topic, "c", &serial);
 	EQUAL(shmq_producer_open(x->b, topic, generation, &p), 0);
 	EQUAL(MAPPED(x->w, x->b, shmq_publish(p, bodies, 3, 0, soon(), &first)), 0);

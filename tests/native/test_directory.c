@@ -28,7 +28,8 @@ static void a_topic_is_created_once_and_found_by_its_whole_name(void)
 	uint32_t a, b, found, generation, other;
 	char name[66] = {0};
 
-	EQUAL(shmq_topic_create(w->supervisor, "no good", 0, soon(), &a, &generation), SHMQ_BAD_NAME);
+	EQUAL(shmq_topic_create(w->supervisor, "no good", 0, NULL, soon(), &a, &generation),
+	      SHMQ_BAD_NAME);
 	a = world_topic(w, "topic", &generation);
 	EQUAL(world_topic(w, "topic", &other), a);
 	EQUAL(other, generation);
@@ -136,11 +137,7 @@ static void handles_on_a_removed_queue_are_told(void)
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
 	CHECK(body_is(&m, "y"));
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -218,24 +215,24 @@ static void a_backlog_is_taken_over_once(void)
 	shmq_consumer *c;
 	shmq_message m;
 
-	EQUAL(shmq_queue_take_over(w->supervisor, topic, "c", soon(), &queue, &again), SHMQ_GONE);
+	EQUAL(shmq_queue_take_over(w->supervisor, topic, "c", NULL, soon(), &queue, &again), SHMQ_GONE);
 	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
 	EQUAL(world_publish(w, b, p, "x"), SHMQ_NEED_BACKLOG);
 	backlog = world_queue(w, topic, NULL, &serial);
 	EQUAL(world_publish(w, b, p, "x"), 0);
 	EQUAL(shmq_topic_pause(b, topic, generation, true, soon()), 0);
 	EQUAL(MAPPED(w, w->supervisor,
-	             shmq_queue_take_over(w->supervisor, topic, "c", soon(), &queue, &again)),
+	             shmq_queue_take_over(w->supervisor, topic, "c", NULL, soon(), &queue, &again)),
 	      SHMQ_INVALID);
 	EQUAL(shmq_topic_pause(b, topic, generation, false, soon()), 0);
 	EQUAL(MAPPED(w, w->supervisor,
-	             shmq_queue_take_over(w->supervisor, topic, "c", soon(), &queue, &again)),
+	             shmq_queue_take_over(w->supervisor, topic, "c", NULL, soon(), &queue, &again)),
 	      0);
 	EQUAL(queue, backlog);
 	EQUAL(again, serial);
 	EQUAL(shmq_queue_find(b, topic, NULL, &queue, &again), SHMQ_GONE);
 	EQUAL(MAPPED(w, w->supervisor,
-	             shmq_queue_take_over(w->supervisor, topic, "d", soon(), &queue, &again)),
+	             shmq_queue_take_over(w->supervisor, topic, "d", NULL, soon(), &queue, &again)),
 	      SHMQ_INVALID);
 	EQUAL(world_publish(w, b, p, "y"), 0);
 	c = world_consumer(w, b, backlog, serial, 10);
@@ -244,11 +241,7 @@ static void a_backlog_is_taken_over_once(void)
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
 	CHECK(body_is(&m, "y"));
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -291,7 +284,7 @@ static void full_tables_of_topics_and_queues_are_clear_errors(void)
 	for (uint32_t i = 0; i < SHMQ_TOPICS; i++)
 		st(&w->supervisor->topics[i].state, SHMQ_ENTRY_LIVE);
 	st(&w->supervisor->d->topics_committed, SHMQ_TOPICS);
-	EQUAL(shmq_topic_create(w->supervisor, "one.more", 0, soon(), &topic, &generation),
+	EQUAL(shmq_topic_create(w->supervisor, "one.more", 0, NULL, soon(), &topic, &generation),
 	      SHMQ_TABLE_FULL);
 	EQUAL(segment_commit(w->supervisor->base, w->supervisor->d->queues_at,
 	                     SHMQ_QUEUES * sizeof(shmq_entry_desc)),
@@ -423,11 +416,7 @@ static void a_stopping_or_closed_broker_says_so(void)
 	EQUAL(shmq_publish(p, &body, 1, 0, soon(), &id), SHMQ_GONE);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), SHMQ_GONE);
 	EQUAL(shmq_request_post(b, SHMQ_CREATE_TOPIC, "u", NULL, soon(), &ticket), SHMQ_GONE);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -463,11 +452,7 @@ static void a_forked_child_may_use_no_handle(void)
 		EQUAL(shmq_consumer_wait(c, soon()), SHMQ_FORKED);
 		EQUAL(shmq_request_post(b, SHMQ_CREATE_TOPIC, "u", NULL, soon(), &ticket), SHMQ_FORKED);
 		EQUAL(shmq_broker_attach(b, SHMQ_AS_CLIENT, soon()), SHMQ_FORKED);
-		EQUAL(shmq_consumer_close(c, soon()), 0);
-		shmq_consumer_free(c);
-		shmq_producer_close(p);
-		EQUAL(shmq_broker_detach(b, soon()), 0);
-		shmq_broker_close(b);
+		world_leave(w, b, p, c);
 		b = world_attach(w, SHMQ_AS_CLIENT); /* again */
 		EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
 		_exit(0);
@@ -480,11 +465,7 @@ static void a_forked_child_may_use_no_handle(void)
 	CHECK(body_is(&m, "x"));
 	EQUAL(shmq_unpin(c, &m, soon()), 0);
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 

@@ -1,42 +1,8 @@
 /* Waiting and waking: no ring is lost, and a thread that leaves keeps none. */
-#include "harness.h"
+#include "one_queue.h"
 
 #include <pthread.h>
 #include <signal.h>
-
-typedef struct stage {
-	world *w;
-	shmq_broker *b;
-	uint32_t topic, generation, queue;
-	uint64_t serial;
-	shmq_producer *p;
-	shmq_consumer *c;
-	shmq_waitset_desc *takers;
-} stage;
-
-static stage setup(void)
-{
-	stage x = {.w = world_start(small_limits(1000, 1000))};
-
-	x.topic = world_topic(x.w, "t", &x.generation);
-	x.queue = world_queue(x.w, x.topic, "c", &x.serial);
-	x.b = world_attach(x.w, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(x.b, x.topic, x.generation, &x.p), 0);
-	x.c = world_consumer(x.w, x.b, x.queue, x.serial, 1000);
-	x.takers = &world_view(x.w, x.queue)->q->takers;
-	return x;
-}
-
-static void teardown(stage x)
-{
-	SOUND(x.w);
-	EQUAL(shmq_consumer_close(x.c, soon()), 0);
-	shmq_consumer_free(x.c);
-	shmq_producer_close(x.p);
-	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
-	shmq_broker_close(x.b);
-	world_stop(x.w);
-}
 
 static bool rung(stage *x, uint32_t bell)
 {
@@ -45,23 +11,23 @@ static bool rung(stage *x, uint32_t bell)
 
 static bool announced(stage *x, uint32_t bell)
 {
-	return ld(&x->takers->words[bell / 64]) >> bell % 64 & 1;
+	return ld(&x->q->takers.words[bell / 64]) >> bell % 64 & 1;
 }
 
 /* Bits and summary over the whole table: every waiter is found, in rotation, once. */
 static void waiters_are_woken_in_rotation_and_once(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	static const uint32_t bells[] = {1, 63, 64, 700, 1023};
 	uint32_t n = 5, woken[5] = {0};
 
 	for (int round = 0; round < 20; round++) {
 		for (uint32_t i = 0; i < n; i++)
-			wait_announce(x.takers, bells[i]);
+			wait_announce(&x.q->takers, bells[i]);
 		for (uint32_t k = 1; k <= n; k++) {
 			uint32_t so_far = 0;
 
-			wait_wake(x.b, x.takers, 1);
+			wait_wake(x.b, &x.q->takers, 1);
 			for (uint32_t i = 0; i < n; i++) {
 				bool r = rung(&x, bells[i]);
 
@@ -71,17 +37,17 @@ static void waiters_are_woken_in_rotation_and_once(void)
 			}
 			EQUAL(so_far, k);
 		}
-		EQUAL(ld(&x.takers->summary), 0);
-		wait_wake(x.b, x.takers, WAKE_ALL); /* nobody left: nothing happens */
+		EQUAL(ld(&x.q->takers.summary), 0);
+		wait_wake(x.b, &x.q->takers, WAKE_ALL); /* nobody left: nothing happens */
 	}
 	for (uint32_t i = 0; i < n; i++)
 		EQUAL(woken[i], 20);
 	for (uint32_t i = 0; i < n; i++)
-		wait_announce(x.takers, bells[i]);
+		wait_announce(&x.q->takers, bells[i]);
 	for (uint32_t i = 0; i < n; i++)
-		wait_withdraw(x.takers, bells[i]);
-	EQUAL(ld(&x.takers->summary), 0);
-	teardown(x);
+		wait_withdraw(&x.q->takers, bells[i]);
+	EQUAL(ld(&x.q->takers.summary), 0);
+	stage_close(x);
 }
 
 typedef struct crowd {
@@ -114,9 +80,9 @@ static void *taker(void *argument)
 		EQUAL(shmq_finish(c, m, got, NULL, soon()), 0);
 		/* The last one in lets everybody out. */
 		if (atomic_fetch_add(&all->taken, got) + got >= all->total)
-			wait_wake(b, all->x->takers, WAKE_ALL);
+			wait_wake(b, &all->x->q->takers, WAKE_ALL);
 	}
-	wait_wake(b, all->x->takers, WAKE_ALL);
+	wait_wake(b, &all->x->q->takers, WAKE_ALL);
 	EQUAL(shmq_consumer_close(c, soon()), 0);
 	shmq_consumer_free(c);
 	EQUAL(shmq_broker_detach(b, soon()), 0);
@@ -128,7 +94,7 @@ static void *taker(void *argument)
  * asserted about time. */
 static void nothing_published_is_left_lying_with_two_waiters(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	crowd all = {.x = &x, .total = 6000, .at_once = 1};
 	pthread_t threads[2];
 
@@ -152,50 +118,50 @@ static void nothing_published_is_left_lying_with_two_waiters(void)
 	}
 	for (int i = 0; i < 2; i++)
 		EQUAL(pthread_join(threads[i], NULL), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 /* One post for two messages: a thread that takes only one passes the post on. */
 static void who_takes_less_than_there_is_wakes_the_next(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	shmq_body two[2] = {{"x", 1}, {"y", 1}};
 	shmq_message m;
 	uint32_t got;
 	uint64_t id;
 
 	EQUAL(MAPPED(x.w, x.b, shmq_publish(x.p, two, 2, 0, soon(), &id)), 0);
-	wait_announce(x.takers, 500); /* came late: the publisher did not see it */
+	wait_announce(&x.q->takers, 500); /* came late: the publisher did not see it */
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
 	CHECK(rung(&x, 500));
-	wait_announce(x.takers, 500);
+	wait_announce(&x.q->takers, 500);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
 	CHECK(!rung(&x, 500)); /* nothing is left to wake for */
-	wait_withdraw(x.takers, 500);
-	teardown(x);
+	wait_withdraw(&x.q->takers, 500);
+	stage_close(x);
 }
 
 static void who_closes_and_leaves_messages_wakes_the_next(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	shmq_consumer *c = world_consumer(x.w, x.b, x.queue, x.serial, 10);
 	shmq_message m;
 	uint32_t got;
 
 	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
-	wait_announce(x.takers, 500);
+	wait_announce(&x.q->takers, 500);
 	EQUAL(shmq_consumer_close(c, soon()), 0);
 	CHECK(rung(&x, 500));
 	shmq_consumer_free(c);
-	teardown(x);
+	stage_close(x);
 }
 
 static void *late_publisher(void *argument)
 {
 	stage *x = argument;
 
-	while (!ld(&x->takers->summary))
+	while (!ld(&x->q->takers.summary))
 		sched_yield(); /* somebody waits now */
 	EQUAL(world_publish(x->w, x->b, x->p, "x"), 0);
 	return NULL;
@@ -210,14 +176,14 @@ static void a_waiter_is_rung_by_publish(void)
 		uint32_t got;
 
 		if (!i)
-			x = setup();
+			x = stage_open(small_limits(1000, 1000), "c");
 		EQUAL(pthread_create(&thread, NULL, late_publisher, &x), 0);
 		while (shmq_take(x.c, &m, 1, soon(), &got) == SHMQ_EMPTY)
 			EQUAL(shmq_consumer_wait(x.c, soon()), 0);
 		EQUAL(shmq_finish(x.c, &m, 1, NULL, soon()), 0);
 		EQUAL(pthread_join(thread, NULL), 0);
 		if (i == 199)
-			teardown(x);
+			stage_close(x);
 	}
 }
 
@@ -233,7 +199,7 @@ static void *interrupter(void *argument)
 {
 	stage *x = argument;
 
-	while (!ld(&x->takers->summary))
+	while (!ld(&x->q->takers.summary))
 		sched_yield();
 	while (!ld(&over)) { /* until it is seen to have slept */
 		pthread_kill(sleeper, SIGUSR1);
@@ -244,44 +210,44 @@ static void *interrupter(void *argument)
 
 static void a_signal_interrupts_and_a_deadline_ends_the_wait(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	struct sigaction action = {.sa_handler = on_signal};
 	pthread_t thread;
 
 	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
 	EQUAL(shmq_consumer_wait(x.c, shmq_now()), SHMQ_TIMEOUT);
 	EQUAL(shmq_consumer_wait(x.c, shmq_now() + 3 * NS_PER_MS), SHMQ_TIMEOUT);
-	EQUAL(ld(&x.takers->summary), 0);
+	EQUAL(ld(&x.q->takers.summary), 0);
 	sleeper = pthread_self();
 	EQUAL(pthread_create(&thread, NULL, interrupter, &x), 0);
 	EQUAL(shmq_consumer_wait(x.c, soon()), SHMQ_INTERRUPTED);
 	st(&over, 1);
 	EQUAL(pthread_join(thread, NULL), 0);
-	EQUAL(ld(&x.takers->summary), 0);
-	teardown(x);
+	EQUAL(ld(&x.q->takers.summary), 0);
+	stage_close(x);
 }
 
 /* Rung and interrupted at once: the ring goes on to the next. */
 static void who_leaves_passes_the_ring_on(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 
 	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
 	st(&world_view(x.w, x.queue)->q->paused, 1); /* as good as empty, so that it waits */
-	wait_announce(x.takers, 900);
-	st(&x.takers->rotor, 0);
+	wait_announce(&x.q->takers, 900);
+	st(&x.q->takers.rotor, 0);
 	EQUAL(shmq_consumer_wait(x.c, shmq_now()), SHMQ_TIMEOUT);
 	CHECK(!rung(&x, 900)); /* nothing to take: no reason to wake anybody */
 	EQUAL(shmq_channel_pause(x.b, x.queue, x.serial, false, soon()), 0);
 	CHECK(rung(&x, 900));
-	teardown(x);
+	stage_close(x);
 }
 
 static void *closer(void *argument)
 {
 	stage *x = argument;
 
-	while (!ld(&x->takers->summary))
+	while (!ld(&x->q->takers.summary))
 		sched_yield();
 	shmq_consumer_wake(x->c);
 	return NULL;
@@ -289,19 +255,19 @@ static void *closer(void *argument)
 
 static void a_wake_of_one_consumer_ends_its_wait(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	pthread_t thread;
 
 	EQUAL(pthread_create(&thread, NULL, closer, &x), 0);
 	EQUAL(shmq_consumer_wait(x.c, soon()), 0);
 	EQUAL(pthread_join(thread, NULL), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 /* 1024 threads wait already: the next one polls, and finds what comes. */
 static void beyond_the_table_a_waiter_polls(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t bells[SHMQ_WAITERS], n = 0;
 
 	while (!bell_get(x.b, &bells[n]))
@@ -315,13 +281,13 @@ static void beyond_the_table_a_waiter_polls(void)
 		bell_put(x.b, bells[--n]);
 	EQUAL(bell_get(x.b, &bells[0]), 0);
 	bell_put(x.b, bells[0]);
-	teardown(x);
+	stage_close(x);
 }
 
 /* A death between clearing the waiter's bit and posting: the reaper posts all, set or not. */
 static void the_reaper_rings_every_waiter_of_the_dead_ones_queues(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t bell, returned;
 	int status;
 	pid_t pid;
@@ -341,12 +307,12 @@ static void the_reaper_rings_every_waiter_of_the_dead_ones_queues(void)
 	EQUAL(world_reap(x.w, x.w->supervisor, &returned), 1);
 	CHECK(rung(&x, bell));
 	bell_put(x.b, bell);
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_dead_waiters_bell_is_new_for_the_next_owner(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t before, returned, again;
 	int status;
 	pid_t pid;
@@ -364,14 +330,14 @@ static void a_dead_waiters_bell_is_new_for_the_next_owner(void)
 	}
 	EQUAL(waitpid(pid, &status, 0), pid);
 	before = ld(&x.b->d->waiters_high);
-	CHECK(ld(&x.takers->summary));
+	CHECK(ld(&x.q->takers.summary));
 	EQUAL(world_reap(x.w, x.w->supervisor, &returned), 1);
-	EQUAL(ld(&x.takers->summary), 0);
+	EQUAL(ld(&x.q->takers.summary), 0);
 	EQUAL(bell_get(x.b, &again), 0);
 	EQUAL(again + 1, before);
 	CHECK(!rung(&x, again));
 	bell_put(x.b, again);
-	teardown(x);
+	stage_close(x);
 }
 
 /* ---- one waiter for many consumers ---- */
@@ -389,7 +355,7 @@ static void many_setup(many *m)
 {
 	static const char *const names[] = {"a", "b", "c"};
 
-	m->x = setup();
+	m->x = stage_open(small_limits(1000, 1000), "c");
 	for (int i = 0; i < 3; i++) {
 		uint32_t queue;
 		uint64_t serial;
@@ -413,7 +379,7 @@ static void many_teardown(many *m)
 		shmq_consumer_free(m->c[i]);
 		shmq_producer_close(m->p[i]);
 	}
-	teardown(m->x);
+	stage_close(m->x);
 }
 
 typedef struct act {
@@ -506,13 +472,13 @@ static void a_wake_ends_the_wait_once_and_a_close_names_its_consumer(void)
 
 static void who_was_told_and_takes_nothing_passes_it_on(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	shmq_waiter *w;
 	uint32_t ready, count;
 
 	EQUAL(shmq_waiter_open(x.b, &w), 0);
 	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
-	wait_announce(x.takers, 900);
+	wait_announce(&x.q->takers, 900);
 	EQUAL(shmq_waiter_wait(w, &x.c, 1, soon(), &ready, &count), 0);
 	EQUAL(count, 1);
 	CHECK(!rung(&x, 900));
@@ -520,13 +486,13 @@ static void who_was_told_and_takes_nothing_passes_it_on(void)
 	CHECK(rung(&x, 900));
 	shmq_waiter_close(w);
 	shmq_waiter_free(w);
-	teardown(x);
+	stage_close(x);
 }
 
 /* 1024 threads wait already, as above; later there is a bell for it. */
 static void beyond_the_table_a_waiter_of_many_polls(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t bells[SHMQ_WAITERS], n = 0, ready, count;
 	shmq_waiter *w;
 
@@ -546,12 +512,12 @@ static void beyond_the_table_a_waiter_of_many_polls(void)
 	EQUAL(shmq_waiter_wait(w, &x.c, 1, shmq_now() + NS_PER_MS, &ready, &count), SHMQ_TIMEOUT);
 	shmq_waiter_close(w);
 	shmq_waiter_free(w);
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_dead_waiter_of_many_leaves_no_bit(void)
 {
-	stage x = setup();
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t returned;
 	int status;
 	pid_t pid;
@@ -568,14 +534,14 @@ static void a_dead_waiter_of_many_leaves_no_bit(void)
 		for (;;)
 			(void)shmq_waiter_wait(w, &c, 1, soon(), &ready, &count);
 	}
-	while (!ld(&x.takers->summary))
+	while (!ld(&x.q->takers.summary))
 		sched_yield();
 	kill(pid, SIGKILL);
 	EQUAL(waitpid(pid, &status, 0), pid);
-	CHECK(ld(&x.takers->summary));
+	CHECK(ld(&x.q->takers.summary));
 	EQUAL(world_reap(x.w, x.w->supervisor, &returned), 1);
-	EQUAL(ld(&x.takers->summary), 0);
-	teardown(x);
+	EQUAL(ld(&x.q->takers.summary), 0);
+	stage_close(x);
 }
 
 int main(void)

@@ -179,7 +179,7 @@ static void the_first_channel_takes_the_backlog_over(void)
 	EQUAL(publish(&x, 0, 3, 0), SHMQ_NEED_BACKLOG);
 	(void)world_queue(x.w, x.topic, NULL, &serial);
 	EQUAL(publish(&x, 0, 3, 0), 0);
-	EQUAL(shmq_queue_take_over(x.w->supervisor, x.topic, "a", soon(), &queue, &serial), 0);
+	EQUAL(shmq_queue_take_over(x.w->supervisor, x.topic, "a", NULL, soon(), &queue, &serial), 0);
 	x.queue[0] = queue;
 	x.c[0] = world_consumer(x.w, x.b, queue, serial, 1000);
 	x.n = 1;
@@ -201,7 +201,7 @@ static void a_taken_over_queue_waits_for_its_files_name(void)
 
 	(void)world_queue(x.w, x.topic, NULL, &serial);
 	EQUAL(publish(&x, 0, 3, 0), 0);
-	EQUAL(shmq_queue_take_over(x.w->supervisor, x.topic, "a", soon(), &queue, &serial), 0);
+	EQUAL(shmq_queue_take_over(x.w->supervisor, x.topic, "a", NULL, soon(), &queue, &serial), 0);
 	EQUAL(shmq_spill_begin(x.w->supervisor, queue, SHMQ_SPILL_READY, 4, 1000, soon(), &s),
 	      SHMQ_EMPTY);
 	EQUAL(shmq_queue_renamed(x.w->supervisor, queue, "t:a", soon()), 0);
@@ -304,9 +304,14 @@ static void a_pumped_message_keeps_its_id_and_its_due_time(void)
 	CHECK(queue_is_empty(world_view(x.w, queue)->q));
 	for (uint32_t k = 0; k < 2; k++) {
 		EQUAL(ld(&x.b->next_due[x.queue[k]]), due);
-		EQUAL(shmq_expire(x.w->supervisor, x.queue[k], 0, due - 1, 10, soon(), &expired, &came), 0);
+		EQUAL(shmq_expire(x.w->supervisor, x.queue[k],
+		                  &(shmq_expiry){.realtime = due - 1, .limit = 10}, soon(), &expired,
+		                  &came),
+		      0);
 		EQUAL(came, 0);
-		EQUAL(shmq_expire(x.w->supervisor, x.queue[k], 0, due, 10, soon(), &expired, &came), 0);
+		EQUAL(shmq_expire(x.w->supervisor, x.queue[k], &(shmq_expiry){.realtime = due, .limit = 10},
+		                  soon(), &expired, &came),
+		      0);
 		EQUAL(came, 1);
 		EQUAL(shmq_take(x.c[k], &m[k], 1, soon(), &got), 0);
 		EQUAL(m[k].id, id);

@@ -110,8 +110,10 @@ static void nothing_is_lost(const char *what, uint32_t word, uint64_t value)
 	EQUAL(CALL(shmq_lease_return(s->b, &s->holder, s->lease.id, soon(), &messages)), 0);
 	EQUAL(messages, 4);
 	for (int turn = 0; turn < 3; turn++) {
-		EQUAL(CALL(shmq_expire(w->supervisor, s->queue[0], s->monotonic, s->realtime, 1000, soon(),
-		                       &expired, &due)),
+		EQUAL(CALL(shmq_expire(
+					  w->supervisor, s->queue[0],
+					  &(shmq_expiry){.now = s->monotonic, .realtime = s->realtime, .limit = 1000},
+					  soon(), &expired, &due)),
 		      0);
 		while (!CALL(shmq_take(s->c, &m, 1, soon(), &got))) {
 			int k = scene_number(&m);

@@ -104,11 +104,7 @@ static void a_queue_grows_under_traffic(uint32_t batch, uint32_t keep)
 	EQUAL(expected, N);
 	SOUND(w);
 	free(m);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -136,11 +132,7 @@ static void it_grows_to_its_limit_and_not_further(void)
 	SOUND(w);
 	EQUAL(shmq_finish(c, m, 500, NULL, soon()), 0);
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 

@@ -200,7 +200,8 @@ static void a_stopped_client_is_waited_for(void)
 
 		EQUAL(shmq_publish(p, &body, 1, 0, until, &id), SHMQ_AGAIN);
 		EQUAL(shmq_take(c, &m, 1, until, &found), SHMQ_AGAIN);
-		EQUAL(shmq_expire(w->supervisor, queue, shmq_now(), 0, 10, until, &expired, &due),
+		EQUAL(shmq_expire(w->supervisor, queue, &(shmq_expiry){.now = shmq_now(), .limit = 10},
+		                  until, &expired, &due),
 		      SHMQ_AGAIN);
 		EQUAL(shmq_rebuild(w->supervisor, queue, until), SHMQ_AGAIN);
 		EQUAL(shmq_queue_empty(b, queue, serial, until, &id), SHMQ_AGAIN);
@@ -213,11 +214,7 @@ static void a_stopped_client_is_waited_for(void)
 	EQUAL(ld(&w->supervisor->d->rebuilt), 0);
 	EQUAL(shmq_take(c, &m, 1, soon(), &found), SHMQ_EMPTY);
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 

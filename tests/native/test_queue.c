@@ -1,40 +1,9 @@
 /* Publish, take, finish, requeue, touch, expire, pause, empty in one process. */
-#include "harness.h"
+#include "one_queue.h"
 
 #include <signal.h>
 
-typedef struct bench {
-	world *w;
-	shmq_broker *b;
-	uint32_t topic, generation, queue;
-	uint64_t serial;
-	shmq_producer *p;
-	shmq_consumer *c;
-} bench;
-
-static bench setup(uint32_t mem, uint32_t in_flight)
-{
-	bench x = {.w = world_start(small_limits(mem, in_flight))};
-
-	x.topic = world_topic(x.w, "t", &x.generation);
-	x.queue = world_queue(x.w, x.topic, "c", &x.serial);
-	x.b = world_attach(x.w, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(x.b, x.topic, x.generation, &x.p), 0);
-	x.c = world_consumer(x.w, x.b, x.queue, x.serial, 100000);
-	return x;
-}
-
-static void teardown(bench x)
-{
-	EQUAL(shmq_consumer_close(x.c, soon()), 0);
-	shmq_consumer_free(x.c);
-	shmq_producer_close(x.p);
-	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
-	shmq_broker_close(x.b);
-	world_stop(x.w);
-}
-
-static shmq_message take(bench *x)
+static shmq_message take(stage *x)
 {
 	shmq_message m;
 	uint32_t got;
@@ -45,7 +14,7 @@ static shmq_message take(bench *x)
 
 static void messages_come_in_order_and_finish_once(void)
 {
-	bench x = setup(1000, 1000);
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	shmq_message m;
 	uint32_t got;
 	char text[32];
@@ -65,12 +34,12 @@ static void messages_come_in_order_and_finish_once(void)
 		}
 		EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
 	}
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_full_queue_says_so_and_has_room_again(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m;
 	int n = 0;
 
@@ -81,12 +50,12 @@ static void a_full_queue_says_so_and_has_room_again(void)
 	m = take(&x);
 	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
 	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_requeued_message_waits_its_turn(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m;
 
 	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
@@ -102,22 +71,26 @@ static void a_requeued_message_waits_its_turn(void)
 	EQUAL(m.attempts, 2);
 	m = take(&x);
 	CHECK(body_is(&m, "c"));
-	teardown(x);
+	stage_close(x);
 }
 
 static void timed_out_messages_come_back_and_late_finish_fails(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m, again;
 	uint32_t expired, due;
 
 	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
 	m = take(&x);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, shmq_now(), shmq_realtime(), 10, soon(), &expired,
-	                  &due),
+	EQUAL(shmq_expire(x.w->supervisor, x.queue,
+	                  &(shmq_expiry){.now = shmq_now(), .realtime = shmq_realtime(), .limit = 10},
+	                  soon(), &expired, &due),
 	      0);
 	EQUAL(expired, 0);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, shmq_now() + 61 * NS_PER_S, shmq_realtime(), 10,
+	EQUAL(shmq_expire(x.w->supervisor, x.queue,
+	                  &(shmq_expiry){.now = shmq_now() + 61 * NS_PER_S,
+	                                 .realtime = shmq_realtime(),
+	                                 .limit = 10},
 	                  soon(), &expired, &due),
 	      0);
 	EQUAL(expired, 1);
@@ -126,12 +99,12 @@ static void timed_out_messages_come_back_and_late_finish_fails(void)
 	EQUAL(again.attempts, 2);
 	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
 	EQUAL(shmq_finish(x.c, &again, 1, NULL, 0), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 static void deferred_messages_wait_until_they_are_due(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_body body = {"later", 5};
 	int64_t due_at = shmq_realtime() + 3600 * NS_PER_S;
 	uint32_t expired, due, got;
@@ -141,24 +114,27 @@ static void deferred_messages_wait_until_they_are_due(void)
 	EQUAL(shmq_publish(x.p, &body, 1, due_at, 0, &id), 0);
 	EQUAL(ld(&x.b->next_due[x.queue]), due_at);
 	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, due_at, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(x.w->supervisor, x.queue, &(shmq_expiry){.realtime = due_at, .limit = 10},
+	                  soon(), &expired, &due),
+	      0);
 	EQUAL(due, 1);
 	m = take(&x);
 	CHECK(body_is(&m, "later"));
 	EQUAL(shmq_requeue(x.c, &m, 1, 5 * NS_PER_S, NULL, 0), 0);
 	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
-	EQUAL(shmq_expire(x.w->supervisor, x.queue, 0, shmq_realtime() + 6 * NS_PER_S, 10, soon(),
-	                  &expired, &due),
+	EQUAL(shmq_expire(x.w->supervisor, x.queue,
+	                  &(shmq_expiry){.realtime = shmq_realtime() + 6 * NS_PER_S, .limit = 10},
+	                  soon(), &expired, &due),
 	      0);
 	EQUAL(due, 1);
 	m = take(&x);
 	EQUAL(m.attempts, 2);
-	teardown(x);
+	stage_close(x);
 }
 
 static void large_bodies_and_loans_come_whole(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	size_t size = 300000;
 	char *data = malloc(size);
 	shmq_body body = {data, size};
@@ -188,12 +164,12 @@ static void large_bodies_and_loans_come_whole(void)
 	body.length = 2 << 20;
 	EQUAL(shmq_publish(x.p, &body, 1, 0, soon(), &id), SHMQ_TOO_BIG);
 	free(data);
-	teardown(x);
+	stage_close(x);
 }
 
 static void pinned_bodies_stay_though_finished(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m;
 
 	EQUAL(world_publish(x.w, x.b, x.p, "pinned"), 0);
@@ -211,12 +187,12 @@ static void pinned_bodies_stay_though_finished(void)
 	CHECK(body_is(&m, "pinned"));
 	EQUAL(shmq_unpin(x.c, &m, 0), 0);
 	EQUAL(MAPPED(x.w, x.w->supervisor, shmq_rebuild(x.w->supervisor, x.queue, soon())), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 static void spilled_messages_come_back_in_order(void)
 {
-	bench x = setup(1000, 1000);
+	stage x = stage_open(small_limits(1000, 1000), "c");
 	uint32_t slots[600], lengths[600], moved, taken;
 	uint64_t positions[600], at = 0, used;
 	shmq_spill s = {.slots = slots, .lengths = lengths, .positions = positions};
@@ -245,7 +221,10 @@ static void spilled_messages_come_back_in_order(void)
 		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
 	}
 	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY); /* the rest waits for the disk */
-	EQUAL(shmq_restore(x.w->supervisor, x.queue, disk, at, 0, at, soon(), &taken, &used), 0);
+	EQUAL(shmq_restore(x.w->supervisor, x.queue,
+	                   &(shmq_records){.data = disk, .length = at, .next_position = at}, soon(),
+	                   &taken, &used),
+	      0);
 	EQUAL(taken, 600);
 	EQUAL(used, at);
 	for (int i = 250; i < 1000; i++) {
@@ -255,12 +234,12 @@ static void spilled_messages_come_back_in_order(void)
 		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
 	}
 	free(disk);
-	teardown(x);
+	stage_close(x);
 }
 
 static void empty_drops_all_but_what_is_viewed(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_message m;
 	uint64_t dropped;
 
@@ -273,12 +252,12 @@ static void empty_drops_all_but_what_is_viewed(void)
 	EQUAL(world_publish(x.w, x.b, x.p, "y"), 0);
 	m = take(&x);
 	CHECK(body_is(&m, "y"));
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_killed_consumers_messages_go_back_first(void)
 {
-	bench x = setup(300, 300);
+	stage x = stage_open(small_limits(300, 300), "c");
 	shmq_dead dead[4];
 	uint32_t found, returned;
 	shmq_message m;
@@ -316,7 +295,7 @@ static void a_killed_consumers_messages_go_back_first(void)
 		EQUAL(m.attempts, i < 5 ? 2 : 1);
 		EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
 	}
-	teardown(x);
+	stage_close(x);
 }
 
 int main(void)

@@ -30,16 +30,26 @@ static void golden_records_are_read(void)
 	CHECK(!memcmp(r.body, "hello", 5));
 }
 
+/* Write the record of a slot whose body is at `body`, as a spill does. Returns its size. */
+static uint64_t written(uint8_t *to, const shmq_slot_desc *s, const uint8_t *body)
+{
+	record r = record_of(s, body, s->length, 0);
+	uint64_t size = record_bytes(&r);
+
+	record_write(to, size, &r);
+	return size;
+}
+
 static void golden_records_are_written(void)
 {
 	shmq_slot_desc s = {.id = 0x18a1f262a9a69001, .timestamp = 0x18e9c568cf6dc7a8, .length = 2};
 	uint8_t out[64] = {0};
 
-	record_write(out, &s, (const uint8_t *)"x3");
+	EQUAL(written(out, &s, (const uint8_t *)"x3"), sizeof(x3));
 	CHECK(!memcmp(out, x3, sizeof(x3)));
 	s = (shmq_slot_desc){
 		.id = 0x18a1f25f37a69000, .timestamp = 0x18e9c567f2e92762, .length = 5, .attempts = 1};
-	record_write(out, &s, (const uint8_t *)"hello");
+	EQUAL(written(out, &s, (const uint8_t *)"hello"), sizeof(hello));
 	CHECK(!memcmp(out, hello, sizeof(hello)));
 }
 
@@ -65,7 +75,7 @@ static void extremes_come_back(void)
 		record r;
 		uint64_t used;
 
-		record_write(out, &s, body);
+		EQUAL(written(out, &s, body), s.length + SHMQ_RECORD_HEAD);
 		EQUAL(record_read(out, s.length + SHMQ_RECORD_HEAD, 70000, &r, &used), 1);
 		EQUAL(used, s.length + SHMQ_RECORD_HEAD);
 		EQUAL(r.id, s.id);
@@ -94,7 +104,8 @@ static void a_truncated_record_is_not_whole(void)
 
 static void impossible_lengths_are_refused(void)
 {
-	static const uint32_t lengths[] = {0, 1, 25, 26 + 1000 + 1, 0x7fffffff, 0x80000000, 0xffffffff};
+	static const uint32_t lengths[] = {
+		0, 1, 25, 26 + 1000 + SHMQ_RECORD_MORE + 1, 0x7fffffff, 0x80000000, 0xffffffff};
 	uint8_t copy[sizeof(hello)];
 	record r;
 	uint64_t used;
@@ -155,9 +166,10 @@ static void a_scan_stops_at_the_first_that_is_not_whole(void)
 	EQUAL(records, 0);
 	CHECK(!damaged);
 	file[sizeof(hello)] = 0;
+	file[3] = 26 + 4 + SHMQ_RECORD_MORE + 1;
 	EQUAL(shmq_records_scan(file, sizeof(file), 4, UINT32_MAX, &records, &used, &damaged), 0);
 	EQUAL(records, 0);
-	CHECK(damaged); /* longer than max_msg_size */
+	CHECK(damaged); /* longer than max_msg_size, and than shmq makes it */
 }
 
 int main(void)

@@ -1,41 +1,6 @@
 /* The supervisor's doorbell: a process with work for it marks the queue and rings; no other does.
  * So it sleeps while nothing happens, with any number of queues. */
-#include "harness.h"
-
-typedef struct stage {
-	world *w;
-	shmq_broker *b, *s;
-	uint32_t topic, generation, queue;
-	uint64_t serial;
-	shmq_producer *p;
-	shmq_consumer *c;
-	shmq_queue_desc *q;
-} stage;
-
-static stage setup(uint32_t mem_queue_size, const char *channel)
-{
-	stage x = {.w = world_start(small_limits(mem_queue_size, 400))};
-
-	x.s = x.w->supervisor;
-	x.topic = world_topic(x.w, "t", &x.generation);
-	x.queue = world_queue(x.w, x.topic, channel, &x.serial);
-	x.b = world_attach(x.w, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(x.b, x.topic, x.generation, &x.p), 0);
-	x.c = world_consumer(x.w, x.b, x.queue, x.serial, 1000000);
-	x.q = world_view(x.w, x.queue)->q;
-	return x;
-}
-
-static void teardown(stage x)
-{
-	SOUND(x.w);
-	EQUAL(shmq_consumer_close(x.c, soon()), 0);
-	shmq_consumer_free(x.c);
-	shmq_producer_close(x.p);
-	EQUAL(MAPPED(x.w, x.b, shmq_broker_detach(x.b, soon())), 0);
-	shmq_broker_close(x.b);
-	world_stop(x.w);
-}
+#include "one_queue.h"
 
 static void publish(stage *x, uint32_t n, int64_t due)
 {
@@ -93,7 +58,7 @@ static void spill(stage *x, uint8_t *disk, uint64_t *end)
 
 static void a_publisher_asks_once_at_the_high_water_mark(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 
 	rung(&x);
 	asks(&x, x.queue);
@@ -106,33 +71,33 @@ static void a_publisher_asks_once_at_the_high_water_mark(void)
 	take_and_finish(&x, 200);
 	publish(&x, 200, 0);
 	CHECK(asks(&x, x.queue));
-	teardown(x);
+	stage_close(x);
 }
 
 static void an_ephemeral_channel_asks_for_nothing(void)
 {
-	stage x = setup(400, "c#ephemeral");
+	stage x = stage_open(small_limits(400, 400), "c#ephemeral");
 
 	asks(&x, x.queue);
 	publish(&x, 500, 0);
 	EQUAL(ld(&x.q->dropped), 100);
 	CHECK(!asks(&x, x.queue));
-	teardown(x);
+	stage_close(x);
 }
 
 static void with_no_message_to_be_in_memory_the_first_asks(void)
 {
-	stage x = setup(0, "c");
+	stage x = stage_open(small_limits(0, 400), "c");
 
 	asks(&x, x.queue);
 	publish(&x, 1, 0);
 	CHECK(asks(&x, x.queue));
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_consumer_asks_below_the_low_water_mark(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	uint8_t *disk = malloc(1 << 20);
 	uint64_t end, used;
 	uint32_t taken;
@@ -146,7 +111,10 @@ static void a_consumer_asks_below_the_low_water_mark(void)
 	CHECK(!asks(&x, x.queue));
 	publish(&x, 1, 0); /* new messages wait for those on disk: the mark is half now */
 	CHECK(asks(&x, x.queue));
-	EQUAL(shmq_restore(x.s, x.queue, disk, end - 31, 0, end - 31, soon(), &taken, &used), 0);
+	EQUAL(shmq_restore(x.s, x.queue,
+	                   &(shmq_records){.data = disk, .length = end - 31, .next_position = end - 31},
+	                   soon(), &taken, &used),
+	      0);
 	EQUAL(taken, 199);
 	EQUAL(x.q->low_water, 100);
 	take_and_finish(&x, 99);
@@ -157,13 +125,13 @@ static void a_consumer_asks_below_the_low_water_mark(void)
 	asks(&x, x.queue);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &taken), SHMQ_EMPTY);
 	CHECK(asks(&x, x.queue)); /* waiting publishers ask again */
-	teardown(x);
+	stage_close(x);
 	free(disk);
 }
 
 static void deferred_messages_ask_beyond_half_of_what_may_be_held(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	int64_t due = shmq_realtime() + 3000 * NS_PER_S;
 	uint32_t got;
 	shmq_message m;
@@ -178,12 +146,12 @@ static void deferred_messages_ask_beyond_half_of_what_may_be_held(void)
 	asks(&x, x.queue);
 	EQUAL(shmq_requeue(x.c, &m, 1, NS_PER_S, NULL, soon()), 0);
 	CHECK(asks(&x, x.queue));
-	teardown(x);
+	stage_close(x);
 }
 
 static void a_backlog_asks_when_it_can_move(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	uint64_t serial;
 	uint32_t backlog = world_queue(x.w, x.topic, NULL, &serial), moved;
 
@@ -202,12 +170,12 @@ static void a_backlog_asks_when_it_can_move(void)
 	take_and_finish(&x, 20);
 	publish(&x, 1, 0);
 	CHECK(!asks(&x, backlog));
-	teardown(x);
+	stage_close(x);
 }
 
 static void what_a_dead_client_may_have_forgotten_to_ring_for_is_looked_at(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	uint64_t dropped;
 
 	EQUAL(shmq_queue_empty(x.b, x.queue, x.serial, soon(), &dropped), 0);
@@ -225,7 +193,7 @@ static void what_a_dead_client_may_have_forgotten_to_ring_for_is_looked_at(void)
 
 static void what_does_not_fit_is_left_for_the_next_look(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	uint32_t queues[64];
 
 	asks(&x, x.queue);
@@ -237,12 +205,12 @@ static void what_does_not_fit_is_left_for_the_next_look(void)
 	EQUAL(shmq_spiller_pending(x.s, queues, 64), 1);
 	EQUAL(queues[0], 700);
 	EQUAL(shmq_spiller_pending(x.s, queues, 64), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 static void only_what_is_earlier_wakes_the_scanner(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	int64_t now = shmq_now(), realtime = shmq_realtime();
 	uint32_t got, expired, due;
 	shmq_message m;
@@ -258,18 +226,20 @@ static void only_what_is_earlier_wakes_the_scanner(void)
 	EQUAL(rung(&x), SHMQ_RING_DEADLINE);
 	publish(&x, 1, realtime + 11 * NS_PER_S);
 	EQUAL(rung(&x), 0);
-	EQUAL(shmq_expire(x.s, x.queue, now, realtime, 10, soon(), &expired, &due), 0);
+	EQUAL(shmq_expire(x.s, x.queue, &(shmq_expiry){.now = now, .realtime = realtime, .limit = 10},
+	                  soon(), &expired, &due),
+	      0);
 	shmq_scan_at(x.s, now + 70 * NS_PER_S, realtime + 5 * NS_PER_S);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0);
 	EQUAL(rung(&x), SHMQ_RING_DEADLINE);
 	EQUAL(shmq_take(x.c, &m, 1, soon(), &got), 0); /* later than the one before */
 	EQUAL(rung(&x), 0);
-	teardown(x);
+	stage_close(x);
 }
 
 static void names_and_pauses_are_told(void)
 {
-	stage x = setup(400, "c");
+	stage x = stage_open(small_limits(400, 400), "c");
 	uint32_t generation;
 
 	CHECK(rung(&x) & SHMQ_RING_CHANGED);
@@ -277,7 +247,7 @@ static void names_and_pauses_are_told(void)
 	EQUAL(rung(&x), SHMQ_RING_CHANGED);
 	(void)world_topic(x.w, "u", &generation);
 	EQUAL(rung(&x), SHMQ_RING_CHANGED);
-	teardown(x);
+	stage_close(x);
 }
 
 int main(void)

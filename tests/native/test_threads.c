@@ -211,8 +211,9 @@ static void *scan(void *argument)
 		int64_t now = chance(&seed, 20) ? 0 : shmq_now() + 61 * NS_PER_S;
 
 		for (int k = 0; k < 2; k++)
-			EQUAL(shmq_expire(x->w->supervisor, x->queue[k], now, shmq_realtime(), 50, soon(),
-			                  &expired, &due),
+			EQUAL(shmq_expire(x->w->supervisor, x->queue[k],
+			                  &(shmq_expiry){.now = now, .realtime = shmq_realtime(), .limit = 50},
+			                  soon(), &expired, &due),
 			      0);
 		if (!chance(&seed, 50))
 			EQUAL(shmq_rebuild(x->w->supervisor, x->queue[seed >> 9 & 1], soon()), 0);
@@ -259,7 +260,11 @@ static void *overflow(void *argument)
 			}
 			from = ld(&q->disk_read);
 			if (from != at[k])
-				EQUAL(shmq_restore(b, x->queue[k], disk[k] + from, at[k] - from, from, at[k],
+				EQUAL(shmq_restore(b, x->queue[k],
+				                   &(shmq_records){.data = disk[k] + from,
+				                                   .length = at[k] - from,
+				                                   .position = from,
+				                                   .next_position = at[k]},
 				                   soon(), &taken, &used),
 				      0);
 		}

@@ -4,28 +4,35 @@
 static void bodies_are_found_and_bad_sizes_are_told(void)
 {
 	static const uint8_t data[] = {0, 0, 0, 1, 'a', 0, 0, 0, 2, 'b', 'c', 0xff, 0xff, 0xff, 0xfe};
+	shmq_wire_input in = {.data = data, .length = sizeof(data), .max_msg_size = 100};
 	shmq_body bodies[3];
 	uint32_t whole;
 	uint64_t used;
 	int64_t bad;
 
-	EQUAL(shmq_wire_bodies(data, sizeof(data), 100, 3, bodies, &whole, &used, &bad), SHMQ_INVALID);
+	EQUAL(shmq_wire_bodies(&in, 3, bodies, &whole, &used, &bad), SHMQ_INVALID);
 	EQUAL(whole, 2);
 	EQUAL(used, 11);
 	EQUAL(bad, -2);
 	EQUAL(bodies[1].length, 2);
 	CHECK(!memcmp(bodies[1].data, "bc", 2));
-	EQUAL(shmq_wire_bodies(data, 11, 1, 2, NULL, &whole, &used, &bad), SHMQ_INVALID);
+	in.length = 11;
+	in.max_msg_size = 1;
+	EQUAL(shmq_wire_bodies(&in, 2, NULL, &whole, &used, &bad), SHMQ_INVALID);
 	EQUAL(whole, 1);
 	EQUAL(bad, 2);
-	for (uint64_t length = 0; length < 11; length++) {
-		EQUAL(shmq_wire_bodies(data, length, 100, 2, NULL, &whole, &used, &bad), 0);
-		EQUAL(whole, length >= 5);
-		EQUAL(used, length >= 5 ? 5 : 0);
+	in.max_msg_size = 100;
+	for (in.length = 0; in.length < 11; in.length++) {
+		EQUAL(shmq_wire_bodies(&in, 2, NULL, &whole, &used, &bad), 0);
+		EQUAL(whole, in.length >= 5);
+		EQUAL(used, in.length >= 5 ? 5 : 0);
 	}
-	EQUAL(shmq_wire_bodies(data, sizeof(data), 100, 2, NULL, &whole, &used, &bad), 0);
+	in.length = sizeof(data);
+	EQUAL(shmq_wire_bodies(&in, 2, NULL, &whole, &used, &bad), 0);
 	EQUAL(whole, 2);
-	EQUAL(shmq_wire_bodies("\0\0\0\0", 4, 100, 1, NULL, &whole, &used, &bad), SHMQ_INVALID);
+	EQUAL(shmq_wire_bodies(&(shmq_wire_input){.data = "\0\0\0\0", .length = 4, .max_msg_size = 100},
+	                       1, NULL, &whole, &used, &bad),
+	      SHMQ_INVALID);
 	EQUAL(bad, 0);
 }
 
@@ -34,21 +41,29 @@ static void publishes_of_one_topic_are_a_run(void)
 	static const char data[] = "PUB t\n\0\0\0\1aPUB t\n\0\0\0\2bcPUB u\n\0\0\0\1d";
 	static const char big[] = "PUB t\n\0\0\0\3abc";
 	const uint64_t size = sizeof(data) - 1;
+	shmq_wire_input in = {
+		.data = data, .length = size, .line = "PUB t\n", .line_length = 6, .max_msg_size = 100};
 	shmq_body bodies[3];
 	uint64_t used;
 
-	EQUAL(shmq_wire_publishes(data, size, "PUB t\n", 6, 100, 3, bodies, &used), 2);
+	EQUAL(shmq_wire_publishes(&in, 3, bodies, &used), 2);
 	EQUAL(used, 23);
 	EQUAL(bodies[1].length, 2);
 	CHECK(!memcmp(bodies[1].data, "bc", 2));
-	EQUAL(shmq_wire_publishes(data, size, "PUB t\n", 6, 100, 1, bodies, &used), 1);
+	EQUAL(shmq_wire_publishes(&in, 1, bodies, &used), 1);
 	EQUAL(used, 11);
-	for (uint64_t length = 0; length < 23; length++) {
-		EQUAL(shmq_wire_publishes(data, length, "PUB t\n", 6, 100, 3, bodies, &used), length >= 11);
-		EQUAL(used, length >= 11 ? 11 : 0);
+	for (in.length = 0; in.length < 23; in.length++) {
+		EQUAL(shmq_wire_publishes(&in, 3, bodies, &used), in.length >= 11);
+		EQUAL(used, in.length >= 11 ? 11 : 0);
 	}
-	EQUAL(shmq_wire_publishes(data, size, "PUB u\n", 6, 100, 3, bodies, &used), 0);
-	EQUAL(shmq_wire_publishes(big, sizeof(big) - 1, "PUB t\n", 6, 2, 3, bodies, &used), 0);
+	in.length = size;
+	in.line = "PUB u\n";
+	EQUAL(shmq_wire_publishes(&in, 3, bodies, &used), 0);
+	in.line = "PUB t\n";
+	in.data = big;
+	in.length = sizeof(big) - 1;
+	in.max_msg_size = 2;
+	EQUAL(shmq_wire_publishes(&in, 3, bodies, &used), 0);
 	EQUAL(used, 0);
 }
 
@@ -60,22 +75,28 @@ static void a_batch_is_read_when_it_is_whole(void)
 		char value;
 	} wrong[] = {{5, 'u'}, {10, 0},  {10, 101}, {7, -1},  {14, 0},
 	             {14, 20}, {11, -1}, {18, 0},   {18, 101}};
+	shmq_wire_input in = {.data = data,
+	                      .line = "MPUB t\n",
+	                      .line_length = 7,
+	                      .max_msg_size = 100,
+	                      .max_body_size = 100};
 	shmq_body bodies[3];
 	char copy[sizeof(data)];
 	uint64_t used;
 
-	for (uint64_t length = 0; length < sizeof(data); length++) {
-		EQUAL(shmq_wire_batch(data, length, "MPUB t\n", 7, 100, 100, 3, bodies, &used),
-		      length >= 26 ? 2 : 0);
-		EQUAL(used, length >= 26 ? 26 : 0);
+	for (in.length = 0; in.length < sizeof(data); in.length++) {
+		EQUAL(shmq_wire_batch(&in, 3, bodies, &used), in.length >= 26 ? 2 : 0);
+		EQUAL(used, in.length >= 26 ? 26 : 0);
 	}
+	in.length = 26;
 	EQUAL(bodies[1].length, 2);
 	CHECK(!memcmp(bodies[1].data, "bc", 2));
-	EQUAL(shmq_wire_batch(data, 26, "MPUB t\n", 7, 100, 100, 1, bodies, &used), 0);
+	EQUAL(shmq_wire_batch(&in, 1, bodies, &used), 0);
+	in.data = copy;
 	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		memcpy(copy, data, sizeof(data));
 		copy[wrong[i].at] = wrong[i].value;
-		EQUAL(shmq_wire_batch(copy, 26, "MPUB t\n", 7, 100, 100, 3, bodies, &used), 0);
+		EQUAL(shmq_wire_batch(&in, 3, bodies, &used), 0);
 		EQUAL(used, 0);
 	}
 }
@@ -163,11 +184,7 @@ static void deliveries_are_found_by_id(void)
 	for (uint32_t i = 0; i < n; i++)
 		CHECK(shmq_window_remove(window, live[i].id, &live[i]));
 	shmq_window_free(window);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 
@@ -196,11 +213,7 @@ static void a_consumer_takes_up_to_its_limit(void)
 	EQUAL(shmq_take(c, m, 9, soon(), &got), 0);
 	EQUAL(got, 2);
 	SOUND(w);
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(MAPPED(w, b, shmq_broker_detach(b, soon())), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 

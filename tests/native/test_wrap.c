@@ -4,30 +4,6 @@
 static const uint32_t starts[] = {UINT32_MAX, UINT32_MAX - 1, UINT32_MAX - 127, UINT32_MAX - 500,
                                   (UINT32_C(1) << 31) - 3};
 
-/* As if it had carried 2^32 messages: heads and tails of all rings moved, entries in place. */
-static void move_indices(shmq_map *map, uint32_t start)
-{
-	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed);
-
-	EQUAL(ring_count(&q->free_head, &q->free_tail), n);
-	st(&q->ready_head, start);
-	st(&q->ready_tail, start);
-	st(&q->defer_head, start);
-	st(&q->defer_tail, start);
-	st(&q->requeue_head, start);
-	st(&q->requeue_tail, start);
-	st(&q->free_head, start);
-	st(&q->free_tail, start + n);
-	q->requeue_head_group_end = start;
-	q->bodies_reclaimed_to = start + n;
-	q->bodies_prepared_to = start;
-	q->free_tail_cached = start + n;
-	q->ready_head_cached = q->ready_tail_cached = start;
-	for (uint32_t i = 0; i < n; i++)
-		map->free[(start + i) & ld(&q->ring_mask)] = i;
-}
-
 static void traffic(world *w, shmq_broker *b, shmq_producer *p, shmq_consumer *c, uint32_t queue)
 {
 	uint32_t got, expired, due, published = 0, finished = 0, expected = 0;
@@ -51,7 +27,10 @@ static void traffic(world *w, shmq_broker *b, shmq_producer *p, shmq_consumer *c
 		SOUND(w);
 		if (round % 3 == 2)
 			EQUAL(MAPPED(w, w->supervisor, shmq_rebuild(w->supervisor, queue, soon())), 0);
-		EQUAL(shmq_expire(w->supervisor, queue, 0, INT64_MAX, 1000, soon(), &expired, &due), 0);
+		EQUAL(shmq_expire(w->supervisor, queue,
+		                  &(shmq_expiry){.realtime = INT64_MAX, .limit = 1000}, soon(), &expired,
+		                  &due),
+		      0);
 		EQUAL(due, 20);
 		EQUAL(shmq_take(c, m, 64, soon(), &got), 0);
 		EQUAL(got, 40);
@@ -74,7 +53,10 @@ static void deferred_publishes(world *w, shmq_broker *b, shmq_producer *p, shmq_
 		for (int i = 0; i < 50; i++)
 			EQUAL(MAPPED(w, b, shmq_publish(p, &body, 1, shmq_realtime() + NS_PER_S, soon(), &id)),
 			      0);
-		EQUAL(shmq_expire(w->supervisor, queue, 0, INT64_MAX, 1000, soon(), &expired, &due), 0);
+		EQUAL(shmq_expire(w->supervisor, queue,
+		                  &(shmq_expiry){.realtime = INT64_MAX, .limit = 1000}, soon(), &expired,
+		                  &due),
+		      0);
 		EQUAL(due, 50);
 		EQUAL(shmq_take(c, m, 64, soon(), &got), 0);
 		EQUAL(got, 50);
@@ -97,7 +79,7 @@ static void a_ring_index_may_wrap(uint32_t start, uint32_t grow)
 	queue = world_queue(w, topic, "c", &serial);
 	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
 	map = world_view(w, queue);
-	move_indices(map, start);
+	rings_move(map, start);
 	SOUND(w);
 	c = world_consumer(w, b, queue, serial, 1000);
 	traffic(w, b, p, c, queue);
@@ -114,11 +96,7 @@ static void a_ring_index_may_wrap(uint32_t start, uint32_t grow)
 		EQUAL(n, 0);
 		traffic(w, b, p, c, queue);
 	}
-	EQUAL(shmq_consumer_close(c, soon()), 0);
-	shmq_consumer_free(c);
-	shmq_producer_close(p);
-	EQUAL(shmq_broker_detach(b, soon()), 0);
-	shmq_broker_close(b);
+	world_leave(w, b, p, c);
 	world_stop(w);
 }
 

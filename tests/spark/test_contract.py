@@ -98,6 +98,20 @@ def test_rows_are_what_the_schema_says(broker: shmq.Broker) -> None:
     assert int(row["timestamp"].timestamp() * 1e6) == batch.timestamps[0] // 1000
 
 
+def test_properties_are_a_column_if_asked(broker: shmq.Broker) -> None:
+    broker.create_channel("t", "c")
+    each = [{"key": "17", "raw": b"\xff"}, None]
+    broker.producer("t").publish_many([b"with", b"without"], properties=each)
+    query = Query(broker, columns="body,properties")
+    start = query.begin()
+    parts = query.reader.partitions(start, query.latest(start))
+    rows = [row for part in parts for batch in query.reader.read(part) for row in batch.to_pylist()]
+    assert rows == [
+        {"body": b"with", "properties": [("key", b"17"), ("raw", b"\xff")]},
+        {"body": b"without", "properties": []},
+    ]
+
+
 def test_a_batch_is_read_as_often_as_spark_likes(broker: shmq.Broker) -> None:
     bodies, query = publish(broker, 0, 5), Query(broker)
     start = query.begin()

@@ -207,10 +207,23 @@ def test_the_readmes_spark_program_runs_as_pasted(
     # one JVM serves all tests: the program gets the session that is there
     monkeypatch.setattr(shmq.spark, "session", lambda *_, **__: spark, raising=False)
     names: dict[str, Any] = {}
-    exec(compile(program, str(PAGE), "exec"), names)
+    queries: list[Any] = []
+
+    def start() -> None:
+        exec(compile(program, str(PAGE), "exec"), names)
+        queries[:] = spark.streams.active
+
+    def has_come() -> bool:
+        if queries and not queries[0].isActive:
+            # Spark gives its Python process 15 s to connect, which a busy machine may not.
+            assert "CANNOT_OPEN_SOCKET" in str(queries[0].exception())
+            start()
+        return broker.channel_depth("out", "seen") == 2
+
+    start()
     try:
         broker.producer("clicks").publish_many([b"a", b"b"])
-        eventually(lambda: broker.channel_depth("out", "seen") == 2, 9 * WATCHDOG)
+        eventually(has_come, 9 * WATCHDOG)
         names["tasks"].publish([b"task"])
         rows = spark.range(2).repartition(2)
         assert rows.mapInArrow(names["work"], rows.schema).count() == 2

@@ -78,7 +78,7 @@ def use(world: World) -> None:
         take,
         spill,
         lambda: broker.expire(0),
-        lambda: broker.advance(0, 3),
+        lambda: broker.stage_oldest(0, 3),
         lambda: broker.evict_read_ahead(0),
         lambda: broker.rebuild(0),
         publish,

@@ -128,6 +128,8 @@ class FakeDirectory:
             places[field], at = at, at + 8 * layout.constant("QUEUES")
         places["writers_at"] = at
         at += _native.SIZES["writer"] * layout.constant("WRITERS")
+        places["stores_at"] = at
+        at += _native.SIZES["store_entry"] * layout.constant("STORES")
         self.buffer = bytearray(at)
         self.header = np.ndarray((), layout.dtype("directory"), self.buffer)
         _segment(self.header, 1, at)

@@ -58,6 +58,19 @@ class World:
             raise FileNotFoundError(serial)
         return os.dup(self._segments[serial])
 
+    def new_file(self, serial: int) -> int:
+        """The descriptor of a new segment."""
+        self._segments[serial] = os.memfd_create(f"segment {serial}")
+        return self._segments[serial]
+
+    def drop_file(self, serial: int) -> None:
+        """Close the descriptor of a segment."""
+        os.close(self._segments.pop(serial))
+
+    def fd_of(self, serial: int) -> int:
+        """The descriptor of a segment."""
+        return self._segments[serial]
+
     # ---- what the supervisor does ----
 
     def create_topic(self, topic: str) -> tuple[int, int]:

@@ -9,98 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-HEAD, UNIT, RECORD_HEAD = 16, 64, 30
-TRANSIT = 256  # least budget of READY
-SLOTS_FIRST = 128
-
-
-def block(length: int) -> int:
-    """Bytes of the arena that a body of this length takes."""
-    return -(-(length + HEAD) // UNIT) * UNIT
-
-
-@dataclass(eq=False)
-class Msg:
-    """A message in one queue."""
-
-    id: int
-    body: bytes
-    timestamp: int
-    seq: int
-    attempts: int = 0
-    order: int = 0  # of return or delivery
-    after: int = 0  # REQUEUED: seq it waits for
-    pos: int | None = None  # REQUEUED, as restored: where its record lies
-    due: int = 0
-    deadline: int = 0
-    holder: Delivery | None = None
-    pins: int = 0
-    block: int = 0  # bytes of the arena it has; at least block(len(body))
-
-    @property
-    def record_bytes(self) -> int:
-        return len(self.body) + RECORD_HEAD
-
-
-@dataclass(eq=False)
-class Session:
-    """A consumer."""
-
-    queue: Queue
-    client: Any
-    max_in_flight: int
-    timeout: int | None
-    native: Any
-    open: bool = True
-    delivered: int = 0
-    finished: int = 0
-    requeued: int = 0
-    timed_out: int = 0
-
-    @property
-    def in_flight(self) -> int:
-        return sum(m.holder.session is self for m in self.queue.in_flight.values() if m.holder)
-
-
-@dataclass(eq=False)
-class Delivery:
-    """A message as handed out once."""
-
-    msg: Msg
-    session: Session
-    native: Any
-    single: bool
-
-    @property
-    def live(self) -> bool:
-        """Still in flight as this delivery."""
-        return self.session.queue.in_flight.get(self.msg.id) is self.msg and (
-            self.msg.holder is self
-        )
-
-
-@dataclass
-class Record:
-    """A message on disk."""
-
-    msg: Msg
-    position: int
-    next_position: int
-
-
-COUNTERS = (
-    "enqueued",
-    "enqueued_bytes",
-    "dropped",
-    "delivered",
-    "finished",
-    "requeued",
-    "timed_out",
-    "returned",
-    "spilled",
-    "restored",
+from shmq.settings import NONE, Settings
+from support.queue_parts import (
+    AT_ONCE,
+    COUNTERS,
+    MOST_FAILURES,
+    SECOND,
+    TRANSIT,
+    DueOf,
+    Msg,
+    Record,
+    Session,
+    block,
 )
 
 
@@ -129,6 +50,142 @@ class Queue:
     orders: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     gone: bool = False
+    settings: Settings = NONE
+
+    # ---- settings ----
+
+    @property
+    def counts_failures(self) -> bool:
+        return bool(self.settings.max_attempts or self.settings.retry_delay)
+
+    @property
+    def limited(self) -> bool:
+        return self.settings.overflow != "disk"
+
+    @property
+    def skips(self) -> bool:
+        """Whether a full one is left out."""
+        return self.settings.overflow == "drop-newest" if self.limited else self.ephemeral
+
+    @property
+    def makes_room(self) -> bool:
+        return self.settings.overflow == "drop-oldest"
+
+    @property
+    def waiting(self) -> int:
+        return len(self.ready) + len(self.spilling or ()) + len(self.disk) + len(self.back)
+
+    def fits(self, settings: Settings) -> bool:
+        """Whether it can have these settings now."""
+        most = settings.max_messages
+        if most is None:
+            return True
+        enough = most >= self.waiting or settings.overflow == "drop-oldest"
+        return most <= self.topic.ready_budget and enough
+
+    def exceeds(self, lengths: list[int]) -> bool:
+        """Whether these and what waits are more than the limits allow."""
+        s, nbytes = self.settings, sum(lengths) + sum(len(msg.body) for msg in self.ready)
+        return bool(
+            (s.max_messages and self.waiting + len(lengths) > s.max_messages)
+            or (s.max_bytes and nbytes > s.max_bytes)
+        )
+
+    def admit(
+        self, lengths: list[int], deferred: bool, lent: bool = False, lends: bool = False
+    ) -> str:
+        """ "ok", "full" or "big", by the limits and as far as slots are concerned."""
+        s = self.settings
+        room = "ok" if lent else self.room(lengths, deferred)
+        if room == "big":
+            return room
+        if self.limited and not deferred and not (lends and self.makes_room):
+            if s.max_messages and len(lengths) > s.max_messages:
+                return "big"
+            if s.max_bytes and sum(lengths) > s.max_bytes:
+                return "big"
+            if self.exceeds(lengths) and not (self.makes_room and not self.ready):
+                return "full"
+        return room
+
+    def surplus(self, lengths: list[int]) -> int:
+        """How many of the oldest must go before these come."""
+        kept, self.ready = self.ready, list(self.ready)
+        while self.ready and self.exceeds(lengths):
+            del self.ready[0]
+        count = len(kept) - len(self.ready)
+        self.ready = kept
+        return count
+
+    def make_room(self, count: int) -> None:
+        for _ in range(count):
+            self.cast_out(self.ready.pop(0), "overflow")
+
+    # ---- failures and expiry ----
+
+    def is_over(self, msg: Msg, now: int) -> bool:
+        ends = [] if msg.expires is None else [msg.expires]
+        waits = msg.id in self.deferred and not msg.attempts
+        if self.settings.message_ttl and not msg.was_due and not waits:
+            ends.append(msg.timestamp + int(self.settings.message_ttl * SECOND))
+        return bool(ends) and min(ends) <= now
+
+    def cast_out(self, msg: Msg, reason: str) -> None:
+        """A message that waited is dropped, or convicted."""
+        expired = reason == "expired"
+        self.counters["expired" if expired else "dropped_oldest"] += 1
+        kept = self.settings.expired_to_dead if expired else self.settings.overflow_to_dead
+        if kept and self.channel is not None:
+            self.convict(msg, reason, AT_ONCE)
+        else:
+            self.drop(msg)
+
+    def convict(self, msg: Msg, reason: str, due: int) -> None:
+        msg.holder, msg.reason, msg.due = None, reason, due
+        self.deferred[msg.id] = msg
+
+    def count_failure(self, msg: Msg, most: int = MOST_FAILURES) -> None:
+        msg.failures, msg.failed = min(msg.failures + 1, most), True
+
+    def take_back(self, msg: Msg, after: int, due_of: DueOf, delay: float | None = None) -> None:
+        """After a failure was counted. delay: ns, None: the queue's."""
+        most = self.settings.max_attempts
+        if most and msg.failures >= most:
+            self.convict(msg, "attempts", AT_ONCE)
+            return
+        least = longest = delay or 0.0
+        if delay is None and self.settings.retry_delay:
+            first, last = self.settings.retry_delay
+            usual = min(first * 2 ** min(max(msg.failures - 1, 0), 60), last) * SECOND
+            least, longest = usual * 0.9 - 1, usual * 1.1 + 1000
+        if longest:
+            msg.holder, msg.due = None, due_of(self, msg, least, longest)
+            self.deferred[msg.id] = msg
+        else:
+            self.put_back(msg, after)
+
+    def fail(self, msg: Msg, due_of: DueOf, delay: float | None = None) -> None:
+        self.count_failure(msg)
+        msg.suspect = False
+        self.take_back(msg, self.topic.seq + 1, due_of, delay)
+
+    def holds_suspect(self, session: Session) -> bool:
+        msg = session.noted
+        return (
+            msg is not None
+            and msg.suspect
+            and self.in_flight.get(msg.id) is msg
+            and msg.holder is not None
+            and msg.holder.session is session
+        )
+
+    def bars(self, session: Session) -> bool:
+        """Whether the session may take nothing because of a suspect."""
+        mates = [each for each in self.sessions if each.client is session.client]
+        if any(self.holds_suspect(each) for each in mates):
+            return True
+        is_next = bool(self.back) and self.back[0].suspect
+        return is_next and any(each.in_flight for each in mates)
 
     # ---- budgets ----
 
@@ -157,18 +214,22 @@ class Queue:
     def empty(self) -> bool:
         return not (self.ready or self.held() or self.spilling or self.on_disk)
 
-    def room(self, lengths: list[int], deferred: bool) -> str:
-        """ "ok", "full" or "big", as far as slots are concerned."""
-        limits = self.topic.limits
-        budget = limits["in_flight_slots"] if deferred else self.topic.ready_budget
-        if len(lengths) > budget or sum(map(block, lengths)) > self.topic.bytes_budget:
+    def room(self, lengths: list[int], deferred: bool, restored: bool = False) -> str:
+        """ "ok", "full" or "big", as far as slots are concerned. restored: they come from disk."""
+        limits, nbytes = self.topic.limits, sum(map(block, lengths))
+        budget = limits["in_flight_slots"] if deferred or restored else self.topic.ready_budget
+        most = budget // 2 if deferred and self.limited else budget
+        if len(lengths) > most or nbytes > self.topic.bytes_budget:
             return "big"
-        used = len(self.held()) if deferred else self.used_ready
+        used = len(self.held()) if deferred or restored else self.used_ready
         taken = self.used_ready + len(self.held()) + self.loans
         if used + len(lengths) > budget or taken + len(lengths) > self.topic.slots_max:
             return "full"
-        nbytes = sum(map(block, lengths))
-        if deferred and used and self.in_use_bytes() + nbytes > self.topic.bytes_budget:
+        nbytes += self.in_use_bytes()
+        if (deferred or restored) and used and nbytes > self.topic.bytes_budget:
+            return "full"
+        crowded = len(self.deferred) + len(lengths) > most or nbytes > self.topic.bytes_budget // 2
+        if deferred and self.limited and self.deferred and crowded:  # half is for what is in flight
             return "full"
         return "ok"
 
@@ -200,15 +261,25 @@ class Queue:
                 return "back"
         return "ready" if have_ready and self.may_hold_more() else None
 
-    def take(self, session: Session, n: int) -> list[Msg]:
+    def take(self, session: Session, n: int, now: int) -> list[Msg]:
         """Hand out up to n; the caller makes the deliveries."""
         taken: list[Msg] = []
         n = 0 if self.paused else min(n, session.max_in_flight - session.in_flight)
+        if n > 0 and self.counts_failures and self.bars(session):
+            n = 0
         while len(taken) < n:
             source = self.next_source()
             if source is None:
                 break
-            msg = (self.back if source == "back" else self.ready).pop(0)
+            held = self.back if source == "back" else self.ready
+            if self.is_over(held[0], now):
+                self.cast_out(held.pop(0), "expired")
+                continue
+            if self.counts_failures and held[0].suspect:
+                if taken:
+                    break
+                n, session.noted = 1, held[0]
+            msg = held.pop(0)
             msg.attempts += 1
             msg.order = next(self.orders)
             self.in_flight[msg.id] = msg
@@ -235,39 +306,91 @@ class Queue:
         del self.in_flight[msg.id]
         self.drop(msg)
 
-    def requeue(self, msg: Msg, due: int) -> None:
+    def _settle(self, msg: Msg) -> None:
         assert msg.holder
         msg.holder.session.requeued += 1
         self.counters["requeued"] += 1
         del self.in_flight[msg.id]
-        if due:
-            msg.holder, msg.due = None, due
+
+    def release(self, msg: Msg, delay: float, due_of: DueOf) -> None:
+        """No failure. delay: ns."""
+        self._settle(msg)
+        if self.counts_failures:
+            msg.suspect = False
+        if delay:
+            msg.holder, msg.due = None, due_of(self, msg, delay, delay)
             self.deferred[msg.id] = msg
         else:
             self.put_back(msg, self.topic.seq + 1)
 
-    def give_back(self, sessions: list[Session]) -> int:
+    def requeue(self, msg: Msg, delay: float | None, due_of: DueOf) -> None:
+        """A failure. delay: ns, None: the queue's."""
+        if not self.counts_failures:
+            self.release(msg, delay or 0, due_of)
+            return
+        self._settle(msg)
+        self.fail(msg, due_of, delay)
+
+    def reject(self, msg: Msg, due: int) -> None:
+        self._settle(msg)
+        self.count_failure(msg)
+        msg.suspect = False
+        self.convict(msg, "rejected", due)
+
+    def give_back(self, sessions: list[Session], due_of: DueOf, died: bool = False) -> int:
         """Requeue the messages that closed or dead consumers held, in the order of delivery."""
         mine = [m for m in self.in_flight.values() if m.holder and m.holder.session in sessions]
-        for msg in sorted(mine, key=lambda msg: msg.order):
+        mine.sort(key=lambda msg: msg.order)
+        died = died and self.counts_failures
+        most = self.settings.max_attempts
+        for msg in mine if died else ():
+            self.count_failure(msg, most - (len(mine) > 1) if most else MOST_FAILURES)
+            msg.suspect = msg.suspect or bool(most)
+        for msg in mine:
             del self.in_flight[msg.id]
-            self.put_back(msg, 0)
+            if died:
+                self.take_back(msg, 0, due_of)
+            else:
+                self.put_back(msg, 0)
         for session in sessions:
             session.open = False
             self.sessions.remove(session)
         self.counters["returned"] += len(mine)
         return len(mine)
 
-    def timed_out(self, msg: Msg) -> None:
+    def timed_out(self, msg: Msg, due_of: DueOf) -> None:
         assert msg.holder
         msg.holder.session.timed_out += 1
         self.counters["timed_out"] += 1
         del self.in_flight[msg.id]
-        self.put_back(msg, self.topic.seq + 1)
+        if self.counts_failures:
+            self.fail(msg, due_of)
+        else:
+            self.put_back(msg, self.topic.seq + 1)
 
     def came_due(self, msg: Msg) -> None:
         del self.deferred[msg.id]
-        self.put_back(msg, self.topic.seq + 1)
+        ttl = self.settings.message_ttl
+        if ttl and not msg.attempts and not msg.was_due:
+            its = msg.due + int(ttl * SECOND)
+            msg.expires = its if msg.expires is None else min(its, msg.expires)
+            msg.was_due = True
+        self.put_back(msg, 0 if msg.suspect else self.topic.seq + 1)
+
+    def sweep(self, now: int) -> int:
+        """Messages that wait and have expired go."""
+        count = 0
+        for held in (self.back, self.ready):
+            for msg in [msg for msg in held if self.is_over(msg, now)]:
+                held.remove(msg)
+                self.cast_out(msg, "expired")
+                count += 1
+        for msg in list(self.deferred.values()):
+            if not msg.reason and self.is_over(msg, now):
+                del self.deferred[msg.id]
+                self.cast_out(msg, "expired")
+                count += 1
+        return count
 
     def clear(self) -> int:
         """nsqd's empty."""
@@ -285,7 +408,7 @@ class Queue:
 
     # ---- disk ----
 
-    def advance(self, n: int) -> int:
+    def stage_oldest(self, n: int) -> int:
         moved = 0
         limit = self.topic.limits["in_flight_slots"]
         while moved < n and self.ready and len(self.held()) < limit:
@@ -356,7 +479,7 @@ class Queue:
         """How many of the first `wanted` records fit, when halved until they do."""
         while wanted:
             lengths = [len(record.msg.body) for record in self.disk[:wanted]]
-            if self.room(lengths, deferred=True) == "ok":
+            if self.room(lengths, deferred=False, restored=True) == "ok":
                 break
             wanted //= 2
         return wanted
@@ -377,7 +500,9 @@ class Queue:
         go in front of them."""
         self.back.sort(key=lambda msg: (not msg.attempts and not msg.after, msg.order))
         for msg in self.back:
-            msg.order = next(self.orders)
+            number = next(self.orders)
+            if not msg.attempts and not msg.after:
+                msg.order = number
         run: list[Msg] = []
         position = self.read
         while self.back:
@@ -434,12 +559,19 @@ class Topic:
         return [backlog] if backlog else None
 
     def publish(
-        self, ids: list[int], bodies: list[bytes], timestamp: int, due: int, targets: list[Queue]
+        self,
+        ids: list[int],
+        bodies: list[bytes],
+        timestamp: int,
+        due: int,
+        targets: list[Queue],
+        expires: int | None = None,
     ) -> None:
         """One transaction."""
         for number, (id_, body) in enumerate(zip(ids, bodies, strict=True), 1):
             for queue in targets:
-                queue.enter(Msg(id_, body, timestamp, self.seq + number), due)
+                msg = Msg(id_, body, timestamp, self.seq + number, expires=expires)
+                queue.enter(msg, due)
         self.seq += len(bodies)
         self.messages += len(bodies)
         self.bytes += sum(map(len, bodies))
@@ -457,6 +589,15 @@ class Topic:
         for queue in targets:
             copy = replace(msg, seq=self.seq, holder=None, pins=0, pos=None, after=0, block=0)
             queue.enter(copy, msg.due if state == "deferred" else 0)
+
+    def carry(self, msg: Msg, target: Queue, timestamp: int | None = None) -> None:
+        """A dead letter comes to this topic, or (with the time of that) back to it: nothing but the
+        message."""
+        self.seq += 1
+        self.messages += 1
+        self.bytes += len(msg.body)
+        copy = Msg(msg.id, msg.body, timestamp or msg.timestamp, self.seq, msg.attempts)
+        target.enter(copy, 0)
 
     def next_of_backlog(self) -> tuple[Msg, str] | None:
         backlog = self.backlog

@@ -242,8 +242,8 @@ def test_unknown_arguments_are_named(producer: Producer, consumer: Consumer) -> 
         producer.publish()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="multiple values"):
         producer.publish(b"x", body=b"y")  # type: ignore[misc]
-    with pytest.raises(TypeError, match="at most 3"):
-        producer.publish(b"x", None, None, None)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="at most 6"):
+        producer.publish(b"x", None, None, None, None, None, None)  # type: ignore[call-arg]
 
 
 # ---- names ----

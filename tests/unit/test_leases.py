@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from support.in_process_broker import SECOND, World
+from support.processes import eventually
 from support.recount import count
 
-from shmq import LeaseFenced, LeaseLost, ShmqError
+from shmq import LeaseFenced, LeaseLost, ShmqError, layout
 from shmq.client import Consumer, LeaseHolder, Producer
 from shmq.client.disk import Files
 from shmq.client.lease import read_lease
+from shmq.client.properties import pack
 from shmq.peek import open_leases
 
 
@@ -287,6 +291,32 @@ def marked(bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1) -
         data, offsets, False, 0, len(bodies), key, 2, epoch, after, upto, timeout=0
     )
     return first is not None
+
+
+def test_an_epoch_has_properties_and_a_time_to_live(bench: Bench) -> None:
+    offsets = np.array([0, 1, 2], np.int32)
+    where = (b"ab", offsets, False, 0, 2, 1, 2)
+    blocks = [pack({"n": b"1"}), b""]
+    assert bench.producer.publish_once(*where, 0, 0, 2, 0, blocks, 1000) is not None
+    assert bench.producer.publish_once(*where, 0, 0, 2, 0, blocks, 1000) is None
+    slots = bench.world.queue_view(bench.queue).slots
+    ends = slots["expires"][slots["flags"] & layout.constant("SLOT_EXPIRES") != 0]
+    assert len(ends) == 2
+    assert all(0 < end - time.time_ns() <= 1000 * 10**9 for end in ends.tolist())
+    lease = bench.lease_holder().lease(2)
+    assert lease is not None
+    (batch,) = read_lease(
+        bench.world.supervisor, bench.queue, bench.serial, lease.id, 0, bench.files, properties=True
+    )
+    assert [dict(each) for each in batch.properties] == [{"n": b"1"}, {}]
+    with pytest.raises(ValueError, match="1 properties for 2 messages"):
+        bench.producer.publish_once(*where, 1, 0, 2, 0, blocks[:1])
+    with pytest.raises(ShmqError):
+        bench.producer.publish_once(*where, 1, 0, 2, 0, b"no block")
+    assert bench.producer.publish_once(*where, 1, 0, 2, 0, None, 0.001) is not None
+    moment = time.time() + 0.001
+    eventually(lambda: time.time() > moment)
+    assert bench.lease_holder("other").lease(2) is None, "they have expired"
 
 
 def test_an_epoch_is_published_once(bench: Bench) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from shmq.settings import Settings
 from shmq.supervisor.metadata_writer import MetadataWriter
 
 
@@ -17,7 +18,9 @@ def names(data_path: Path) -> list[str]:
 
 def test_a_name_that_the_registry_has_later_than_the_directory_is_written(tmp_path: Path) -> None:
     generation = 1
-    directory = SimpleNamespace(read=lambda _: generation, topics=[{"paused": 0}])
+    directory = SimpleNamespace(
+        read=lambda _: generation, topics=[{"paused": 0}], topic_settings=lambda _: Settings()
+    )
     registry: Any = SimpleNamespace(
         directory=directory, changes=0, topics=(), highest_clock=lambda: 0
     )

@@ -29,7 +29,7 @@ from typing import NoReturn
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import click
-from chaos.storm.checker import Verdict
+from chaos.storm.verdict import Verdict
 from storm_round import Round, commit
 
 KILLS_OF_A_ROUND = 250

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
-from chaos.storm import actors, remote
+from chaos.storm import (
+    actors,
+    many_actors,
+    operators,
+    policy_actors,
+    remote,
+    result_actors,
+)
 from chaos.storm.actors import Actor
 from chaos.storm.history import Promise
 
@@ -35,12 +43,32 @@ ROLES = (
     Role(remote.RemoteProducer, "work", weight=6),
     Role(remote.RemoteConsumer, "work", "c", seats=2, weight=8),
     Role(remote.RemoteRequeuer, "work", "b", weight=4),
-    Role(actors.Operator, "work", weight=8),
-    Role(actors.Wanderer, "work", weight=4),
+    Role(operators.Operator, "work", weight=8),
+    Role(operators.Wanderer, "work", weight=4),
     Role(actors.Producer, actors.LATE, weight=6),
     Role(actors.Consumer, actors.LATE, "a", seats=2, weight=8, after=3.0),
     Role(actors.SlowProducer, "probe", weight=2),
     Role(actors.Holder, "probe", "a", seats=3, survivors=1, weight=12),
+    Role(policy_actors.PolicyProducer, "pol", seats=2, survivors=1, weight=14),
+    Role(policy_actors.Failer, "pol", "x", seats=2, weight=14),
+    Role(remote.RemoteRequeuer, "pol", "x", weight=3),
+    Role(policy_actors.Sloth, "pol", "y", seats=2, survivors=1, weight=6),
+    Role(policy_actors.Sloth, "pol", "z", weight=4),
+    Role(policy_actors.Failer, "pol", "z", weight=4),
+    Role(operators.Tuner, "pol", weight=4),
+    *(
+        Role(actors.SlowProducer, topic, weight=2, after=3.0 * (topic == many_actors.LATER))
+        for topic in many_actors.TOPICS
+    ),
+    Role(
+        many_actors.ManyConsumer,
+        many_actors.TOPICS[0],
+        many_actors.CHANNEL,
+        seats=3,
+        survivors=1,
+        weight=16,
+    ),
+    Role(result_actors.Keeper, "", seats=3, survivors=1, weight=24),
 )
 
 
@@ -67,7 +95,7 @@ SUPERVISOR_CALLS = tuple(
         "remove_queue",
         "remove_topic",
         "expire",
-        "advance",
+        "stage_oldest",
         "spill_begin",
         "chunk_begin",
         "chunk_load",
@@ -87,7 +115,79 @@ CHANNELS = [
     Promise("work", "c", fifo=True),
     Promise(actors.LATE, "a", fifo=True),
     Promise("probe", "a", fifo=True, hungry=True),
+    *(Promise(topic, many_actors.CHANNEL, fifo=True) for topic in many_actors.TOPICS),
 ]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The settings of a round's channels."""
+
+    channels: list[Promise]
+    palette: list[dict[str, Any]]
+    tuned: dict[str, list[int]]
+
+    @property
+    def roles(self) -> list[Role]:
+        """Those who look after dead letters."""
+        return [
+            Role(policy_actors.Undertaker, promise.dead, "dead", weight=5)
+            for promise in self.channels
+            if promise.dead
+        ]
+
+
+def policies(choice: random.Random) -> Policies:
+    """x: messages fail; y: a limit; z: messages expire. Half of the channels keep what they begin
+    with."""
+    found = Policies([], [{}], {})
+    for channel, draw in (("x", failures), ("y", limit), ("z", life)):
+        dead = {} if choice.random() < 0.5 else {"dead_letter": f"grave-{channel}"}
+        fifo = channel == "y"
+        name = dead.get("dead_letter", f"pol.{channel}.dead")
+        promise = Promise("pol", channel, fifo, False, len(found.palette), name)
+        found.channels.append(promise)
+        first = draw(choice, {})
+        others = [draw(choice, first) for _ in range(3)] if choice.random() < 0.5 else []
+        if others:
+            found.tuned[channel] = list(range(len(found.palette), len(found.palette) + 4))
+        found.palette.extend({**each, **dead} for each in [first, *others])
+    return found
+
+
+def failures(choice: random.Random, first: dict[str, Any]) -> dict[str, Any]:
+    """A channel that convicts."""
+    return {
+        "max_attempts": choice.choice([1, 2, 3, 5] if not first else [None, 1, 2, 4, 8]),
+        "retry_delay": choice.choice([None, None, (0.02, 0.3), (0.1, 1.0)]),
+    }
+
+
+def limit(choice: random.Random, first: dict[str, Any]) -> dict[str, Any]:
+    """A channel that is full soon."""
+    words = ["block", "reject", "drop-oldest", "drop-newest"]
+    if first and choice.random() < 0.7:
+        words = [first["overflow"]]
+    elif first:
+        words.append("disk")
+    word = choice.choice(words)
+    found: dict[str, Any] = {"overflow": word}
+    if word != "disk":
+        found["max_messages"] = choice.choice([1, 10, 60, 200])
+    if word != "disk" and choice.random() < 0.2:
+        found["max_bytes"] = 100_000
+    if word == "drop-oldest":
+        found["overflow_to_dead"] = choice.random() < 0.3
+    return found
+
+
+def life(choice: random.Random, first: dict[str, Any]) -> dict[str, Any]:
+    """A channel whose messages expire."""
+    return {
+        "message_ttl": choice.choice([0.05, 0.3, 2.0, 600.0] + [None] * bool(first)),
+        "expired_to_dead": choice.random() < 0.4,
+        "max_attempts": choice.choice([None, 2]),
+    }
 
 
 def limits(choice: random.Random) -> dict[str, object]:

@@ -21,12 +21,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from chaos.storm import actors, checker
+from chaos.storm import (
+    actors,
+    checker,
+    many_actors,
+    operators,
+    policy_actors,
+    result_actors,
+)
 from chaos.storm.actors import Actor, Control, Place
 from chaos.storm.aim import Aim, aimed
-from chaos.storm.checker import Verdict
+from chaos.storm.history import Counter as CounterOf
 from chaos.storm.history import Log, Settings, What, record
 from chaos.storm.nursery import NAME, Born, Nursery
+from chaos.storm.verdict import Verdict, Violation
 from storm_roles import (
     AIM_SECONDS,
     AIMED,
@@ -38,6 +46,7 @@ from storm_roles import (
     Role,
     Seat,
     limits,
+    policies,
 )
 from support import processes, recount
 
@@ -136,6 +145,8 @@ class Round:
         self.numbers = itertools.count(1)
         self.journal = Log(directory / "000000.storm.log")
         self.port = free_port()
+        self.policies = policies(self.choice)
+        self.promises = [*CHANNELS, *self.policies.channels]
         self.options = {
             **limits(self.choice),
             "tcp_address": f"127.0.0.1:{self.port}",
@@ -143,22 +154,24 @@ class Round:
         }
         self.killed: Counter[str] = Counter()
         self.stopped: Counter[str] = Counter()
-        self.problems: list[checker.Violation] = []
+        self.problems: list[Violation] = []
         self.repairs: Counter[str] = Counter()
         self.verdict = Verdict()
         self.supervisor = Seat(0, None, True)
         self.serving = False
         self.serves_since = 0.0
         self.seats = [self.supervisor]
-        for role in ROLES:
+        for role in [*ROLES, *self.policies.roles]:
             for place in range(role.seats):
                 self.seats.append(Seat(len(self.seats), role, place >= role.survivors))
         self.continues: list[tuple[float, int, Seat, int]] = []
         Settings(
             seed,
-            CHANNELS,
+            self.promises,
             commit(),
             {**self.options, "late_seconds": late, "native": os.environ.get("SHMQ_NATIVE", "")},
+            self.policies.palette,
+            self.policies.tuned,
         ).save(directory)
 
     # -- starting
@@ -221,8 +234,8 @@ class Round:
                 continue
             if seat.role is None:
                 self.start_supervisor()
-            elif seat.role.kind is actors.Wanderer:
-                found = actors.side_channels(self.instance, seat.role.topic)
+            elif seat.role.kind is operators.Wanderer:
+                found = operators.side_channels(self.instance, seat.role.topic)
                 if found:
                     self.start(seat, self.choice.choice(found))
             else:
@@ -250,7 +263,8 @@ class Round:
         for _ in range(count):
             alive = [seat for seat in self.seats if seat.pid and seat.may_die and not seat.blow]
             weights = [seat.weight for seat in alive]
-            gateways = children_of(self.supervisor.pid) if self.supervisor.pid else []
+            # one that begins has a nursery that has not got its name yet
+            gateways = children_of(self.supervisor.pid) if self.serving else []
             if gateways and self.choice.random() * (sum(weights) + GATEWAY_WEIGHT) < GATEWAY_WEIGHT:
                 self.journal.write(record(What.GATEWAY))
                 with contextlib.suppress(ProcessLookupError):
@@ -312,7 +326,7 @@ class Round:
             return
         if status or seat.role is None:
             self.problem("error", f"{name} ended with status {status}: {self.said(name)}")
-        elif seat.role.kind is not actors.Wanderer and not self.control.ending:
+        elif seat.role.kind is not operators.Wanderer and not self.control.ending:
             self.problem("error", f"{name} ended by itself: {self.said(name)}")
 
     def said(self, name: str) -> str:
@@ -356,7 +370,7 @@ class Round:
         time.sleep(0.5)
 
     def problem(self, rule: str, text: str) -> None:
-        self.problems.append(checker.Violation(rule, text))
+        self.problems.append(Violation(rule, text))
 
     # -- the round
 
@@ -382,11 +396,14 @@ class Round:
 
         def create() -> None:
             with shmq.attach(self.instance, timeout=60) as broker:
-                for promise in CHANNELS:
+                for promise in self.promises:
                     if promise.topic == actors.LATE:
                         broker.create_topic(promise.topic)
-                    else:
+                    elif promise.topic != many_actors.LATER:
                         broker.create_channel(promise.topic, promise.channel)
+                    if promise.settings:
+                        words = operators.whole(self.policies.palette[promise.settings])
+                        broker.configure(promise.topic, promise.channel, **words)
 
         pid = fork(create, self.directory / "creator.err")
         _, status = os.waitpid(pid, 0)
@@ -446,11 +463,14 @@ class Round:
         self.until("everybody ends", lambda: not any(seat.pid for seat in working), fill=False)
         self.until("a supervisor answers", lambda: self.serving)
         self.seats = [self.supervisor]
-        self.employ([("work", "")], actors.Unpauser)
+        self.employ([("work", "")], operators.Unpauser)
         if self.choice.random() < 0.3:
             self.flush()
             self.until("a supervisor answers", lambda: self.serving)
-        self.employ(self.channels(), actors.Drainer)
+        places, dead = self.channels(), {promise.dead for promise in self.promises}
+        self.employ([place for place in places if place[0] not in dead], actors.Drainer)
+        self.employ([place for place in places if place[0] in dead], policy_actors.LetterDrainer)
+        self.employ([("", "")], result_actors.Auditor)
         for name, found in self.recounted().items():
             if found.waiting:
                 self.problem("left", f"{name} still has {len(found.waiting)} messages")
@@ -474,7 +494,7 @@ class Round:
                 if queue.channel
             }
         # one that nobody has consumed from yet is made now, and gets what its topic kept
-        return sorted(found | {(promise.topic, promise.channel) for promise in CHANNELS})
+        return sorted(found | {(promise.topic, promise.channel) for promise in self.promises})
 
     def employ(self, places: list[tuple[str, str]], kind: type[Actor]) -> None:
         """One of this kind at each place, until they have ended."""
@@ -518,8 +538,36 @@ class Round:
                 f"{self.said(f'{self.supervisor.number:06d}.supervisor')}",
             )
 
+    def count(self) -> None:
+        """The counters of channels with settings, before they go."""
+        quiet = not any(seat.pid for seat in self.seats if seat.role is not None)
+        with sources.open_readonly(self.instance) as source:
+            for place, promise in enumerate(self.promises):
+                topic = source.directory.find_topic(promise.topic)
+                queue = topic and source.directory.find_queue(topic.index, promise.channel)
+                if not promise.settings or queue is None:
+                    continue
+                view = source.queue(queue)
+                files = self.data_path.glob(f"{promise.topic}:{promise.channel}.diskqueue*.dat")
+                values = {
+                    CounterOf.DROPPED: view.read("dropped"),
+                    CounterOf.DROPPED_OLDEST: view.read("dropped_oldest"),
+                    CounterOf.EXPIRED: view.read("expired"),
+                    CounterOf.DEAD_LETTERED: view.read("dead_lettered"),
+                    CounterOf.REJECTED: view.read("rejected"),
+                    CounterOf.SPILLED: view.read("spilled"),
+                    CounterOf.BYTES_ON_DISK: sum(
+                        path.stat().st_size for path in files if ".meta." not in path.name
+                    ),
+                }
+                for counter, value in values.items():
+                    self.journal.write(
+                        record(What.COUNTED, flag=counter, count=place, key=value, op=quiet)
+                    )
+
     def count_repairs(self) -> None:
         """Before the directory goes."""
+        self.count()
         with sources.open_readonly(self.instance) as source:
             directory = source.directory
             self.repairs["queues rebuilt after a death under a lock"] += directory.read("rebuilt")

@@ -103,7 +103,7 @@ class DeferredMover:
         """
         if queue.waiting >= queue.limits[2]:
             return False
-        if queue.ephemeral or self._policy.feeds_channels(queue):
+        if queue.in_memory or self._policy.feeds_channels(queue):
             return False
         dues = _dues(queue)
         earliest = max(due, _native.realtime()) + _APART

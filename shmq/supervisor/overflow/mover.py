@@ -76,7 +76,7 @@ class Mover:
             # nothing has been read from a new file, so a flush can write all older messages as the
             # file before it
             self._begin_file(queue)
-            moved = self._broker.advance(queue.index, oldest_quarter(queue)) > 0
+            moved = self._broker.stage_oldest(queue.index, oldest_quarter(queue)) > 0
         for _ in range(_BITES):
             ready, now = queue.ready, time.monotonic()
             wanted = int(header["need_bytes"]) or int(header["need_slots"])

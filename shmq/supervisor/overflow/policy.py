@@ -76,7 +76,7 @@ class Policy:
             full[row] = free * 8 < snapshot.arena_max[row]
         if self.pressed:
             full |= self._is_pressed(snapshot)
-        usable = (ready > 0) & ~snapshot.ephemeral & (hot["base_pending"] == 0)
+        usable = (ready > 0) & ~snapshot.in_memory & (hot["base_pending"] == 0)
         chosen: Rows = full & usable
         return chosen
 
@@ -98,7 +98,7 @@ class Policy:
         hot = snapshot.hot
         held = hot["in_use"] + snapshot.deferring + hot["need_slots"]
         full = (held > snapshot.in_flight_slots) | (hot["need_bytes"] > 0)
-        usable = (snapshot.waiting > 0) & ~snapshot.ephemeral & (hot["base_pending"] == 0)
+        usable = (snapshot.waiting > 0) & ~snapshot.in_memory & (hot["base_pending"] == 0)
         return snapshot.at(self.wanted(snapshot) & full & usable)
 
     # -- restore
@@ -123,7 +123,7 @@ class Policy:
         waits = self.wanted(snapshot)
         if self.pressed:
             waits |= self._is_pressed(snapshot)
-        usable = (deferred > 0) & ~snapshot.ephemeral & (hot["base_pending"] == 0)
+        usable = (deferred > 0) & ~snapshot.in_memory & (hot["base_pending"] == 0)
         chosen = snapshot.at((many | waits) & usable)
         return [queue for queue in chosen if not self.feeds_channels(queue)]
 

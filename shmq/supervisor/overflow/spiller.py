@@ -201,7 +201,7 @@ class Spiller:
             self._deferred.read(backlog, everything=True)
         moved = self._broker.pump(topic.index, topic.generation, _PUMP_MESSAGES)
         if moved < 0:
-            self._policy.pressed.update(queue for queue in topic.channels if not queue.ephemeral)
+            self._policy.pressed.update(queue for queue in topic.channels if not queue.in_memory)
         return moved > 0
 
     def _tidy(self, snapshot: Snapshot, now: float) -> None:

@@ -12,9 +12,10 @@ import itertools
 import mmap
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from chaos.storm import history
@@ -25,9 +26,9 @@ from support import recount
 import shmq
 from shmq import sources
 from shmq.errors import (
+    BadArgument,
     Full,
     Gone,
-    LayoutMismatch,
     MessageTooBig,
     NotInFlight,
     NotRunning,
@@ -38,7 +39,6 @@ T = TypeVar("T")
 
 LARGE = 66_000  # bytes from which a body is copied outside of the lock
 LARGEST = 200_000
-SIDE = "s"  # how the names of channels that come and go begin
 LATE = "late"  # the topic that has no channel at first
 
 
@@ -139,13 +139,15 @@ class Actor:
             self.aim.fire()
         return call()
 
-    def ask(self, verb: Verb, channel: str, call: Callable[[], object]) -> None:
+    def ask(self, verb: Verb, channel: str, call: Callable[[], object], key: int = 0) -> None:
         """Log, ask, log."""
         op = self.log.next_op()
-        self.log.write(record(What.ASK, op=op, flag=verb, id=history.packed(channel)))
+        self.log.write(record(What.ASK, op=op, flag=verb, id=history.packed(channel), key=key))
         outcome = Outcome.DONE
         try:
             self.core(call)
+        except BadArgument:
+            outcome = Outcome.REFUSED
         except (Gone, NotRunning):
             outcome = Outcome.UNKNOWN  # the supervisor may have died over it
         except ShmqError as exc:
@@ -172,6 +174,7 @@ class Producer(Actor):
     """Publishes in every way there is."""
 
     role = "producer"
+    terms: Mapping[str, Any] = MappingProxyType({})  # of the next publish
     burst = 60  # publishes between two pauses
     pause = 0.03  # at most; it is kills that count, not messages
     kinds: ClassVar[dict[str, int]] = {
@@ -219,8 +222,11 @@ class Producer(Actor):
         self, number: int, parts: int, defer: float | None, call: Callable[[], int | str | None]
     ) -> None:
         """Log, publish, log."""
+        ttl = self.terms.get("ttl")
+        lives = record(What.TTL, op=number, id=int(ttl * 1e9)) if ttl else b""
         self.log.write(
-            record(
+            lives
+            + record(
                 What.PUBLISH,
                 op=number,
                 key=key_of(self.number, number),
@@ -245,7 +251,9 @@ class Producer(Actor):
     def _publish_one(self, number: int, size: int, defer: float | None = None) -> None:
         (body,) = self.bodies(number, [size])
         wait = self.wait()
-        self.publish(number, 1, defer, lambda: self.producer.publish(body, defer, wait))
+        self.publish(
+            number, 1, defer, lambda: self.producer.publish(body, defer, wait, **self.terms)
+        )
 
     def _publish_many(self, number: int, sizes: list[int], defer: float | None = None) -> None:
         bodies, wait = self.bodies(number, sizes), self.wait()
@@ -253,7 +261,7 @@ class Producer(Actor):
             number,
             len(bodies),
             defer,
-            lambda: self.producer.publish_many(bodies, defer, wait).start,
+            lambda: self.producer.publish_many(bodies, defer, wait, **self.terms).start,
         )
 
     def _lend(self, number: int, size: int, defer: float | None = None) -> None:
@@ -261,7 +269,7 @@ class Producer(Actor):
         wait, lazy = self.wait(), self.choice.random() < 0.3
 
         def call() -> str | None:
-            loan = self.producer.loan(size, defer, wait)
+            loan = self.producer.loan(size, defer, wait, **self.terms)
             with loan as buffer:
                 buffer[: size // 2] = body[: size // 2]
                 if lazy:
@@ -433,8 +441,13 @@ class Consumer(Actor):
                     at=now,
                 )
             )
+            lines.append(self.more_of(op, message, number, key))
         self.log.write(b"".join(lines))
         return taken
+
+    def more_of(self, op: int, message: shmq.Message, number: int, key: int) -> bytes:
+        """Further records of a delivery."""
+        return b""
 
     def settle(
         self, kind: Settling, taken: list[Delivery], call: Callable[[], None], delay: float = 0.0
@@ -581,98 +594,6 @@ class Drainer(Consumer):
             recount.is_empty(self.place.instance, topic, channel)
             for channel in ([None] if backlog else []) + [self.place.channel]
         )
-
-
-# ---- operators ----
-
-
-class Operator(Actor):
-    """Pauses and unpauses the topic and its channels, makes and deletes channels beside them."""
-
-    role = "operator"
-    most_side_channels = 3
-
-    def work(self) -> None:
-        assert self.broker is not None
-        broker, topic = self.broker, self.place.topic
-        made = itertools.count()
-        while not self.over:
-            way = self.choice.random()
-            side = side_channels(self.place.instance, topic)
-            if way < 0.25:
-                self.ask(Verb.PAUSE, "", lambda: broker.pause_topic(topic))
-                time.sleep(self.choice.expovariate(1 / 0.1))
-                self.ask(Verb.UNPAUSE, "", lambda: broker.unpause_topic(topic))
-            elif way < 0.5:
-                name = self.choice.choice("abc")
-                self.ask(Verb.PAUSE, name, lambda n=name: broker.pause_channel(topic, n))
-                time.sleep(self.choice.expovariate(1 / 0.15))
-                self.ask(Verb.UNPAUSE, name, lambda n=name: broker.unpause_channel(topic, n))
-            elif way < 0.75 and len(side) < self.most_side_channels:
-                name = f"{SIDE}{self.number}_{next(made) % 10}"
-                self.ask(Verb.CREATE, name, lambda n=name: broker.create_channel(topic, n))
-            elif side and way < 0.95:
-                name = self.choice.choice(side)
-                self.ask(Verb.DELETE, name, lambda n=name: broker.delete_channel(topic, n))
-            elif side:
-                name = self.choice.choice(side)
-                self.ask(Verb.EMPTY, name, lambda n=name: broker.empty_channel(topic, n))
-            time.sleep(self.choice.expovariate(1 / 0.05))
-
-
-def side_channels(instance: str, topic: str) -> list[str]:
-    """Those that come and go."""
-    names: list[str] = []
-    with (
-        contextlib.suppress(Gone, NotRunning, LayoutMismatch),  # while the broker is restarted
-        sources.open_readonly(instance) as source,
-    ):
-        found = source.directory.find_topic(topic)
-        queues = [] if found is None else source.directory.live_queues()
-        names = [queue.channel or "" for queue in queues if found and queue.topic == found.index]
-    return [name for name in names if name.startswith(SIDE)]
-
-
-class Unpauser(Operator):
-    """At the end: nothing is paused any more."""
-
-    role = "unpauser"
-
-    def work(self) -> None:
-        assert self.broker is not None
-        broker, topic = self.broker, self.place.topic
-        self.ask(Verb.UNPAUSE, "", lambda: broker.unpause_topic(topic))
-        for channel in ["a", "b", "c", *side_channels(self.place.instance, topic)]:
-            self.ask(Verb.UNPAUSE, channel, lambda n=channel: broker.unpause_channel(topic, n))
-
-
-class Wanderer(Requeuer):
-    """Consumes a channel that comes and goes, makes it if it has just gone. Its file bears the
-    channel's name, so each is one actor of its own."""
-
-    role = "wanderer"
-
-    def work(self) -> None:
-        assert self.broker is not None
-        broker = self.broker
-        if not self.place.channel:
-            return
-        until = time.monotonic() + self.choice.uniform(0.2, 2)
-        made: list[shmq.Consumer] = []
-        timeout = self.timeout_ns / 1e9
-
-        def open_() -> None:
-            made.append(
-                broker.consumer(
-                    self.place.topic, self.place.channel, max_in_flight=100, msg_timeout=timeout
-                )
-            )
-
-        self.ask(Verb.CREATE, self.place.channel, open_)
-        while made and not self.over and time.monotonic() < until:
-            self.one_round(made[0], 100)
-        if made:
-            self.close(made[0])
 
 
 def waiting(instance: str) -> int:

@@ -7,9 +7,10 @@ happened between its begin and its end.
 
 torn      a delivery whose body is not the one published, or that nobody published, or with another
           id than elsewhere
-lost      a publish returned, and a channel of its time has not finished one of its messages
+lost      a publish returned, and a channel of its time has not finished one of its messages, and
+          its settings cannot have dropped it or let it expire
 split     a publish that died is in some channels or parts and not in others; one that was refused
-          is in any
+          is in any; a full channel did without a part of one
 finished  a delivery after a finish that returned, or two finishes of one message
 attempts  two deliveries of a message with one number, in the wrong order, or more numbers left out
           than takes of the channel may have given what is in no log: those of the dead, the
@@ -19,6 +20,13 @@ early     a deferred message, or one put off by a requeue, before its time
 order     a first delivery out of the order of publishing, on a channel where that is promised; ids
           that do not rise
 late      the messages of a dead consumer, where others wait, come later than the bound
+expired   a take that began after the end of a message's time returns it
+count     a channel has counted more or fewer messages as dropped or dead than are gone
+limit     more messages wait in a channel than it may hold
+disk      a channel that keeps its messages in memory has written some to disk
+
+`letters` has the rules for failures and dead letters: letter, undead, company. `results` has the
+one for results stores: result.
 """
 
 from __future__ import annotations
@@ -29,64 +37,26 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from chaos.storm import letters, policies, results
 from chaos.storm.history import (
     Outcome,
     Settling,
-    Verb,
     describe_key,
 )
-from chaos.storm.tables import NEVER, Array, History
+from chaos.storm.tables import NEVER, Array, History, delivery_code, messages_of
+from chaos.storm.verdict import TICK, Verdict
 
-MILLISECOND = 1_000_000
-#: Deadlines are counted from a clock that lags by up to a tick of the kernel (CONFIG_HZ=100).
-TICK = 10 * MILLISECOND
 ID_STEP_BITS = 10
-SHOWN = 10  # violations of one rule that are told in full
-
-
-@dataclass(frozen=True)
-class Violation:
-    rule: str
-    text: str
-
-
-@dataclass
-class Verdict:
-    """The findings. delays: of deaths where others waited and nothing else was wrong, seconds from
-    the kill until the last of what it held was with somebody else; disturbed: of those while the
-    supervisor was dead or one of the channel's processes stopped, from the end of that."""
-
-    violations: list[Violation] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    delays: list[float] = field(default_factory=list)
-    disturbed: list[float] = field(default_factory=list)
-
-    def add(self, rule: str, text: str) -> None:
-        self.violations.append(Violation(rule, text))
-
-    def show(self) -> str:
-        """As a table, and the first violations of each rule."""
-        lines = [f"  {count:>12,}  {what}" for what, count in self.counts.items()]
-        for what, seconds in (("waited for", self.delays), ("disturbed", self.disturbed)):
-            if seconds:
-                lines.append(f"  redelivery after a death, {what}: {percentiles(seconds)}")
-        rules = Counter(violation.rule for violation in self.violations)
-        for rule, number in rules.items():
-            lines.append(f"  VIOLATION {rule}: {number:,}")
-            texts = [found.text for found in self.violations if found.rule == rule]
-            lines += [f"    {text}" for text in texts[:SHOWN]]
-        lines.append("  no violation" if not rules else f"  {rules.total():,} violations")
-        return "\n".join(lines)
-
-
-def percentiles(seconds: list[float]) -> str:
-    """p50, p99, max in ms."""
-    p50, p99, most = (np.percentile(seconds, share) * 1e3 for share in (50, 99, 100))
-    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {most:.1f} ms of {len(seconds):,}"
+GIVE_BACK = (
+    Settling.REQUEUE,
+    Settling.RETRY,
+    Settling.RELEASE,
+    Settling.REJECT,
+    Settling.REDRIVE,
+)
 
 
 def check(directory: Path) -> Verdict:
@@ -96,7 +66,7 @@ def check(directory: Path) -> Verdict:
     for rule in (
         _count,
         _torn,
-        _lost,
+        policies.lost,
         _split,
         _finished,
         _attempts,
@@ -105,6 +75,11 @@ def check(directory: Path) -> Verdict:
         _order,
         _clock,
         _late,
+        policies.expired,
+        policies.limit,
+        policies.disk,
+        letters.letters,
+        results.results,
     ):
         rule(history, verdict)
     return verdict
@@ -117,6 +92,11 @@ def _count(history: History, verdict: Verdict) -> None:
     publishes, deliveries = history.publishes, history.deliveries
     done = publishes["outcome"] == Outcome.DONE
     streamed = [place for place, consumer in history.consumers.items() if consumer.streams]
+    many = [
+        place
+        for place, consumer in history.consumers.items()
+        if consumer.file.role == "many-consumer"
+    ]
     verdict.counts.update(
         {
             "publishes that returned": int(done.sum()),
@@ -125,24 +105,13 @@ def _count(history: History, verdict: Verdict) -> None:
             "publishes cut off by a death": int((publishes["outcome"] == Outcome.UNKNOWN).sum()),
             "deliveries": len(deliveries),
             "of these over TCP": int(np.isin(deliveries["file"], streamed).sum()),
+            "of these to consumers of many topics": int(np.isin(deliveries["file"], many).sum()),
             "of these not the first": int((deliveries["attempts"] > 1).sum()),
             "kills": len(history.kills),
             "of these aimed into a call": len(history.aimed),
             "stops": sum(map(len, history.stops.values())),
         }
     )
-
-
-def _messages(publishes: Array) -> Array:
-    """Keys of all messages of these publishes, in their order."""
-    parts = publishes["parts"].astype(np.int64)
-    starts = np.cumsum(parts) - parts
-    place = np.arange(parts.sum()) - np.repeat(starts, parts)
-    return np.repeat(publishes["key"], parts) + place.astype(np.uint64)
-
-
-def _of(history: History, topic: str) -> Array:
-    return history.publishes[history.publishes["topic"] == history.topics.index(topic)]
 
 
 def _with_ids(publishes: Array) -> Array:
@@ -155,16 +124,18 @@ def _torn(history: History, verdict: Verdict) -> None:
     for row in deliveries[~deliveries["good"]]:
         verdict.add("torn", f"the body is not as it was published: {history.describe(row)}")
     for number, topic in enumerate(history.topics):
-        channels = [c for c, name in enumerate(history.names) if name[0] == topic]
+        channels = [
+            c for c, home in enumerate(history.homes) if history.names[int(home)][0] == topic
+        ]
         mine = deliveries[np.isin(deliveries["channel"], channels)]
         mine = mine[(mine["key"] != 0) | ~mine["good"]]  # timed out before it was read
         publishes = history.publishes[history.publishes["topic"] == number]
-        keys = _messages(publishes)
+        keys = messages_of(publishes)
         for row in mine[~np.isin(mine["key"], keys)]:
             verdict.add("torn", f"nobody published it to this topic: {history.describe(row)}")
         # the id of each message, as its publish returned it or else as it was first delivered
         done = _with_ids(publishes)
-        known = _messages(done)
+        known = messages_of(done)
         base = np.repeat(done["id"], done["parts"])
         ids = base + ((known & np.uint64(0xFFFF)) << np.uint64(ID_STEP_BITS))
         known, ids = np.concatenate((known, mine["key"])), np.concatenate((ids, mine["id"]))
@@ -174,47 +145,6 @@ def _torn(history: History, verdict: Verdict) -> None:
             verdict.add("torn", f"it has another id elsewhere: {history.describe(row)}")
 
 
-def _finished_keys(history: History, channel: int) -> Array:
-    """The messages that may have been finished on it."""
-    items = history.items
-    chosen = (items["channel"] == channel) & (items["kind"] == Settling.FINISH)
-    return np.unique(items["key"][chosen & (items["outcome"] != Outcome.REFUSED)])
-
-
-def _owed(history: History, channel: int) -> Array:
-    """Publishes that returned and had this channel."""
-    topic, name = history.names[channel]
-    publishes = _of(history, topic)
-    publishes = publishes[publishes["outcome"] == Outcome.DONE]
-    if history.promise(channel) is not None:
-        return publishes
-    asks = [ask for ask in history.asks if (ask.topic, ask.channel) == (topic, name)]
-    made = [
-        ask.span
-        for ask in asks
-        if ask.verb == Verb.CREATE
-        and ask.outcome == Outcome.DONE
-        and not any(
-            other.verb == Verb.DELETE and other.span.end >= ask.span.begin for other in asks
-        )
-    ]
-    if not made:
-        return publishes[:0]
-    since = max([made[0].end, *(ask.span.end for ask in asks if ask.verb == Verb.EMPTY)])
-    return publishes[publishes["begin"] > since]
-
-
-def _lost(history: History, verdict: Verdict) -> None:
-    for channel in range(len(history.names)):
-        owed = _messages(_owed(history, channel))
-        delivered = history.deliveries["key"][history.deliveries["channel"] == channel]
-        for key in owed[~np.isin(owed, _finished_keys(history, channel))].tolist():
-            how = "delivered and never finished" if key in delivered else "never delivered"
-            name = history.channel_name(channel)
-            verdict.add("lost", f"{name} {describe_key(key)} was published and {how}")
-        verdict.counts["messages owed to channels"] += len(owed)
-
-
 def _split(history: History, verdict: Verdict) -> None:
     for topic in history.topics:
         channels = [
@@ -222,29 +152,60 @@ def _split(history: History, verdict: Verdict) -> None:
             for number, name in enumerate(history.names)
             if name[0] == topic and history.promise(number) is not None
         ]
-        publishes = _of(history, topic)
-        open_ = publishes[publishes["outcome"] != Outcome.DONE]
-        if not len(open_) or not channels:
-            continue
-        present = np.zeros(len(open_), np.int64)
-        owner = np.repeat(np.arange(len(open_)), open_["parts"])
-        keys = _messages(open_)
+        publishes = history.of_topic(topic)
+        keys, owner = (
+            messages_of(publishes),
+            np.repeat(np.arange(len(publishes)), publishes["parts"]),
+        )
+        parts = publishes["parts"].astype(np.int64)
+        sure, perhaps = np.zeros(len(publishes), np.int64), np.zeros(len(publishes), np.int64)
+        full = [number for number in channels if not policies.may_lose(history, number)]
         for channel in channels:
-            came = history.deliveries["key"][history.deliveries["channel"] == channel]
-            present += np.bincount(owner[np.isin(keys, came)], minlength=len(open_))
-        refused = open_["outcome"] == Outcome.REFUSED
-        whole = open_["parts"].astype(np.int64) * len(channels)
-        for row in np.flatnonzero(
-            np.where(refused, present > 0, (present > 0) & (present < whole))
-        ):
+            came = history.deliveries["key"][history.deliveries["home"] == channel]
+            present = np.bincount(owner[np.isin(keys, came)], minlength=len(publishes))
+            if channel in full:
+                sure += present
+            else:
+                perhaps += present
+                _skipped(history, verdict, channel, publishes, present)
+        perhaps += np.where(publishes["ttl"] > 0, sure, 0)
+        sure[publishes["ttl"] > 0] = 0
+        whole = np.where(publishes["ttl"] > 0, 0, parts * len(full))
+        refused, done = (publishes["outcome"] == each for each in (Outcome.REFUSED, Outcome.DONE))
+        part = (sure > 0) & (sure < whole) | (perhaps > 0) & (sure == 0) & (whole > 0)
+        for row in np.flatnonzero(np.where(refused, sure + perhaps > 0, ~done & part)):
             how = "was refused" if refused[row] else "was cut off by its producer's death"
             verdict.add(
                 "split",
-                f"the publish of {describe_key(int(open_['key'][row]))} to {topic} {how}, and "
-                f"{present[row]} of its {whole[row]} messages ({open_['parts'][row]} in each of "
-                f"{len(channels)} channels) are there",
+                f"the publish of {describe_key(int(publishes['key'][row]))} to {topic} {how}, and "
+                f"{sure[row]} of its {whole[row]} messages ({parts[row]} in each of "
+                f"{len(full)} channels) are there, and {perhaps[row]} in others",
             )
-        verdict.counts["of those cut off, there"] += int((~refused & (present == whole)).sum())
+        cut_off = ~refused & ~done
+        verdict.counts["of those cut off, there"] += int(
+            (cut_off & (sure == whole) & (whole > 0)).sum()
+        )
+
+
+def _skipped(
+    history: History, verdict: Verdict, channel: int, publishes: Array, present: Array
+) -> None:
+    """A channel that is full does without a whole publish."""
+    settings = history.in_force(channel)
+    if any(
+        policies.overflow(each) != "drop-newest" or each.get("message_ttl") for each in settings
+    ):
+        return
+    part = (present > 0) & (present < publishes["parts"]) & (publishes["ttl"] == 0)
+    for row in np.flatnonzero(part):
+        verdict.add(
+            "split",
+            f"{history.channel_name(channel)} got {present[row]} of the {publishes['parts'][row]} "
+            f"messages of {describe_key(int(publishes['key'][row]))}",
+        )
+    verdict.counts["publishes that a full channel did without"] += int(
+        ((present == 0) & (publishes["outcome"] == Outcome.DONE)).sum()
+    )
 
 
 def _finished(history: History, verdict: Verdict) -> None:
@@ -270,20 +231,14 @@ def _finished(history: History, verdict: Verdict) -> None:
         )
 
 
-def _by_message(history: History) -> tuple[Array, Array]:
-    """Deliveries by message and attempts; places of those that follow one of the same message."""
-    rows = history.deliveries
-    rows = rows[np.lexsort((rows["attempts"], rows["message"]))]
-    return rows, np.flatnonzero(rows["message"][1:] == rows["message"][:-1]) + 1
-
-
 def _attempts(history: History, verdict: Verdict) -> None:
-    rows, again = _by_message(history)
+    rows, again = history.by_message()
     hidden: Counter[int] = Counter()  # takes that nobody has logged, by channel
     for consumer in history.consumers.values():
-        hidden[consumer.channel] += consumer.streams + consumer.slow_takes
+        home = int(history.homes[consumer.channel])
+        hidden[home] += consumer.streams + consumer.slow_takes
         if consumer.killed != NEVER and consumer.open_takes:
-            hidden[consumer.channel] += 1
+            hidden[home] += 1
     before = np.zeros(len(rows), np.int64)
     before[again] = rows["attempts"][again - 1]
     for row in rows[again][rows["attempts"][again] == rows["attempts"][again - 1]]:
@@ -296,21 +251,21 @@ def _attempts(history: History, verdict: Verdict) -> None:
         )
     most = np.array([hidden[channel] for channel in range(len(history.names))])
     left_out = rows["attempts"] - before - 1
-    too_many = left_out > (most[rows["channel"]] if len(rows) else 0)
+    too_many = left_out > (most[rows["home"]] if len(rows) else 0)
     for row in rows[too_many | (rows["attempts"] < 1)]:
         verdict.add("attempts", f"a delivery before it is missing: {history.describe(row)}")
 
 
 def _released(history: History) -> Array:
     """For each delivery, sorted as `_by_message`: from when on somebody else may have it."""
-    rows, _ = _by_message(history)
+    rows, _ = history.by_message()
     consumers = history.consumers
     begin = rows["begin"]
     release = np.full(len(rows), NEVER)
     timeout = np.array([consumers[place].timeout for place in rows["file"].tolist()], np.int64)
     timed = timeout != NEVER
     release[timed] = begin[timed] + timeout[timed]
-    code = _delivery_code(rows)
+    code = delivery_code(rows)
     touches = history.items[
         (history.items["kind"] == Settling.TOUCH) & (history.items["outcome"] == Outcome.DONE)
     ]
@@ -332,7 +287,7 @@ def _released(history: History) -> Array:
             ends.append(breaks(since))
         release[place] = min(release[place], *ends)
     given = history.items[
-        (history.items["kind"] == Settling.REQUEUE) & (history.items["outcome"] != Outcome.REFUSED)
+        np.isin(history.items["kind"], GIVE_BACK) & (history.items["outcome"] != Outcome.REFUSED)
     ]
     for place, at in _places(code, given):
         release[place] = min(release[place], at)
@@ -348,13 +303,9 @@ def _next(times: list[int], since: int) -> int:
     return times[at] if at < len(times) else NEVER
 
 
-def _delivery_code(rows: Array) -> Array:
-    return rows["message"] * (1 << 16) + rows["attempts"]
-
-
 def _places(code: Array, items: Array) -> Iterator[tuple[int, int]]:
     """(place of the delivery an item is of, when its call began)."""
-    wanted = _delivery_code(items)
+    wanted = delivery_code(items)
     at = np.minimum(np.searchsorted(code, wanted), max(len(code) - 1, 0))
     for place, same, begin in zip(
         at.tolist(),
@@ -367,7 +318,7 @@ def _places(code: Array, items: Array) -> Iterator[tuple[int, int]]:
 
 
 def _robbed(history: History, verdict: Verdict) -> None:
-    rows, again = _by_message(history)
+    rows, again = history.by_message()
     release = _released(history)
     for place in again[rows["end"][again] < release[again - 1] - TICK].tolist():
         free = release[place - 1]
@@ -383,7 +334,7 @@ def _early(history: History, verdict: Verdict) -> None:
     deliveries = history.deliveries
     deferred = history.publishes[history.publishes["defer"] > 0]
     due = np.repeat(deferred["begin"] + deferred["defer"], deferred["parts"])
-    keys = _messages(deferred)
+    keys = messages_of(deferred)
     order = np.argsort(keys)
     keys, due = keys[order], due[order]
     if len(keys):
@@ -391,20 +342,21 @@ def _early(history: History, verdict: Verdict) -> None:
         early = (keys[at] == deliveries["key"]) & (deliveries["end"] < due[at] - TICK)
         for row, when in zip(deliveries[early], due[at][early], strict=True):
             verdict.add("early", f"due at {when}: {history.describe(row)}")
-    rows, again = _by_message(history)
+    rows, again = history.by_message()
     after = {int(place) - 1 for place in again}
-    code = _delivery_code(rows)
+    code = delivery_code(rows)
     items = history.items[
-        (history.items["kind"] == Settling.REQUEUE)
+        np.isin(history.items["kind"], (Settling.REQUEUE, Settling.RELEASE))
         & (history.items["outcome"] == Outcome.DONE)
         & (history.items["delay"] > 0)
     ]
-    wanted = _delivery_code(items)
+    wanted = delivery_code(items)
     for item, place in zip(items, np.searchsorted(code, wanted).tolist(), strict=True):
         if place not in after:
             continue
         due_at = int(item["begin"]) + int(item["delay"])
-        if rows["end"][place + 1] < due_at - TICK:
+        dead = rows["channel"][place + 1] != rows["channel"][place]  # it waits there for nothing
+        if rows["end"][place + 1] < due_at - TICK and not dead:
             verdict.add("early", f"put off to {due_at}: {history.describe(rows[place + 1])}")
     verdict.counts["messages deferred"] += len(keys)
 
@@ -422,7 +374,7 @@ def _out_of_order(begin: Array, end: Array, first: Array, last: Array) -> Iterat
 
 def _order(history: History, verdict: Verdict) -> None:
     """First deliveries. Two takes at a time may come in any order, within one it is strict."""
-    deferred = _messages(history.publishes[history.publishes["defer"] > 0])
+    deferred = messages_of(history.publishes[history.publishes["defer"] > 0])
     for channel in range(len(history.names)):
         promise = history.promise(channel)
         if promise is None or not promise.fifo:
@@ -447,7 +399,7 @@ def _order(history: History, verdict: Verdict) -> None:
 def _clock(history: History, verdict: Verdict) -> None:
     """Ids rise with the publishes of a topic."""
     for topic in history.topics:
-        rows = _with_ids(_of(history, topic))
+        rows = _with_ids(history.of_topic(topic))
         last = rows["id"] + ((rows["parts"] - 1).astype(np.uint64) << np.uint64(ID_STEP_BITS))
         for before, place in _out_of_order(rows["begin"], rows["end"], rows["id"], last):
             verdict.add(
@@ -459,10 +411,10 @@ def _clock(history: History, verdict: Verdict) -> None:
 
 def _late(history: History, verdict: Verdict) -> None:
     """Deaths on hungry channels: until the last of what was held is with somebody else."""
-    rows, again = _by_message(history)
+    rows, again = history.by_message()
     followed = np.full(len(rows), -1)
     followed[again - 1] = again
-    code = _delivery_code(rows)
+    code = delivery_code(rows)
     settled = {
         place
         for place, _ in _places(

@@ -5,9 +5,9 @@ call what it is going to do, after it what came of it. A kill inside write(2) ma
 no record (32 bytes never lie across two pages), so what is missing is seen: a call without its end
 was under way, and may or may not have happened.
 
-Files are named `<number>.<role>[.<topic>[.<channel>]].log`; the number is the actor's. `storm.json`
-says what the checker cannot see in them: which channels there are from the beginning, and what is
-promised of each.
+Files are named `<number>.<role>[.<topic>[.<channel>]].log`; the number is the actor's, and a dot in
+a name is written as `~`. `storm.json` says what the checker cannot see in them: which channels
+there are from the beginning, what is promised of each, and the settings that they had in turn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,17 @@ class What(IntEnum):
     SETTLE = 7  # flag: Settling, count: ITEM records that follow (CLOSE: none), id: ns of delay
     ITEM = 8  # key and id of the message, count: attempts
     SETTLED = 9  # flag: Outcome
-    ASK = 10  # flag: Verb, id: the channel's name (see `packed`), 0: the topic itself
+    ASK = 10  # flag: Verb (key: see there), id: the channel's name (`packed`), 0: the topic itself
     ANSWERED = 11  # flag: Outcome
+    TTL = 19  # before the PUBLISH with this op. id: ns that its messages live
+    LETTER = 20  # of the DELIVERY with this op and id. flag: Reason, count: failures, key: `packed`
+    # name of the channel it came from, or 0 if that, its error or its time is not as it should be
+    ACCESS = (
+        22  # of a results store. flag: Access, count: which key, key: the value to be stored or
+    )
+    # the number to be added, id: ns that the value lives, 0: for ever
+    ACCESSED = 23  # flag: Outcome, count: 1 if it was found or stored, key: the value or the number
+    # found, id: 1 if its body is as it was stored
     # the storm's own, of the actor `key`
     KILL = 12  # about to be killed (flag 1: told to die in one of its next calls)
     DEAD = 13  # waited for
@@ -63,6 +73,19 @@ class What(IntEnum):
     SERVING = 16  # a supervisor answers
     ENDING = 17  # the supervisor is about to be asked to end
     GATEWAY = 18  # a gateway is about to be killed, flag 1: it was
+    COUNTED = 21  # flag: Counter, count: place in `Settings.channels`, key: its value; op: 1 if
+    # nobody was at work
+
+
+class Access(IntEnum):
+    """Calls on a results store."""
+
+    SET = 1
+    ADD = 2
+    GET = 3  # wait, too
+    POP = 4  # a wait that deletes, too
+    DELETE = 5
+    COUNT = 6
 
 
 class Outcome(IntEnum):
@@ -75,9 +98,13 @@ class Outcome(IntEnum):
 
 class Settling(IntEnum):
     FINISH = 1
-    REQUEUE = 2
+    REQUEUE = 2  # a failure, with a delay of the caller's
     TOUCH = 3
     CLOSE = 4
+    RETRY = 5  # a failure, with the channel's delay
+    RELEASE = 6  # no failure
+    REJECT = 7
+    REDRIVE = 8  # of a dead letter: back to the channel it came from
 
 
 class Verb(IntEnum):
@@ -86,6 +113,29 @@ class Verb(IntEnum):
     PAUSE = 3
     UNPAUSE = 4
     EMPTY = 5
+    CONFIGURE = 6  # key: place in `Settings.palette`
+
+
+class Reason(IntEnum):
+    """Why a message is a dead letter, as it says itself."""
+
+    NONE = 0
+    ATTEMPTS = 1
+    REJECTED = 2
+    EXPIRED = 3
+    OVERFLOW = 4
+
+
+class Counter(IntEnum):
+    """Counters of a channel, and what it has on disk."""
+
+    DROPPED = 1
+    DROPPED_OLDEST = 2
+    EXPIRED = 3
+    DEAD_LETTERED = 4
+    REJECTED = 5
+    SPILLED = 6
+    BYTES_ON_DISK = 7
 
 
 # ---- messages: the body names it and can be checked ----
@@ -160,12 +210,12 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._ops = 0
+        self.ops = 0
 
     def next_op(self) -> int:
         """A number for the next call."""
-        self._ops += 1
-        return self._ops
+        self.ops += 1
+        return self.ops
 
     def write(self, records: bytes) -> None:
         """All or, if we are killed in it, the first of them. OSError if the disk is full."""
@@ -175,7 +225,8 @@ class Log:
 
 
 def file_name(actor: int, role: str, topic: str = "", channel: str = "") -> str:
-    return ".".join(word for word in (f"{actor:06d}", role, topic, channel) if word) + ".log"
+    names = (f"{actor:06d}", role, topic.replace(".", "~"), channel)
+    return ".".join(filter(None, names)) + ".log"
 
 
 # ---- what the checker cannot see in the files ----
@@ -189,6 +240,8 @@ class Promise:
     channel: str
     fifo: bool = False  # nothing is ever requeued on it, or times out
     hungry: bool = False  # somebody always waits, so a death's redelivery is not late
+    settings: int = 0  # place in `Settings.palette` of those it begins with
+    dead: str = ""  # the topic of its dead letters, which come from no other channel
 
 
 @dataclass(frozen=True)
@@ -199,6 +252,10 @@ class Settings:
     channels: list[Promise] = field(default_factory=list)
     commit: str = ""
     options: dict[str, object] = field(default_factory=dict)
+    palette: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    """Settings of channels, as `Broker.configure` takes them; what is not named has its default."""
+    tuned: dict[str, list[int]] = field(default_factory=dict)
+    """By channel: places in the palette that an operator may choose."""
 
     def save(self, directory: Path) -> None:
         (directory / SETTINGS).write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -208,6 +265,14 @@ class Settings:
         data = json.loads((directory / SETTINGS).read_text())
         data["channels"] = [Promise(**channel) for channel in data["channels"]]
         return cls(**data)
+
+
+def home_of(directory: Path, dead: str) -> tuple[str, str]:
+    """(topic, channel) whose dead letters go to this topic."""
+    for promise in Settings.load(directory).channels:
+        if promise.dead == dead:
+            return promise.topic, promise.channel
+    raise LookupError(dead)
 
 
 # ---- reading ----
@@ -228,6 +293,7 @@ class File:
     def read(cls, path: Path) -> File:
         words = path.name.removesuffix(".log").split(".")
         actor, role, topic, channel = (*words, "", "")[:4]
+        topic = topic.replace("~", ".")
         raw = path.read_bytes()
         whole = len(raw) // RECORD.itemsize * RECORD.itemsize
         return cls(path.name, int(actor), role, topic, channel, np.frombuffer(raw[:whole], RECORD))

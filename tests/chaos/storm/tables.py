@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from chaos.storm.history import Counter as CounterOf
 from chaos.storm.history import (
     File,
     Outcome,
     Promise,
     Settings,
     Settling,
+    Verb,
     What,
     describe_key,
     read_files,
@@ -33,6 +36,7 @@ _PUBLISH = np.dtype(
         ("parts", "u4"),
         ("id", "u8"),
         ("defer", "i8"),
+        ("ttl", "i8"),
     ]
 )
 
@@ -49,6 +53,10 @@ _DELIVERY = np.dtype(
         ("file", "u4"),
         ("op", "u4"),
         ("message", "i8"),
+        ("home", "u2"),
+        ("reason", "u1"),
+        ("failures", "u2"),
+        ("source", "u8"),
     ]
 )
 
@@ -66,6 +74,7 @@ _ITEM = np.dtype(
         ("delay", "i8"),
         ("file", "u4"),
         ("message", "i8"),
+        ("home", "u2"),
     ]
 )
 
@@ -83,6 +92,8 @@ class Consumer:
     killed: int = NEVER
     closes: list[int] = field(default_factory=list)
     """When it began to close; one actor opens many consumers."""
+    closed: list[int] = field(default_factory=list)
+    """When each of these calls came back; NEVER: it did not."""
     open_takes: int = 0
     """Takes of which it is not known what they took."""
     slow_takes: int = 0
@@ -111,6 +122,27 @@ class Ask:
     channel: str
     outcome: int
     span: Span
+    key: int = 0
+
+
+@dataclass
+class Reign:
+    """Settings of a channel, and when they may have held."""
+
+    settings: dict[str, Any]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Count:
+    """A counter of a channel, which begins again when the supervisor was asked to end."""
+
+    counter: CounterOf
+    channel: int
+    value: int
+    at: int
+    quiet: bool
+    """Nobody was at work."""
 
 
 @dataclass
@@ -140,6 +172,14 @@ class History:
     kills: dict[int, int]
     """When, by actor. One that was aimed came some time after."""
     aimed: set[int]
+    homes: Array
+    """By channel: the channel whose dead letters it has, or itself. Attempts go on in them, and the
+    number of a message is the same in both."""
+    reigns: dict[int, list[Reign]]
+    """By channel, in their order."""
+    counted: list[Count]
+    files: list[File]
+    """All that were read."""
 
     @classmethod
     def read(cls, directory: Path) -> History:
@@ -151,6 +191,37 @@ class History:
             if (promise.topic, promise.channel) == self.names[channel]:
                 return promise
         return None
+
+    def is_dead(self, channel: int) -> bool:
+        """Whether it has another channel's dead letters."""
+        return bool(self.homes[channel] != channel)
+
+    def in_force(self, channel: int, begin: int = -NEVER, end: int = NEVER) -> list[dict[str, Any]]:
+        """All settings that the channel may have had at some instant of this time."""
+        return [each.settings for each in self.reigns[channel] if each.span.meets(begin, end)]
+
+    @property
+    def end(self) -> int:
+        """When the last consumer wrote its last line."""
+        return max(
+            (
+                int(each.file.records["at"][-1])
+                for each in self.consumers.values()
+                if len(each.file.records)
+            ),
+            default=0,
+        )
+
+    def of_topic(self, topic: str) -> Array:
+        """Its publishes."""
+        return self.publishes[self.publishes["topic"] == self.topics.index(topic)]
+
+    def by_message(self) -> tuple[Array, Array]:
+        """Deliveries by message and attempts; places of those that follow one of the same
+        message."""
+        rows = self.deliveries
+        rows = rows[np.lexsort((rows["attempts"], rows["message"]))]
+        return rows, np.flatnonzero(rows["message"][1:] == rows["message"][:-1]) + 1
 
     def channel_name(self, channel: int) -> str:
         return "/".join(self.names[channel])
@@ -194,11 +265,12 @@ class _Reader:
             if file.channel:
                 self._read_consumer(place, file)
         kills, aimed, stops, downs, endings, gateways = self._read_journal()
+        homes = self._homes()
         for consumer in self._consumers.values():
             consumer.killed = kills.get(consumer.file.actor, NEVER)
         deliveries = _join(self._deliveries, _DELIVERY)
         items = _join(self._items, _ITEM)
-        _number_messages(deliveries, items)
+        _number_messages(deliveries, items, homes)
         return History(
             self._settings,
             list(self._channels),
@@ -215,7 +287,52 @@ class _Reader:
             self._roles,
             kills,
             aimed,
+            homes,
+            {number: self._reigns(name) for name, number in self._channels.items()},
+            self._counted(),
+            self._files,
         )
+
+    def _homes(self) -> Array:
+        homes = np.arange(len(self._channels))
+        for promise in self._settings.channels:
+            for (topic, _), number in self._channels.items():
+                if promise.dead and topic == promise.dead:
+                    homes[number] = self._channels[promise.topic, promise.channel]
+        return homes
+
+    def _reigns(self, name: tuple[str, str]) -> list[Reign]:
+        """Those of a call that did not come back hold from its begin, or never; those before it
+        until a later call has come back."""
+        palette = self._settings.palette
+        first = [each for each in self._settings.channels if (each.topic, each.channel) == name]
+        reigns = [Reign(palette[first[0].settings] if first else palette[0], Span(-NEVER))]
+        asks = [each for each in self._asks if (each.topic, each.channel) == name]
+        for ask in sorted(asks, key=lambda each: each.span.begin):
+            if ask.verb != Verb.CONFIGURE or ask.outcome == Outcome.REFUSED:
+                continue
+            if ask.outcome == Outcome.DONE:
+                for reign in reigns:
+                    reign.span.end = min(reign.span.end, ask.span.end)
+            reigns.append(Reign(palette[ask.key], Span(ask.span.begin)))
+        return reigns
+
+    def _counted(self) -> list[Count]:
+        rows = self._journal
+        rows = rows[rows["what"] == What.COUNTED] if rows is not None else ()
+        promises = self._settings.channels
+        return [
+            Count(
+                CounterOf(int(row["flag"])),
+                self._channels[
+                    promises[int(row["count"])].topic, promises[int(row["count"])].channel
+                ],
+                int(row["key"]),
+                int(row["at"]),
+                bool(row["op"]),
+            )
+            for row in rows
+        ]
 
     def _channel(self, topic: str, channel: str) -> int:
         self._topic(topic)
@@ -225,17 +342,19 @@ class _Reader:
         return self._topics.setdefault(topic, len(self._topics))
 
     def _read_publishes(self, file: File) -> None:
-        begins, ends, ended = _calls(file.records, What.PUBLISH, What.PUBLISHED)
+        begins, ends, ended = calls_of(file.records, What.PUBLISH, What.PUBLISHED)
         rows = np.zeros(len(begins), _PUBLISH)
         rows["key"], rows["parts"], rows["defer"] = begins["key"], begins["count"], begins["id"]
         rows["topic"] = self._topic(file.topic) if file.topic else 0
         rows["begin"], rows["end"] = begins["at"], np.where(ended, ends["at"], NEVER)
         rows["outcome"] = np.where(ended, ends["flag"], Outcome.UNKNOWN)
         rows["id"] = np.where(ended, ends["id"], 0)
+        lives = file.records[file.records["what"] == What.TTL]
+        rows["ttl"][np.searchsorted(begins["op"], lives["op"])] = lives["id"]
         self._publishes.append(rows)
 
     def _read_asks(self, file: File) -> None:
-        begins, ends, ended = _calls(file.records, What.ASK, What.ANSWERED)
+        begins, ends, ended = calls_of(file.records, What.ASK, What.ANSWERED)
         for begin, end, known in zip(begins, ends, ended, strict=True):
             self._asks.append(
                 Ask(
@@ -244,6 +363,7 @@ class _Reader:
                     unpacked(int(begin["id"])),
                     int(end["flag"]) if known else Outcome.UNKNOWN,
                     Span(int(begin["at"]), int(end["at"]) if known else NEVER),
+                    int(begin["key"]),
                 )
             )
 
@@ -254,7 +374,7 @@ class _Reader:
         timeout = int(head["id"][0]) if len(head) else 0
         consumer = self._consumers[place] = Consumer(file, channel, timeout or NEVER)
 
-        takes, taken, ended = _calls(records, What.TAKE, What.TAKEN)
+        takes, taken, ended = calls_of(records, What.TAKE, What.TAKEN)
         consumer.streams = int((takes["count"] == 0).sum())
         delivered = records[records["what"] == What.DELIVERY]
         counts = Counter(delivered["op"].tolist())
@@ -277,11 +397,23 @@ class _Reader:
         rows["attempts"], rows["good"] = delivered["count"], delivered["flag"] == 1
         rows["channel"], rows["file"] = channel, place
         rows["begin"], rows["end"] = takes["at"][at], delivered["at"]
+        letters = records[records["what"] == What.LETTER]
+        places = {
+            (op, id_): place
+            for place, (op, id_) in enumerate(
+                zip(delivered["op"].tolist(), delivered["id"].tolist(), strict=True)
+            )
+        }
+        for letter in letters:
+            row = rows[places[int(letter["op"]), int(letter["id"])]]
+            row["reason"], row["failures"] = letter["flag"], letter["count"]
+            row["source"] = letter["key"]
         self._deliveries.append(rows)
 
-        settles, settled, ended = _calls(records, What.SETTLE, What.SETTLED)
-        closing = settles[settles["flag"] == Settling.CLOSE]
-        consumer.closes = sorted(closing["at"].tolist())
+        settles, settled, ended = calls_of(records, What.SETTLE, What.SETTLED)
+        closing = settles["flag"] == Settling.CLOSE
+        consumer.closes = settles["at"][closing].tolist()
+        consumer.closed = np.where(ended, settled["at"], NEVER)[closing].tolist()
         listed = records[records["what"] == What.ITEM]
         counts = Counter(listed["op"].tolist())
         # cut in the middle of its announcement, it was never called
@@ -346,7 +478,7 @@ def _join(tables: list[Array], dtype: np.dtype) -> Array:
     return np.concatenate(tables) if tables else np.empty(0, dtype)
 
 
-def _calls(records: Array, begin: What, end: What) -> tuple[Array, Array, Array]:
+def calls_of(records: Array, begin: What, end: What) -> tuple[Array, Array, Array]:
     """Begins by op, their ends (where there is none: anything), whether there is one."""
     begins = records[records["what"] == begin]
     begins = begins[np.argsort(begins["op"], kind="stable")]
@@ -358,10 +490,30 @@ def _calls(records: Array, begin: What, end: What) -> tuple[Array, Array, Array]
     return begins, ends[at], ends["op"][at] == begins["op"]
 
 
-def _number_messages(deliveries: Array, items: Array) -> None:
+def _number_messages(deliveries: Array, items: Array, homes: Array) -> None:
     """One number for each message of each channel. (Two topics may give one id.)"""
     ids = np.unique(np.concatenate((deliveries["id"], items["id"])))
     for table in (deliveries, items):
-        table["message"] = table["channel"].astype(np.int64) * len(ids) + np.searchsorted(
+        table["home"] = homes[table["channel"]] if len(table) else 0
+        table["message"] = table["home"].astype(np.int64) * len(ids) + np.searchsorted(
             ids, table["id"]
         )
+
+
+def life(settings: dict[str, Any]) -> int:
+    """Of a message in a channel with these settings, in ns; NEVER: without an end."""
+    seconds = settings.get("message_ttl")
+    return NEVER if seconds is None else int(seconds * 1_000_000_000)
+
+
+def messages_of(publishes: Array) -> Array:
+    """Keys of all messages of these publishes, in their order."""
+    parts = publishes["parts"].astype(np.int64)
+    starts = np.cumsum(parts) - parts
+    place = np.arange(parts.sum()) - np.repeat(starts, parts)
+    return np.repeat(publishes["key"], parts) + place.astype(np.uint64)
+
+
+def delivery_code(rows: Array) -> Array:
+    """One number for each delivery."""
+    return rows["message"] * (1 << 16) + rows["attempts"]

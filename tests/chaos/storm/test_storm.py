@@ -26,6 +26,11 @@ ROLES = {
     "remote-producer",
     "remote-consumer",
     "remote-requeuer",
+    "policy-producer",
+    "failer",
+    "undertaker",
+    "many-consumer",
+    "results-user",
 }
 
 
@@ -57,6 +62,14 @@ def test_a_storm_breaks_no_promise(tmp_path: Path) -> None:
         "messages finished",
         "first deliveries in order",
         "clients reaped",
+        "dead letters, rejected",
+        "dead letters, attempts",
+        "dead letters sent back",
+        "deliveries of messages that expire",
+        "of these dropped or expired",
+        "calls on a results store",
+        "additions to numbers",
+        "of these to consumers of many topics",
     ):
         assert counts[what] > 0, (what, counts)
     assert len(found["delays"]) + len(found["disturbed"]) > 0

@@ -30,6 +30,17 @@ def embedded() -> None:
         assert_type(broker.data_path, Path | None)
 
 
+def many(broker: shmq.Broker) -> None:
+    assert_type(broker.consumer("t", "c"), shmq.Consumer)
+    jobs = broker.consumer(["t.high", "t"], "c", policy="weighted", weights=[3, 1])
+    assert_type(jobs, shmq.MultiConsumer)
+    assert_type(jobs.take(1), shmq.Message | None)
+    assert_type(jobs.take().topic, str)
+    assert_type(jobs.take_many(5), shmq.Batch)
+    assert_type(jobs.fileno(), int)
+    assert_type(broker.producer("t").publish(b"x", priority="high"), str)
+
+
 def bodies(producer: shmq.Producer, message: shmq.Message, file: mmap.mmap) -> None:
     assert_type(producer.publish(b"x"), str)
     producer.publish(bytearray(b"x"), defer=2.5, timeout=1)

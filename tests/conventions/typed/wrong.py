@@ -49,9 +49,11 @@ async def asynchronous(consumer: shmq.Consumer) -> None:
 
 
 def opening(broker: shmq.Broker) -> None:
-    broker.consumer("t")  # wrong: call-arg
-    broker.consumer("t", "c", max_in_flight="5")  # wrong: arg-type
-    broker.consumer("t", "c", msg_timeout="never")  # wrong: arg-type
+    broker.consumer("t")  # wrong: call-overload
+    broker.consumer("t", "c", max_in_flight="5")  # wrong: call-overload
+    broker.consumer("t", "c", msg_timeout="never")  # wrong: call-overload
+    broker.consumer(["t", "u"], "c", policy="best")  # wrong: call-overload
+    print(broker.consumer(["t", "u"], "c").nothing)  # wrong: attr-defined
     broker.lease_holder("t", "c", "n", ttl="5")  # wrong: arg-type
     print(broker.stats().channel("t", "c").dept)  # wrong: attr-defined
     print(np.zeros(5) + broker.channel_depth("t", "c"))

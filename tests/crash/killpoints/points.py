@@ -96,7 +96,45 @@ OTHERS = {
     "lease.run_read",  # of what is on disk: test_killpoints.c
     "trim.dirty",
     "trim.lowered",
+    "fail.counted",
+    "fail.back",
+    "return.marked",
+    "carry.fields",
+    "carry.moving",
+    "carry.committed",
+    "carry.popped",
+    "postpone.due",
+    "recover.source_dirty",
+    "recover.moved",
     "trim.punched",  # test_killpoints.c
+    "store.freed",
+    "store_arena.backed",
+    "store_grow.backed",
+    "store_grow.committed",
+    "store_lock.dirty",
+    "store_rebuild.begin",
+    "store_rebuild.clear",
+    "store_set.committed",
+    "store_set.filled",
+    "store_trim.dirty",
+    "store_trim.lowered",
+    "store_trim.punched",
+    "store_wait.announced",  # test_killpoints.c
+    # of limits, expiry and lanes: test_killpoints.c
+    "cast.fields",
+    "drop.head",
+    "due.expires",
+    "lanes.asleep",
+    "lanes.bell",
+    "cast.state",
+    "configure.fields",
+    "drop.free",
+    "expire.head",
+    "lanes.announced",
+    "sweep.deferred",
+    "sweep.ring",
+    "sweep.slot",
+    "wake.hint",
 }
 
 #: Passed by a supervisor that makes and deletes what clients ask for.
@@ -106,13 +144,17 @@ CREATED: Cases = [
     *cases("remove_queue.deleting", "remove_queue.closed", counts=(1, 2)),
     *cases("remove_topic.generation"),
 ]
+#: Passed by a supervisor that makes and deletes results stores.
+STORED: Cases = cases(
+    "store.filled", "store.ready", "enter_store.filled", "remove_store.generation"
+)
 STARTED: Cases = cases("directory.filled", "directory.ready")
 EXPIRED: Cases = [
     *cases("expire.back", "expire.due", counts=(1, 5)),
     *cases("back.fields", "back.state", "back.ring"),
 ]
 SPILLED: Cases = [
-    *cases("advance.back", counts=(1, 20)),
+    *cases("stage.back", counts=(1, 20)),
     *cases("spill.fields", "spill.state", "spill.head", "spill.freed", counts=(1, 20)),
     *cases("spill.flag", "spill.positions", "spill.committed", counts=(1, 2)),
     *cases("release.free", "release.ring", counts=(3,)),
@@ -128,9 +170,9 @@ FLUSHED: Cases = [
     *cases("spill.flag", "spill.positions", "spill.committed"),
 ]
 #: A flush of what is in flight and in the requeue ring while something is on disk.
-AHEAD: Cases = [
-    *cases("ahead.fields", "ahead.state", "ahead.freed", counts=(1, 20)),
-    *cases("ahead.committed"),
+PREPENDED: Cases = [
+    *cases("prepend.fields", "prepend.state", "prepend.freed", counts=(1, 20)),
+    *cases("prepend.committed"),
 ]
 #: Deferred messages to disk and back.
 DEFERRED: Cases = [
@@ -181,12 +223,13 @@ COVERED = (
             LEASED,
             MARKED,
             CREATED,
+            STORED,
             STARTED,
             EXPIRED,
             SPILLED,
             RESTORED,
             FLUSHED,
-            AHEAD,
+            PREPENDED,
             DEFERRED,
             PUMPED,
             REAPED,

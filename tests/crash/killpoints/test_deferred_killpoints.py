@@ -26,7 +26,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%07d" % i for i in range(start, start + count)]
 
 
-@pytest.mark.parametrize(("point", "count"), points.AHEAD)
+@pytest.mark.parametrize(("point", "count"), points.PREPENDED)
 def test_a_flush_in_front_of_the_disk_cut_short_keeps_everything_in_order(
     killpoints: Path, serve: Serve, attach: Attach, instance: str, point: str, count: int
 ) -> None:

@@ -43,6 +43,7 @@ def no_strangers(instance: str) -> bool:
     """Every segment in /dev/shm is in the directory, and the other way round."""
     with sources.open_readonly(instance) as source:
         entered = {entry.serial for entry in source.directory.live_queues()}
+        entered |= {entry.serial for entry in source.directory.live_stores()}
     found = {item.serial for item in shm.list_objects(instance) if item.kind == "queue"}
     return entered == found
 
@@ -104,6 +105,31 @@ def test_creation_and_deletion_cut_short_are_finished_or_undone(
     eventually(lambda: no_strangers(instance))
     check_whole(take_all(broker, "t", "a"), [*numbered(5), b"both"])
     check_whole(take_all(broker, "t", "b"), [b"both"])
+
+
+@pytest.mark.parametrize(("point", "count"), points.STORED)
+def test_a_results_store_half_made_or_removed_is_finished_or_undone(
+    killpoints: Path, serve: Serve, attach: Attach, instance: str, point: str, count: int
+) -> None:
+    server = serve(killpoint=(point, count))
+    broker = attach()
+    kept = broker.results("kept") if point == "remove_store.generation" else None
+    arm_server(server)
+    try:
+        store = broker.results("r")
+        store.set("k", b"v")
+        broker.delete_results("r")
+    except NotRunning:
+        pass
+    server.die()
+    serve()
+    eventually(lambda: no_strangers(instance))
+    store = broker.results("r")
+    store.set("k", b"w")
+    assert broker.results("r").get("k") == b"w"
+    assert kept is None or kept.get("k") is None
+    broker.delete_results("r")
+    eventually(lambda: no_strangers(instance))
 
 
 # ---- timeouts ----

@@ -3,8 +3,9 @@
 #include <string.h>
 
 static const operations *const all[] = {
-	&publish_operations, &consume_operations, &lease_operations,  &spill_operations,
-	&chunk_operations,   &topic_operations,   &client_operations, &supervisor_operations};
+	&publish_operations,    &consume_operations, &lanes_operations, &lease_operations,
+	&spill_operations,      &chunk_operations,   &topic_operations, &client_operations,
+	&supervisor_operations, &dead_operations,    &store_operations, &limit_operations};
 #define TABLES (sizeof(all) / sizeof(all[0]))
 
 uint32_t operation_count(void)

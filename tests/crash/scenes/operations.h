@@ -14,7 +14,8 @@ typedef struct operations {
 } operations;
 
 extern const operations publish_operations, consume_operations, lease_operations, spill_operations,
-		chunk_operations, topic_operations, client_operations, supervisor_operations;
+		chunk_operations, topic_operations, client_operations, supervisor_operations,
+		dead_operations, limit_operations, lanes_operations, store_operations;
 
 /* All of them, one after the other. */
 uint32_t operation_count(void);
@@ -34,6 +35,7 @@ static inline uint32_t first_queue(const scene *s)
 void wait_on_first(scene *s, shmq_broker *b, uint32_t bell);
 void somebody_waits(scene *s);
 void lend(scene *s);
+void with_properties(scene *s);
 
 /* ---- in operations_consume.c ---- */
 
@@ -56,8 +58,8 @@ void somebody_died_leasing(scene *s);
 
 /* ---- in operations_spill.c ---- */
 
-void advance(scene *s, shmq_broker *b, uint32_t n);
-void advance_four(scene *s);
+void stage_oldest(scene *s, shmq_broker *b, uint32_t n);
+void stage_four(scene *s);
 void spill_begin(scene *s, shmq_broker *b, enum shmq_spill_source from, uint32_t n);
 void spill_end(scene *s, shmq_broker *b);
 void a_bit_of_everything(scene *s);
@@ -75,5 +77,8 @@ void somebody_asks(scene *s);
 void no_request_is_left(scene *s);
 void a_death(scene *s, void (*ready)(scene *), unsigned locks);
 void somebody_died(scene *s);
+
+/* A dead topic with a channel, which is queue 1. */
+void a_dead_topic(scene *s);
 
 #endif

@@ -4,7 +4,11 @@
 static void chunk_begin(scene *s, shmq_broker *b)
 {
 	EQUAL(CALL(s, b,
-	           shmq_chunk_begin(b, first_queue(s), 1, INT64_MIN, 3, 1 << 10, soon(), &s->spill)),
+	           shmq_chunk_begin(
+					   b, first_queue(s),
+					   &(shmq_chunk_wish){
+						   .chunk = 1, .from_due = INT64_MIN, .max_bytes = 1 << 10, .n = 3},
+					   soon(), &s->spill)),
 	      0);
 	EQUAL(s->spill.count, 3);
 	CHECK(s->spill.bytes <= sizeof(s->ledger->chunk));
@@ -70,11 +74,21 @@ static void recount_chunks(scene *s)
 	EQUAL(WATCHED(shmq_chunk_depth(s->mine, first_queue(s), 3, soon())), 0);
 }
 
+static void four_with_properties(scene *s)
+{
+	with_properties(s);
+	four_are_deferred(s);
+}
+
 static const operation table[] = {
 	{"write a chunk", 1, four_are_deferred, come_to_supervise, write_chunk, NULL, 1, 1, 0},
 	{"write a chunk in vain", 1, four_are_deferred, come_to_supervise, write_chunk_in_vain, NULL, 1,
 	 1, 0},
 	{"read a chunk", 1, four_are_deferred, come_and_write_chunk, read_chunk, NULL, 1, 1, 0},
+	{"write a chunk of properties", 1, four_with_properties, come_to_supervise, write_chunk, NULL,
+	 1, 1, 0},
+	{"read a chunk of properties", 1, four_with_properties, come_and_write_chunk, read_chunk, NULL,
+	 1, 1, 0},
 	{"recount chunks", 1, four_are_deferred, come_and_write_chunk, recount_chunks, NULL, 1, 1, 0},
 };
 

@@ -183,8 +183,9 @@ static void expire_in_flight(scene *s)
 {
 	uint32_t expired, due;
 
-	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s), shmq_now() + 100 * SECOND, 0, 100, soon(),
-	                          &expired, &due)),
+	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s),
+	                          &(shmq_expiry){.now = shmq_now() + 100 * SECOND, .limit = 100},
+	                          soon(), &expired, &due)),
 	      0);
 	EQUAL(expired, 3);
 }
@@ -195,7 +196,9 @@ static void expire_due(scene *s)
 
 	for (uint32_t i = 0; i < s->ledger->next; i++)
 		s->ledger->due[i] = 0;
-	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s), 0, INT64_MAX, 100, soon(), &expired, &due)),
+	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s),
+	                          &(shmq_expiry){.realtime = INT64_MAX, .limit = 100}, soon(), &expired,
+	                          &due)),
 	      0);
 	EQUAL(due, 2);
 }

@@ -4,15 +4,20 @@
 static void lease_holder_open(scene *s, shmq_broker *b)
 {
 	EQUAL(CALL(s, b,
-	           shmq_lease_holder_open(b, first_queue(s), s->ledger->queue[0].serial, "reader",
-	                                  SECOND, 1, soon(), &s->holder)),
+	           shmq_lease_holder_open(
+					   b, first_queue(s), s->ledger->queue[0].serial,
+					   &(shmq_lease_settings){.name = "reader", .ttl_ns = SECOND, .grace_ns = 1},
+					   soon(), &s->holder)),
 	      0);
 }
 
 static void lease(scene *s, shmq_broker *b, uint32_t n)
 {
-	EQUAL(WATCHED(shmq_lease_take(b, &s->holder, s->lease.id, n, UINT64_MAX, 2, NULL, soon(),
-	                              &s->lease)),
+	EQUAL(WATCHED(shmq_lease_take(
+				  b, &s->holder,
+				  &(shmq_lease_wish){
+					  .parent = s->lease.id, .max_bytes = UINT64_MAX, .n = n, .parts = 2},
+				  soon(), &s->lease)),
 	      0);
 	EQUAL(s->lease.count, n);
 }
@@ -100,8 +105,9 @@ static void expire_leases(scene *s)
 {
 	uint32_t expired, due;
 
-	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s), shmq_now() + 100 * SECOND, 0, 100, soon(),
-	                          &expired, &due)),
+	EQUAL(WATCHED(shmq_expire(s->mine, first_queue(s),
+	                          &(shmq_expiry){.now = shmq_now() + 100 * SECOND, .limit = 100},
+	                          soon(), &expired, &due)),
 	      0);
 	EQUAL(queue_of(s, 0)->leased, 0);
 }
@@ -145,8 +151,10 @@ static void lease_on_disk(scene *s)
 	uint64_t at[2] = {0, s->spill.positions[3]};
 	shmq_run run = {0, s->ledger->written, 6 * SMALL, 6, 2, at};
 
-	EQUAL(WATCHED(shmq_lease_take(s->mine, &s->holder, 0, 64, UINT64_MAX, 2, &run, soon(),
-	                              &s->lease)),
+	EQUAL(WATCHED(shmq_lease_take(
+				  s->mine, &s->holder,
+				  &(shmq_lease_wish){.max_bytes = UINT64_MAX, .n = 64, .parts = 2, .run = &run},
+				  soon(), &s->lease)),
 	      0);
 	EQUAL(s->lease.count, 10);
 	EQUAL(s->lease.on_disk, 6);

@@ -105,12 +105,29 @@ void lend(scene *s)
 	EQUAL(CALL(s, s->mine, shmq_loan_begin(s->my_producer, 200, soon(), &s->loan)), 0);
 }
 
+/* From here on messages have properties. */
+void with_properties(scene *s)
+{
+	s->ledger->properties = true;
+}
+
+static void lend_with_properties(scene *s)
+{
+	uint8_t block[PROPERTIES];
+	shmq_body properties = {block, PROPERTIES};
+
+	properties_make(s->ledger->next, block);
+	EQUAL(CALL(s, s->mine, shmq_loan_begin_on(s->my_producer, 200, &properties, soon(), &s->loan)),
+	      0);
+}
+
 static void commit_loan(scene *s)
 {
 	uint32_t number = s->ledger->next++;
 	uint8_t *to = shmq_loan_data(s->loan);
 	uint64_t id;
 
+	s->ledger->with[number] = s->ledger->properties;
 	set_fates(s, number, 1, GROUP);
 	to[0] = (uint8_t)number;
 	for (uint32_t i = 1; i < 200; i++)
@@ -122,6 +139,12 @@ static void commit_loan(scene *s)
 static void lend_and_commit(scene *s)
 {
 	lend(s);
+	commit_loan(s);
+}
+
+static void lend_and_commit_with_properties(scene *s)
+{
+	lend_with_properties(s);
 	commit_loan(s);
 }
 
@@ -151,16 +174,22 @@ static int publish_two_once(scene *s, shmq_broker *b, shmq_producer *p)
 {
 	shmq_sequence sequence = {.key = {7, 8}, .epoch = 0, .after = 0, .upto = 2};
 	uint32_t first = s->ledger->next;
-	shmq_body bodies[2];
+	uint8_t blocks[2][PROPERTIES];
+	shmq_body bodies[2], properties[2];
+	shmq_terms terms = {.properties = s->ledger->properties ? properties : NULL};
 	uint64_t id;
 	int r;
 
-	for (uint32_t i = 0; i < 2; i++)
+	for (uint32_t i = 0; i < 2; i++) {
 		bodies[i] = (shmq_body){body_make(first + i, SMALL), SMALL};
+		s->ledger->with[first + i] = s->ledger->properties;
+		properties_make(first + i, blocks[i]);
+		properties[i] = (shmq_body){blocks[i], PROPERTIES};
+	}
 	set_fates(s, first, 2, GROUP);
 	s->ledger->next += 2;
 	s->ledger->once = s->ledger->once ? s->ledger->once : first;
-	r = CALL(s, b, shmq_publish_once(p, bodies, 2, &sequence, soon(), &id));
+	r = CALL(s, b, shmq_publish_once(p, bodies, 2, &terms, &sequence, soon(), &id));
 	set_fates(s, first, 2, r ? NEVER : DUE);
 	for (uint32_t i = 0; i < 2; i++)
 		free((void *)(uintptr_t)bodies[i].data);
@@ -234,9 +263,16 @@ static const operation table[] = {
 	{"commit a loan to a new channel", 2, NULL, lend_then_a_channel_comes, commit_loan, NULL, 0, 0,
 	 0},
 	{"cancel a loan", 3, NULL, come_and_lend, cancel_loan, NULL, 0, 0, 0},
+	{"publish with properties", 2, with_properties, come, publish_three, NULL, 0, 0, 0},
+	{"publish large bodies with properties", 2, with_properties, come, publish_two_large, NULL, 0,
+	 0, 0},
+	{"lend and commit with properties", 2, with_properties, come, lend_and_commit_with_properties,
+	 NULL, 0, 0, 0},
 	{"wait for room", 1, fill_to_the_brim, come_and_find_it_full, wait_for_room, NULL, 0, 0, 0},
 	{"publish after a death", 2, somebody_died_with_both_locks, come, publish_three, NULL, 0, 0, 0},
 	{"publish once", 3, NULL, come, publish_once, publish_once_again, 0, 0, 0},
+	{"publish once with properties", 2, with_properties, come, publish_once, publish_once_again, 0,
+	 0, 0},
 	{"read a sequence after a death", 2, somebody_died_publishing_once, come, read_sequence,
 	 publish_once_again, 0, 0, 0},
 	{"publish once after a death", 2, somebody_died_publishing_once, come,

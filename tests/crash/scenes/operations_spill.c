@@ -1,7 +1,7 @@
-/* Overflow: spill, restore, flush, and writing before the read position. */
+/* Overflow: spill, restore, flush, prepend. */
 #include "operations.h"
 
-void advance(scene *s, shmq_broker *b, uint32_t n)
+void stage_oldest(scene *s, shmq_broker *b, uint32_t n)
 {
 	uint32_t moved;
 
@@ -9,9 +9,9 @@ void advance(scene *s, shmq_broker *b, uint32_t n)
 	EQUAL(moved, n);
 }
 
-void advance_four(scene *s)
+void stage_four(scene *s)
 {
-	advance(s, s->mine, 4);
+	stage_oldest(s, s->mine, 4);
 }
 
 void spill_begin(scene *s, shmq_broker *b, enum shmq_spill_source from, uint32_t n)
@@ -51,7 +51,7 @@ void a_bit_of_everything(scene *s)
 	take_alive(s, 4);
 	EQUAL(shmq_requeue(s->consumer, s->m, 1, 0, NULL, soon()), 0);
 	EQUAL(shmq_requeue(s->consumer, s->m + 1, 1, 60 * SECOND, NULL, soon()), 0);
-	advance(s, s->home, 2);
+	stage_oldest(s, s->home, 2);
 	some_are_deferred(s);
 }
 
@@ -90,7 +90,7 @@ static void flush(scene *s)
 void come_and_spill(scene *s)
 {
 	come_to_supervise(s);
-	advance_four(s);
+	stage_four(s);
 	spill_six(s);
 }
 
@@ -131,7 +131,7 @@ static void take_up_files(scene *s)
 	watch_end();
 }
 
-static void unrestore_six(scene *s)
+static void evict_six(scene *s)
 {
 	uint32_t count;
 
@@ -146,14 +146,16 @@ static void come_and_read_some(scene *s)
 	uint32_t taken;
 
 	come_to_supervise(s);
-	advance_four(s);
+	stage_four(s);
 	spill_begin(s, s->mine, SHMQ_SPILL_READY, 4);
 	spill_end(s, s->mine);
 	half = s->ledger->written;
 	spill_begin(s, s->mine, SHMQ_SPILL_READY, 4);
 	spill_end(s, s->mine);
-	EQUAL(shmq_restore(s->mine, first_queue(s), s->ledger->disk, half, 0, half, soon(), &taken,
-	                   &used),
+	EQUAL(shmq_restore(
+				  s->mine, first_queue(s),
+				  &(shmq_records){.data = s->ledger->disk, .length = half, .next_position = half},
+				  soon(), &taken, &used),
 	      0);
 	EQUAL(taken, 4);
 	s->my_consumer = consume(s, s->mine, 0);
@@ -162,21 +164,35 @@ static void come_and_read_some(scene *s)
 }
 
 /* All messages on disk have been read and wait; newer ones are READY. */
-static void come_and_read_all(scene *s)
+static void come_and_read(scene *s, uint32_t n)
 {
 	uint64_t used;
 	uint32_t taken;
 
 	come_to_supervise(s);
-	spill_begin(s, s->mine, SHMQ_SPILL_READY, 4);
+	spill_begin(s, s->mine, SHMQ_SPILL_READY, n);
 	spill_end(s, s->mine);
-	EQUAL(shmq_restore(s->mine, first_queue(s), s->ledger->disk, s->ledger->written, 0,
-	                   s->ledger->written, soon(), &taken, &used),
+	EQUAL(shmq_restore(s->mine, first_queue(s),
+	                   &(shmq_records){.data = s->ledger->disk,
+	                                   .length = s->ledger->written,
+	                                   .next_position = s->ledger->written},
+	                   soon(), &taken, &used),
 	      0);
-	EQUAL(taken, 4);
+	EQUAL(taken, n);
 }
 
-static void write_before_disk(scene *s, enum shmq_spill_source from, uint32_t count, bool ok)
+static void come_and_read_all(scene *s)
+{
+	come_and_read(s, 4);
+}
+
+/* The first four have no properties, the others have. */
+static void come_and_read_eight(scene *s)
+{
+	come_and_read(s, 8);
+}
+
+static void prepend_from(scene *s, enum shmq_spill_source from, uint32_t count, bool ok)
 {
 	EQUAL(WATCHED(shmq_spill_begin(s->mine, first_queue(s), from, 64, 0, soon(), &s->spill)), 0);
 	EQUAL(s->spill.count, count);
@@ -184,39 +200,57 @@ static void write_before_disk(scene *s, enum shmq_spill_source from, uint32_t co
 	EQUAL(WATCHED(shmq_spill_end(s->mine, &s->spill, 0, ok, soon())), 0);
 }
 
-static void write_ahead(scene *s)
+static void prepend_flush(scene *s)
 {
-	write_before_disk(s, SHMQ_SPILL_PREPEND_FLUSH, 4, true);
+	prepend_from(s, SHMQ_SPILL_PREPEND_FLUSH, 4, true);
 	EQUAL(s->spill.position, 0);
 }
 
-static void write_ahead_in_vain(scene *s)
+static void prepend_flush_in_vain(scene *s)
 {
-	write_before_disk(s, SHMQ_SPILL_PREPEND_FLUSH, 4, false);
+	prepend_from(s, SHMQ_SPILL_PREPEND_FLUSH, 4, false);
 }
 
 /* One is in flight and stays. */
-static void write_in_front(scene *s)
+static void prepend(scene *s)
 {
-	write_before_disk(s, SHMQ_SPILL_PREPEND, 3, true);
+	prepend_from(s, SHMQ_SPILL_PREPEND, 3, true);
 	EQUAL(s->spill.position, s->spill.bytes / 3);
 }
 
-static void write_all_in_front(scene *s)
+static void prepend_all(scene *s)
 {
-	write_before_disk(s, SHMQ_SPILL_PREPEND, 4, true);
+	prepend_from(s, SHMQ_SPILL_PREPEND, 4, true);
 	EQUAL(s->spill.position, 0);
 }
 
-static void write_in_front_in_vain(scene *s)
+static void prepend_eight(scene *s)
 {
-	write_before_disk(s, SHMQ_SPILL_PREPEND, 4, false);
+	prepend_from(s, SHMQ_SPILL_PREPEND, 8, true);
+	EQUAL(s->spill.position, 0);
+}
+
+static void prepend_in_vain(scene *s)
+{
+	prepend_from(s, SHMQ_SPILL_PREPEND, 4, false);
+}
+
+static void eight_with_properties(scene *s)
+{
+	with_properties(s);
+	eight_more(s);
+}
+
+static void everything_with_properties(scene *s)
+{
+	with_properties(s);
+	a_bit_of_everything(s);
 }
 
 static const operation table[] = {
-	{"advance", 1, eight_more, come_to_supervise, advance_four, NULL, 1, 0, 0},
-	{"advance after much came and went", 1, much_came_and_went, come_to_supervise, advance_four,
-	 NULL, 1, 0, 0},
+	{"stage the oldest", 1, eight_more, come_to_supervise, stage_four, NULL, 1, 0, 0},
+	{"stage the oldest after much came and went", 1, much_came_and_went, come_to_supervise,
+	 stage_four, NULL, 1, 0, 0},
 	{"spill", 1, eight_more, come_to_supervise, spill_six, NULL, 1, 0, 0},
 	{"spill again", 1, eight_more, come_and_spill, spill_six, NULL, 1, 0, 0},
 	{"spill what came back", 1, some_came_back, come_to_supervise, spill_what_came_back, NULL, 1, 1,
@@ -224,19 +258,23 @@ static const operation table[] = {
 	{"spill what was out", 1, eight_more, come_and_give_back, spill_what_was_out, NULL, 1, 1, 0},
 	{"spill in vain", 1, eight_more, come_to_supervise, spill_in_vain, NULL, 1, 0, 0},
 	{"restore", 1, eight_more, come_and_spill, restore_first, NULL, 1, 0, 0},
+	{"spill properties", 1, eight_with_properties, come_to_supervise, spill_six, NULL, 1, 0, 0},
+	{"restore properties", 1, eight_with_properties, come_and_spill, restore_first, NULL, 1, 0, 0},
+	{"flush properties", 1, everything_with_properties, come_to_supervise, flush, NULL, 1, 1, 0},
+	{"write properties in front", 1, eight_with_properties, come_and_read_eight, prepend_eight,
+	 NULL, 1, 0, 0},
 	{"jump over damage", 1, eight_more, come_and_spill, jump, NULL, 1, 0, 0},
 	{"take up another's files", 1, eight_more, come_spill_and_restore, take_up_files, NULL, 1, 0,
 	 0},
 	{"flush", 1, a_bit_of_everything, come_to_supervise, flush, NULL, 1, 1, 0},
-	{"flush: unread", 1, eight_more, come_spill_and_restore, unrestore_six, NULL, 1, 0, 0},
-	{"flush: write ahead", 1, eight_more, come_and_read_some, write_ahead, NULL, 1, 1, 0},
-	{"flush: write ahead in vain", 1, eight_more, come_and_read_some, write_ahead_in_vain, NULL, 1,
-	 1, 0},
-	{"write in front", 1, eight_more, come_and_read_some, write_in_front, NULL, 1, 1, 0},
-	{"write in front of nothing", 1, eight_more, come_and_read_all, write_all_in_front, NULL, 1, 0,
+	{"flush: evict what was read ahead", 1, eight_more, come_spill_and_restore, evict_six, NULL, 1,
+	 0, 0},
+	{"flush: prepend", 1, eight_more, come_and_read_some, prepend_flush, NULL, 1, 1, 0},
+	{"flush: prepend in vain", 1, eight_more, come_and_read_some, prepend_flush_in_vain, NULL, 1, 1,
 	 0},
-	{"write in front in vain", 1, eight_more, come_and_read_all, write_in_front_in_vain, NULL, 1, 0,
-	 0},
+	{"prepend", 1, eight_more, come_and_read_some, prepend, NULL, 1, 1, 0},
+	{"prepend to nothing", 1, eight_more, come_and_read_all, prepend_all, NULL, 1, 0, 0},
+	{"prepend in vain", 1, eight_more, come_and_read_all, prepend_in_vain, NULL, 1, 0, 0},
 	{"flush leases", 1, lease_alive, come_to_supervise, flush, leases_are_whole, 1, 0, 0},
 };
 

@@ -41,7 +41,7 @@ static void the_slots_wrap(scene *s)
 static void come_and_spill_halfway(scene *s)
 {
 	come_to_supervise(s);
-	advance_four(s);
+	stage_four(s);
 	spill_begin(s, s->mine, SHMQ_SPILL_READY, 6);
 }
 
@@ -127,7 +127,7 @@ static void directory_is_there(scene *s)
 	}
 	EQUAL(shmq_broker_attach(b, SHMQ_AS_SUPERVISOR, soon()), 0);
 	EQUAL(shmq_supervise(b, &s->limits, soon()), 0);
-	EQUAL(shmq_topic_create(b, "t", 0, soon(), &s->topic, &s->generation), 0);
+	EQUAL(shmq_topic_create(b, "t", 0, NULL, soon(), &s->topic, &s->generation), 0);
 }
 
 static void close_directory(scene *s)

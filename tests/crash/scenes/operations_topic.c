@@ -15,7 +15,7 @@ static void add_channel(scene *s, const char *name)
 static void a_backlog_to_move(scene *s)
 {
 	some_are_deferred(s);
-	advance(s, s->home, 2);
+	stage_oldest(s, s->home, 2);
 	EQUAL(shmq_topic_pause(s->alive, s->topic, s->generation, true, soon()), 0);
 	add_channel(s, "a");
 	add_channel(s, "b");
@@ -24,6 +24,12 @@ static void a_backlog_to_move(scene *s)
 		s->ledger->fate[1][i] = s->ledger->fate[2][i] = NEVER;
 	s->ledger->targets = 1;
 	s->ledger->moves = true;
+}
+
+static void properties_to_move(scene *s)
+{
+	with_properties(s);
+	a_backlog_to_move(s);
 }
 
 static int pump_with(scene *s, shmq_broker *b, uint32_t *moved)
@@ -74,6 +80,67 @@ static void let_go_on(scene *s)
 	      0);
 }
 
+static const shmq_settings strict = {.max_messages = 5,
+                                     .max_bytes = 6000,
+                                     .message_ttl = INT64_C(3600000000000),
+                                     .retry_first = 8,
+                                     .retry_most = 9,
+                                     .max_attempts = 10,
+                                     .overflow = SHMQ_OVERFLOW_REJECT,
+                                     .flags = SHMQ_EXPIRED_TO_DEAD,
+                                     .dead_letter = "dead"};
+static const shmq_settings none;
+
+static void configure_and_undo(scene *s)
+{
+	EQUAL(CALL(s, s->mine,
+	           shmq_queue_configure(s->mine, first_queue(s), s->ledger->queue[0].serial, NULL,
+	                                &strict, soon())),
+	      0);
+	EQUAL(WATCHED(shmq_queue_configure(s->mine, first_queue(s), s->ledger->queue[0].serial, NULL,
+	                                   &none, soon())),
+	      0);
+}
+
+static void configure_topic_and_undo(scene *s)
+{
+	EQUAL(CALL(s, s->mine,
+	           shmq_topic_configure(s->mine, s->topic, s->generation, NULL, &strict, soon())),
+	      0);
+	EQUAL(WATCHED(shmq_topic_configure(s->mine, s->topic, s->generation, NULL, &none, soon())), 0);
+}
+
+static void settings_of_topic_are_whole(scene *s)
+{
+	shmq_settings now;
+
+	EQUAL(CALL(s, s->alive, shmq_topic_settings(s->alive, s->topic, s->generation, soon(), &now)),
+	      0);
+	EQUAL(memcmp(&now, &strict, sizeof(now)) && memcmp(&now, &none, sizeof(now)), 0);
+}
+
+/* One of the two holds as a whole. */
+static void settings_are_whole(scene *s)
+{
+	shmq_settings now;
+
+	EQUAL(CALL(s, s->alive,
+	           shmq_queue_settings(s->alive, first_queue(s), s->ledger->queue[0].serial, soon(),
+	                               &now)),
+	      0);
+	EQUAL(memcmp(&now, &strict, sizeof(now)) && memcmp(&now, &none, sizeof(now)), 0);
+	EQUAL(shmq_queue_configure(s->alive, first_queue(s), s->ledger->queue[0].serial, NULL, &none,
+	                           soon()),
+	      0);
+}
+
+/* The backlog's may be new before the topic's are. */
+static void settings_of_both_are_whole(scene *s)
+{
+	settings_of_topic_are_whole(s);
+	settings_are_whole(s);
+}
+
 static void everything_and_a_spill(scene *s)
 {
 	a_bit_of_everything(s);
@@ -116,14 +183,14 @@ static void create_topic(scene *s)
 {
 	uint32_t topic, generation;
 
-	EQUAL(WATCHED(shmq_topic_create(s->mine, "another", 0, soon(), &topic, &generation)), 0);
+	EQUAL(WATCHED(shmq_topic_create(s->mine, "another", 0, NULL, soon(), &topic, &generation)), 0);
 }
 
 static void create_topic_again(scene *s)
 {
 	uint32_t topic, generation, again, n = 0;
 
-	EQUAL(shmq_topic_create(s->home, "another", 0, soon(), &topic, &generation), 0);
+	EQUAL(shmq_topic_create(s->home, "another", 0, NULL, soon(), &topic, &generation), 0);
 	EQUAL(shmq_topic_find(s->alive, "another", &again, &generation), 0);
 	EQUAL(topic, again);
 	for (uint32_t i = 0; i < directory_of(s)->topics_committed; i++)
@@ -155,7 +222,8 @@ static void take_over(scene *s)
 	uint64_t serial;
 	uint32_t index;
 
-	EQUAL(CALL(s, s->mine, shmq_queue_take_over(s->mine, s->topic, "a", soon(), &index, &serial)),
+	EQUAL(CALL(s, s->mine,
+	           shmq_queue_take_over(s->mine, s->topic, "a", NULL, soon(), &index, &serial)),
 	      0);
 	EQUAL(CALL(s, s->mine, shmq_queue_renamed(s->mine, index, "t:a", soon())), 0);
 }
@@ -164,7 +232,8 @@ static void take_over_again(scene *s)
 {
 	uint64_t serial;
 	uint32_t index;
-	int r = CALL(s, s->home, shmq_queue_take_over(s->home, s->topic, "a", soon(), &index, &serial));
+	int r = CALL(s, s->home,
+	             shmq_queue_take_over(s->home, s->topic, "a", NULL, soon(), &index, &serial));
 
 	CHECK(r == 0 || r == SHMQ_INVALID);
 	EQUAL(shmq_queue_find(s->alive, s->topic, NULL, &index, &serial), SHMQ_GONE);
@@ -239,6 +308,11 @@ static void remove_topic_again(scene *s)
 
 static const operation table[] = {
 	{"pause", 1, somebody_waits, come, pause_and_go_on, let_go_on, 0, 0, 0},
+	{"configure", 1, somebody_waits, come, configure_and_undo, settings_are_whole, 0, 0, 0},
+	{"configure topic and backlog", 0, NULL, come, configure_topic_and_undo,
+	 settings_of_both_are_whole, 0, 0, 0},
+	{"configure topic", 1, NULL, come, configure_topic_and_undo, settings_of_topic_are_whole, 0, 0,
+	 0},
 	{"empty", 1, a_bit_of_everything, come, empty_it, NULL, 0, 1, 0},
 	{"empty during a spill", 1, everything_and_a_spill, come, empty_it, the_spill_ends, 0, 1, 0},
 	{"empty with a file", 1, everything_and_a_file, come, empty_it, NULL, 0, 1, 0},
@@ -252,6 +326,7 @@ static const operation table[] = {
 	 remove_channel_again, 1, 0, 0},
 	{"delete a topic", 1, NULL, come_to_supervise, remove_topic, remove_topic_again, 1, 0, 0},
 	{"pump", 0, a_backlog_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},
+	{"pump properties", 0, properties_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},
 };
 
 const operations topic_operations = {table, sizeof(table) / sizeof(table[0])};

@@ -113,6 +113,26 @@ uint32_t body_number(const uint8_t *body, uint64_t length)
 	return number < MESSAGES ? number : MESSAGES;
 }
 
+void properties_make(uint32_t number, uint8_t block[PROPERTIES])
+{
+	const uint8_t entry[PROPERTIES] = {1, 'n', 1, 0, (uint8_t)number};
+
+	memcpy(block, entry, PROPERTIES);
+}
+
+bool properties_are(const scene *s, uint32_t number, const uint8_t *block, uint64_t length)
+{
+	uint8_t expected[PROPERTIES];
+	uint64_t own = number < MESSAGES && s->ledger->with[number] ? PROPERTIES : 0;
+
+	properties_make(number, expected);
+	if (number >= MESSAGES || length < own || memcmp(block, expected, own))
+		return false;
+	/* A dead letter also has some that say why it died. */
+	return length == own ||
+	       (s->ledger->carries && length > own + 6 && !memcmp(block + own + 1, "dead-", 5));
+}
+
 void set_fates(scene *s, uint32_t first, uint32_t n, enum fate fate)
 {
 	for (uint32_t i = first; i < first + n && i < MESSAGES; i++) {
@@ -126,7 +146,9 @@ void set_fates(scene *s, uint32_t first, uint32_t n, enum fate fate)
 int try_publish(scene *s, shmq_broker *b, shmq_producer *p, uint32_t n, uint32_t length,
                 int64_t due)
 {
-	shmq_body bodies[MESSAGES];
+	shmq_body bodies[MESSAGES], properties[MESSAGES];
+	shmq_terms terms = {.due = due, .properties = s->ledger->properties ? properties : NULL};
+	uint8_t blocks[MESSAGES][PROPERTIES];
 	uint32_t first = s->ledger->next;
 	uint64_t id;
 	int r;
@@ -135,10 +157,14 @@ int try_publish(scene *s, shmq_broker *b, shmq_producer *p, uint32_t n, uint32_t
 	for (uint32_t i = 0; i < n; i++) {
 		bodies[i] = (shmq_body){body_make(first + i, length), length};
 		s->ledger->due[first + i] = due;
+		s->ledger->with[first + i] = s->ledger->properties;
+		properties_make(first + i, blocks[i]);
+		properties[i] = (shmq_body){blocks[i], PROPERTIES};
 	}
 	set_fates(s, first, n, GROUP);
 	s->ledger->next += n;
-	r = CALL(s, b, shmq_publish(p, bodies, n, due, soon(), &id));
+	r = terms.properties ? CALL(s, b, shmq_publish_on(p, bodies, n, &terms, soon(), &id))
+	                     : CALL(s, b, shmq_publish(p, bodies, n, due, soon(), &id));
 	set_fates(s, first, n, r ? NEVER : DUE);
 	for (uint32_t i = 0; i < n; i++)
 		free((void *)(uintptr_t)bodies[i].data);
@@ -159,6 +185,11 @@ static void batch_is_there(ledger *l, uint32_t number)
 				l->fate[q][i] = DUE;
 }
 
+static uint8_t *fate_of(ledger *l, uint32_t q, uint32_t number)
+{
+	return &l->fate[l->carries && q == 1 && l->fate[1][number] == NEVER ? 0 : q][number];
+}
+
 void finish(scene *s, uint32_t q, shmq_consumer *c, const shmq_message *m, uint32_t n)
 {
 	uint32_t numbers[64];
@@ -166,14 +197,18 @@ void finish(scene *s, uint32_t q, shmq_consumer *c, const shmq_message *m, uint3
 	for (uint32_t i = 0; i < n; i++) {
 		numbers[i] = body_number(m[i].body, m[i].length);
 		CHECK(numbers[i] < MESSAGES);
+		if (!properties_are(s, numbers[i], (const uint8_t *)m[i].body - m[i].properties,
+		                    m[i].properties))
+			wrong("queue %u: message %u was delivered with other properties", q, numbers[i]);
 		batch_is_there(s->ledger, numbers[i]);
-		if (s->ledger->fate[q][numbers[i]] != DUE && s->ledger->fate[q][numbers[i]] != EITHER)
+		if (*fate_of(s->ledger, q, numbers[i]) != DUE &&
+		    *fate_of(s->ledger, q, numbers[i]) != EITHER)
 			wrong("queue %u: message %u was delivered", q, numbers[i]);
-		s->ledger->fate[q][numbers[i]] = EITHER;
+		*fate_of(s->ledger, q, numbers[i]) = EITHER;
 	}
 	EQUAL(WATCHED(shmq_finish(c, m, n, NULL, soon())), 0);
 	for (uint32_t i = 0; i < n; i++)
-		s->ledger->fate[q][numbers[i]] = DONE;
+		*fate_of(s->ledger, q, numbers[i]) = DONE;
 }
 
 shmq_consumer *consume(scene *s, shmq_broker *b, uint32_t q)
@@ -195,8 +230,12 @@ void restore(scene *s, shmq_broker *b, uint32_t q)
 
 	CHECK(q == 0 && to <= sizeof(s->ledger->disk) && from < to);
 	EQUAL(CALL(s, b,
-	           shmq_restore(b, s->ledger->queue[q].index, s->ledger->disk + from, to - from, from,
-	                        to, soon(), &taken, &used)),
+	           shmq_restore(b, s->ledger->queue[q].index,
+	                        &(shmq_records){.data = s->ledger->disk + from,
+	                                        .length = to - from,
+	                                        .position = from,
+	                                        .next_position = to},
+	                        soon(), &taken, &used)),
 	      0);
 	CHECK(taken);
 }
@@ -218,8 +257,14 @@ bool load_chunk(scene *s, shmq_broker *b, uint32_t most)
 	for (uint32_t i = next; i < next + n; i++)
 		bytes += l->chunk_lengths[i];
 	EQUAL(CALL(s, b,
-	           shmq_chunk_load(b, l->queue[0].index, l->chunk + at, bytes, l->chunk_dues + next, n,
-	                           UINT64_C(1) << SHMQ_CHUNK_SHIFT | next, soon(), &taken)),
+	           shmq_chunk_load(
+					   b, l->queue[0].index,
+					   &(shmq_chunk_records){.data = l->chunk + at,
+					                         .length = bytes,
+					                         .dues = l->chunk_dues + next,
+					                         .n = n,
+					                         .position = UINT64_C(1) << SHMQ_CHUNK_SHIFT | next},
+					   soon(), &taken)),
 	      0);
 	EQUAL(taken, n);
 	return true;
@@ -319,7 +364,7 @@ void scene_make(scene *s, const operation *o, files *f, ledger *l)
 	EQUAL(shmq_directory_create(f->fd[0], &s->limits), 0);
 	s->home = attach(s, SHMQ_AS_SUPERVISOR);
 	supervise(s, s->home);
-	EQUAL(shmq_topic_create(s->home, "t", 0, soon(), &s->topic, &s->generation), 0);
+	EQUAL(shmq_topic_create(s->home, "t", 0, NULL, soon(), &s->topic, &s->generation), 0);
 	for (uint32_t i = 0; i < (o->channels ? o->channels : 1); i++) {
 		uint32_t index = make_queue(s, s->home, o->channels ? names[i] : NULL, &serial);
 

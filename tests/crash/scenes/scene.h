@@ -14,10 +14,8 @@
 #include <stdio.h>
 #include <sys/types.h>
 
-#define FILES 8u /* 0: the directory; 1 to 6: queues, by serial; 7: another directory */
-#define SPAN                                                                                       \
-	(16u << 20) /* of address space for each, more than any grows to  \
-                          */
+#define FILES 8u         /* 0: the directory; 1 to 6: queues, by serial; 7: another directory */
+#define SPAN (32u << 20) /* of address space for each, more than any grows to */
 #define QUEUES 4u
 #define MESSAGES 64u
 #define SMALL 30u
@@ -45,12 +43,18 @@ typedef struct ledger {
 	uint8_t fate[QUEUES][MESSAGES];
 	uint8_t batch[MESSAGES];   /* number of the first message of its batch */
 	int64_t due[MESSAGES];     /* CLOCK_REALTIME ns before which it is not delivered; 0: at once */
+	uint8_t with[MESSAGES];    /* 1: the message has properties (properties_make) */
+	bool properties;           /* so have those that are published from now on */
 	uint32_t next;             /* number of the next message */
 	uint32_t queues;           /* how many */
 	uint32_t targets, leaving; /* bits of those that a publish reaches; that are being deleted */
 	uint32_t takers; /* that took messages: if one dies while another has some, order ends */
 	/* queue 0 is a backlog on its way to 1 and 2: its fates are those of either place */
 	bool moves;
+	/* messages are on their way from queue 0 to queue 1, that of the topic `dead`, or back: their fates
+	 * on queue 0 are those of either place */
+	bool carries;
+	shmq_dead_target dead;
 	struct {
 		uint32_t index;
 		uint64_t serial;
@@ -182,6 +186,10 @@ void set_fates(scene *s, uint32_t first, uint32_t n, enum fate fate);
  * torn. */
 uint8_t *body_make(uint32_t number, uint32_t length);
 uint32_t body_number(const uint8_t *body, uint64_t length);
+/* Its properties, if it has any: one, whose value is its number. */
+#define PROPERTIES 5u
+void properties_make(uint32_t number, uint8_t block[PROPERTIES]);
+bool properties_are(const scene *s, uint32_t number, const uint8_t *block, uint64_t length);
 
 /* ---- the bytes ---- */
 

@@ -52,6 +52,31 @@ static void found(const scene *s, finding *f, const char *when, uint32_t q, cons
 		f->number[f->count++] = number;
 }
 
+/* The same for a message behind whose properties its body lies. */
+static void found_with(const scene *s, finding *f, const char *when, uint32_t q,
+                       const uint8_t *block, uint64_t properties, uint64_t length, uint64_t id,
+                       bool in_turn)
+{
+	uint32_t number = body_number(block + properties, length - properties);
+
+	found(s, f, when, q, block + properties, length - properties, id, in_turn);
+	if (!properties_are(s, number, block, properties))
+		wrong("%s: queue %u: message %u has lost its properties", when, q, number);
+}
+
+static void found_slot(const scene *s, finding *f, const char *when, uint32_t q,
+                       const shmq_slot_desc *slot, bool in_turn)
+{
+	const uint8_t *base = (const void *)queue_of(s, q);
+	uint32_t properties = slot->flags & SHMQ_SLOT_PROPERTIES ? slot->properties : 0;
+
+	if (properties > slot->length)
+		wrong("%s: queue %u: a slot has %u bytes and %u of properties", when, q, slot->length,
+		      properties);
+	found_with(s, f, when, q, base + queue_of(s, q)->arena_at + slot->body, properties,
+	           slot->length, slot->id, in_turn);
+}
+
 /* A message of the queue, and not what is left of one. */
 static bool is_there(const scene *s, uint32_t q, const shmq_slot_desc *slot, unsigned state)
 {
@@ -71,8 +96,9 @@ static bool is_there(const scene *s, uint32_t q, const shmq_slot_desc *slot, uns
 static void see_state(const scene *s, finding *f, const char *when, uint32_t q, unsigned state,
                       bool in_turn)
 {
-	const uint8_t *base = (const void *)queue_of(s, q);
-	const shmq_slot_desc *slots = (const void *)(base + queue_of(s, q)->slots_at), *next;
+	const shmq_slot_desc *slots = (const void *)((const uint8_t *)queue_of(s, q) +
+	                                             queue_of(s, q)->slots_at),
+						 *next;
 	uint64_t last = 0;
 
 	for (bool first = true;; first = false) {
@@ -85,8 +111,7 @@ static void see_state(const scene *s, finding *f, const char *when, uint32_t q, 
 			if (!in_turn) { /* `order` means nothing: all at once */
 				if (!first)
 					continue;
-				found(s, f, when, q, base + queue_of(s, q)->arena_at + slot->body, slot->length,
-				      slot->id, false);
+				found_slot(s, f, when, q, slot, false);
 			} else if ((first || slot->order > last) && (!next || slot->order < next->order)) {
 				next = slot;
 			}
@@ -94,8 +119,7 @@ static void see_state(const scene *s, finding *f, const char *when, uint32_t q, 
 		if (!next)
 			return;
 		last = next->order;
-		found(s, f, when, q, base + queue_of(s, q)->arena_at + next->body, next->length, next->id,
-		      true);
+		found_slot(s, f, when, q, next, true);
 	}
 }
 
@@ -108,20 +132,31 @@ static uint64_t big_endian(const uint8_t *at, int bytes)
 	return value;
 }
 
-/* nsqd's records: length, timestamp, attempts, 16 hexadecimal digits, body. */
+/* nsqd's records: length, timestamp, attempts, 16 hexadecimal digits, body. In place of the body:
+ * 8 bytes of magic, u32 length of the properties, those, the body. */
 static void see_records(const scene *s, finding *f, const char *when, uint32_t q, const uint8_t *at,
                         const uint8_t *end, bool in_turn)
 {
 	while (at < end) {
 		uint64_t length = end - at < 30 ? 0 : big_endian(at, 4);
 		char digits[17] = {0};
+		const uint8_t *body = at + 30;
+		uint64_t properties = 0;
 
 		if (length < 27 || length > (uint64_t)(end - at) - 4)
 			wrong("%s: queue %u: a record on disk has %llu bytes", when, q,
 			      (unsigned long long)length);
 		memcpy(digits, at + 14, 16);
-		found(s, f, when, q, at + 30, length - 26, strtoull(digits, NULL, 16), in_turn);
 		at += 4 + length;
+		if (at - body > 12 && !memcmp(body, "\xf5shmqp\1\n", 8)) {
+			properties = body[8] | (uint64_t)body[9] << 8;
+			body += 12;
+		}
+		if (properties > (uint64_t)(at - body))
+			wrong("%s: queue %u: a record has %llu bytes of properties", when, q,
+			      (unsigned long long)properties);
+		found_with(s, f, when, q, body, properties, (uint64_t)(at - body),
+		           strtoull(digits, NULL, 16), in_turn);
 	}
 }
 
@@ -177,13 +212,14 @@ static void see_queue(const scene *s, finding *f, const char *when, uint32_t q)
 	see_state(s, f, when, q, SHMQ_LEASED, false);
 	see_chunk(s, f, when, q);
 	for (uint32_t i = 0; i < queue_of(s, q)->slots_committed; i++) {
+		uint32_t properties = slots[i].flags & SHMQ_SLOT_PROPERTIES ? slots[i].properties : 0;
 		const uint8_t *body = (const uint8_t *)queue_of(s, q) + queue_of(s, q)->arena_at +
-		                      slots[i].body;
+		                      slots[i].body + properties;
 		int64_t due;
 
 		if ((slots[i].word & 0xff) != SHMQ_DEFERRED)
 			continue;
-		due = s->ledger->due[body_number(body, slots[i].length)];
+		due = s->ledger->due[body_number(body, slots[i].length - properties)];
 		if (due && slots[i].deadline != due)
 			wrong("%s: queue %u: message %u has lost its due time", when, q, body[0]);
 	}
@@ -201,6 +237,21 @@ static void see_moves(finding *f, const char *when)
 			f[0].id[i] = f[1].id[i];
 		}
 		f[0].seen[i] |= f[1].seen[i];
+	}
+}
+
+/* A message on its way to the dead topic, or back, is in one of the two. */
+static void see_carries(const scene *s, finding *f, const char *when)
+{
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		if (s->ledger->fate[0][i] == NEVER)
+			continue;
+		if (f[0].seen[i] && f[1].seen[i])
+			wrong("%s: message %u is in both topics", when, i);
+		if (f[1].seen[i])
+			f[0].id[i] = f[1].id[i];
+		f[0].seen[i] |= f[1].seen[i];
+		f[1].seen[i] = 0;
 	}
 }
 
@@ -237,6 +288,8 @@ void see_messages(const scene *s, const char *when)
 			see_queue(s, &f[q], when, q);
 	if (l->moves)
 		see_moves(f, when);
+	if (l->carries)
+		see_carries(s, f, when);
 	for (uint32_t q = 0; q < queues; q++)
 		for (uint32_t i = 0; i < l->next; i++) {
 			enum fate fate = l->fate[q][i];

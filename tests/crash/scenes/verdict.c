@@ -23,14 +23,25 @@ static bool is_full(const scene *s, uint32_t q)
 	return ready == s->limits.mem_queue_size;
 }
 
+static bool is_limited(const scene *s)
+{
+	for (uint32_t q = 0; q < s->ledger->queues; q++)
+		if (queue_of(s, q)->policy & SHMQ_POLICY_LIMITS)
+			return true;
+	return false;
+}
+
 /* A client publishes, before anybody has looked after the dead. */
 static void publisher_comes(scene *s)
 {
 	int r;
 
 	come(s);
+	if (queue_of(s, 0)->settings[queue_of(s, 0)->policy & 1].overflow >= SHMQ_OVERFLOW_DROP_OLDEST)
+		return; /* it would drop what the ledger still counts on */
 	r = try_publish(s, s->mine, s->my_producer, 1, SMALL, 0);
-	if (r == SHMQ_FULL && is_full(s, 0))
+	if ((r == SHMQ_FULL && is_full(s, 0)) ||
+	    ((r == SHMQ_FULL || r == SHMQ_REJECTED) && is_limited(s)))
 		return;
 	if (r != SHMQ_NEED_BACKLOG && r != SHMQ_GONE)
 		EQUAL(r, 0);
@@ -124,10 +135,22 @@ static void drain(scene *s, uint32_t q)
 			continue;
 		}
 		/* Deferred and leased messages come too; nothing is in flight any more. */
-		EQUAL(shmq_expire(s->home, s->ledger->queue[q].index, INT64_MAX - 1, INT64_MAX, 100, soon(),
-		                  &expired, &due),
+		EQUAL(shmq_expire(s->home, s->ledger->queue[q].index,
+		                  &(shmq_expiry){.now = INT64_MAX - 1, .realtime = INT64_MAX, .limit = 100},
+		                  soon(), &expired, &due),
 		      0);
 		EQUAL(expired, 0);
+		if (shmq_dead_waiting(s->home, s->ledger->queue[q].index)) {
+			uint32_t moved;
+
+			CHECK(s->ledger->carries && q == 0);
+			EQUAL(CALL(s, s->home,
+			           shmq_dead_move(s->home, s->ledger->queue[q].index,
+			                          s->ledger->queue[q].serial, &s->ledger->dead,
+			                          &(shmq_dead_wish){.n = 100}, soon(), &moved)),
+			      0);
+			continue;
+		}
 		if (!due && queue_of(s, q)->requeue_head == queue_of(s, q)->requeue_tail &&
 		    queue_of(s, q)->disk_read == queue_of(s, q)->disk_write &&
 		    !(q == 0 && load_chunk(s, s->home, 8)))
@@ -139,10 +162,12 @@ static void drain(scene *s, uint32_t q)
 
 static void drain_all(scene *s)
 {
+	for (uint32_t q = 0; q < s->ledger->queues; q++)
+		if (queue_lives(s, q))
+			drain(s, q);
 	for (uint32_t q = 0; q < s->ledger->queues; q++) {
 		if (!queue_lives(s, q))
 			continue;
-		drain(s, q);
 		for (uint32_t i = 0; i < s->ledger->next; i++)
 			if (s->ledger->fate[q][i] == DUE)
 				wrong("queue %u: message %u is never delivered", q, i);

@@ -1,6 +1,9 @@
 /* Plays: leases, in memory and on disk. */
 #include "stage.h"
 
+static const shmq_lease_settings settings = {
+	.name = "l", .ttl_ns = 10 * NS_PER_S, .grace_ns = NS_PER_S};
+
 /* Read the whole lease. Returns false if it was ended meanwhile. */
 static bool lease_read(uint32_t who, uint32_t *numbers)
 {
@@ -16,7 +19,12 @@ static bool lease_read(uint32_t who, uint32_t *numbers)
 	if (!r)
 		r = shmq_lease_measure(b, &cursor, 8, sizeof(data), &n, &size);
 	if (!r)
-		r = shmq_lease_copy(b, &cursor, n, size, ids, timestamps, attempts, offsets, data);
+		r = shmq_lease_copy(b, &cursor, n, size,
+		                    &(shmq_columns){.ids = ids,
+		                                    .timestamps = timestamps,
+		                                    .attempts = attempts,
+		                                    .offsets = offsets,
+		                                    .data = data});
 	if (r == SHMQ_LEASE_LOST)
 		return false;
 	EQUAL(r, 0);
@@ -33,7 +41,8 @@ static bool lease_read(uint32_t who, uint32_t *numbers)
 
 static void lease(uint32_t who, uint32_t n)
 {
-	int r = shmq_lease_take(k->actors[who].b, &k->holder, 0, n, 1 << 10, 1, NULL, soon(),
+	int r = shmq_lease_take(k->actors[who].b, &k->holder,
+	                        &(shmq_lease_wish){.max_bytes = 1 << 10, .n = n, .parts = 1}, soon(),
 	                        &k->lease);
 
 	if (r) {
@@ -62,7 +71,9 @@ static void lease_run(uint32_t who)
 		k->leased[run.count] = body_number(&m);
 	}
 	run.bytes = run.count * BODY;
-	r = shmq_lease_take(k->actors[who].b, &k->holder, 0, 8, 1 << 10, 1, &run, soon(), &k->lease);
+	r = shmq_lease_take(k->actors[who].b, &k->holder,
+	                    &(shmq_lease_wish){.max_bytes = 1 << 10, .n = 8, .parts = 1, .run = &run},
+	                    soon(), &k->lease);
 	CHECK(!r || r == SHMQ_EMPTY || r == SHMQ_GONE);
 	if (!r && k->lease.count != run.count) { /* there was something before it */
 		uint64_t messages;
@@ -127,8 +138,8 @@ static void lease_holder_open_2(void)
 	shmq_lease all[4];
 	uint32_t n;
 
-	EQUAL(shmq_lease_holder_open(k->actors[2].b, k->queue[0], k->serial[0], "l", 10 * NS_PER_S,
-	                             NS_PER_S, soon(), &next),
+	EQUAL(shmq_lease_holder_open(k->actors[2].b, k->queue[0], k->serial[0], &settings, soon(),
+	                             &next),
 	      0);
 	EQUAL(shmq_lease_list(k->actors[2].b, &next, all, 4, soon(), &n), 0);
 	CHECK(n <= 1 && (!n || all[0].count == k->lease.count));
@@ -147,8 +158,8 @@ void come_to_lease(void)
 {
 	k->leases = true;
 	schedule_as(1);
-	EQUAL(shmq_lease_holder_open(k->actors[1].b, k->queue[0], k->serial[0], "l", 10 * NS_PER_S,
-	                             NS_PER_S, soon(), &k->holder),
+	EQUAL(shmq_lease_holder_open(k->actors[1].b, k->queue[0], k->serial[0], &settings, soon(),
+	                             &k->holder),
 	      0);
 	schedule_as(OUTSIDE);
 }
@@ -205,10 +216,9 @@ static void begin_leased_on_disk(void)
 
 static const play table[] = {
 	/* the actors: 0 publishes, 1 takes, 2 one or the other, 3 supervises */
-	PLAY("lease, write in front", begin_read_half_to_lease, publish_one_0, lease_1, NULL,
-	     write_in_front_3),
-	PLAY("lease what is on disk, write in front", begin_read_half_to_lease, NULL, lease_run_1, NULL,
-	     write_in_front_3),
+	PLAY("lease, prepend", begin_read_half_to_lease, publish_one_0, lease_1, NULL, prepend_3),
+	PLAY("lease what is on disk, prepend", begin_read_half_to_lease, NULL, lease_run_1, NULL,
+	     prepend_3),
 	PLAY("publish, lease", begin_to_lease, publish_one_0, lease_1),
 	PLAY("publish, lease, empty", begin_to_lease, publish_one_0, lease_1, empty_2),
 	PLAY("publish, lease, spill", begin_to_lease, publish_one_0, lease_1, NULL, spill_3),
@@ -225,8 +235,8 @@ static const play table[] = {
 	PLAY("return a lease, restore", begin_leased_and_spilled, NULL, lease_return_1, NULL,
 	     restore_3),
 	PLAY("finish a lease, flush", begin_leased, NULL, lease_finish_1, lease_read_2, flush_3),
-	PLAY("finish a lease, write ahead", begin_leased_and_spilled, NULL, lease_finish_1, NULL,
-	     write_ahead_3),
+	PLAY("finish a lease, prepend for a flush", begin_leased_and_spilled, NULL, lease_finish_1,
+	     NULL, prepend_flush_3),
 	PLAY("publish, lease what is on disk, restore", begin_to_lease_on_disk, publish_one_0,
 	     lease_run_1, NULL, restore_3),
 	PLAY("lease what is on disk, empty", begin_to_lease_on_disk, NULL, lease_run_1, empty_2),

@@ -67,22 +67,26 @@ void restore_3(void)
 	int r;
 
 	do
-		r = shmq_restore(k->actors[3].b, k->queue[0], k->disk + from, to - from, from, to, soon(),
-		                 &taken, &used);
+		r = shmq_restore(k->actors[3].b, k->queue[0],
+		                 &(shmq_records){.data = k->disk + from,
+		                                 .length = to - from,
+		                                 .position = from,
+		                                 .next_position = to},
+		                 soon(), &taken, &used);
 	while (r == SHMQ_AGAIN);
 	CHECK(!r || r == SHMQ_GONE);
 }
 
-static void advance_3(void)
+static void stage_3(void)
 {
 	uint32_t moved;
 
 	EQUAL(shmq_stage_oldest(k->actors[3].b, k->queue[0], 1, soon(), &moved), 0);
 }
 
-static void advance_and_spill_3(void)
+static void stage_and_spill_3(void)
 {
-	advance_3();
+	stage_3();
 	spill_3();
 }
 
@@ -92,7 +96,7 @@ static void spill_and_restore_3(void)
 	restore_3();
 }
 
-static void write_before_disk(enum shmq_spill_source from, bool ok)
+static void prepend_from(enum shmq_spill_source from, bool ok)
 {
 	int r;
 
@@ -104,26 +108,28 @@ static void write_before_disk(enum shmq_spill_source from, bool ok)
 	CHECK(!r || r == SHMQ_GONE);
 }
 
-void write_ahead_3(void)
+void prepend_flush_3(void)
 {
-	write_before_disk(SHMQ_SPILL_PREPEND_FLUSH, true);
+	prepend_from(SHMQ_SPILL_PREPEND_FLUSH, true);
 }
 
-void write_in_front_3(void)
+void prepend_3(void)
 {
-	write_before_disk(SHMQ_SPILL_PREPEND, true);
+	prepend_from(SHMQ_SPILL_PREPEND, true);
 }
 
-static void write_in_front_in_vain_3(void)
+static void prepend_in_vain_3(void)
 {
-	write_before_disk(SHMQ_SPILL_PREPEND, false);
+	prepend_from(SHMQ_SPILL_PREPEND, false);
 }
 
 void expire_3(void)
 {
 	uint32_t expired, due;
 
-	EQUAL(shmq_expire(k->actors[3].b, k->queue[0], shmq_now() + 1000 * NS_PER_S, INT64_MAX, 8,
+	EQUAL(shmq_expire(k->actors[3].b, k->queue[0],
+	                  &(shmq_expiry){
+						  .now = shmq_now() + 1000 * NS_PER_S, .realtime = INT64_MAX, .limit = 8},
 	                  soon(), &expired, &due),
 	      0);
 }
@@ -135,7 +141,10 @@ static void write_chunk_3(void)
 	k->spill.slots = k->slots;
 	k->spill.lengths = k->lengths;
 	k->spill.positions = k->positions;
-	if (shmq_chunk_begin(k->actors[3].b, k->queue[0], 1, INT64_MIN, 2, 1 << 10, soon(), &k->spill))
+	if (shmq_chunk_begin(
+				k->actors[3].b, k->queue[0],
+				&(shmq_chunk_wish){.chunk = 1, .from_due = INT64_MIN, .max_bytes = 1 << 10, .n = 2},
+				soon(), &k->spill))
 		return;
 	EQUAL(shmq_spill_encode(k->actors[3].b, &k->spill, k->chunk), 0);
 	for (uint32_t i = 0; i < k->spill.count; i++) {
@@ -181,7 +190,9 @@ static void begin_read(bool all)
 	half = desc(0)->disk_write;
 	if (!all)
 		spill_3();
-	EQUAL(shmq_restore(k->actors[3].b, k->queue[0], k->disk, half, 0, half, soon(), &taken, &used),
+	EQUAL(shmq_restore(k->actors[3].b, k->queue[0],
+	                   &(shmq_records){.data = k->disk, .length = half, .next_position = half},
+	                   soon(), &taken, &used),
 	      0);
 	EQUAL(taken, 2);
 	schedule_as(OUTSIDE);
@@ -244,8 +255,8 @@ static const play table[] = {
 	PLAY("publish, take, spill", begin_with_supervisor, publish_one_0, take_one_1, NULL, spill_3),
 	PLAY("publish, take, spill in vain", begin_with_supervisor, publish_one_0, take_one_1, NULL,
 	     spill_in_vain_3),
-	PLAY("publish, take, advance and spill", begin_with_supervisor, publish_one_0, take_two_1, NULL,
-	     advance_and_spill_3),
+	PLAY("publish, take, stage and spill", begin_with_supervisor, publish_one_0, take_two_1, NULL,
+	     stage_and_spill_3),
 	PLAY("take, empty, spill", begin_with_supervisor, NULL, take_one_1, empty_2, spill_3),
 	PLAY("empty, the spill ends", begin_spill_half, NULL, NULL, empty_2, spill_end),
 	PLAY("take, rebuild beside a spill", begin_spill_half, NULL, take_one_1, NULL, spill_end),
@@ -255,19 +266,17 @@ static const play table[] = {
 	     spill_and_restore_3),
 	PLAY("finish, flush", begin_taken, NULL, finish_1, NULL, flush_3),
 	PLAY("finish, empty, flush", begin_taken, NULL, finish_1, empty_2, flush_3),
-	PLAY("finish, write ahead", begin_read_half_and_taken, NULL, finish_1, NULL, write_ahead_3),
-	PLAY("publish, take, write in front", begin_read_half, publish_one_0, take_one_1, NULL,
-	     write_in_front_3),
-	PLAY("publish, take, write in front of nothing", begin_read_all, publish_one_0, take_one_1,
-	     NULL, write_in_front_3),
-	PLAY("publish, take, write in front in vain", begin_read_all, publish_one_0, take_one_1, NULL,
-	     write_in_front_in_vain_3),
-	PLAY("publish, wait, write in front", begin_read_all, publish_one_0, wait_1, NULL,
-	     write_in_front_3),
-	PLAY("take, empty, write in front", begin_read_half, NULL, take_one_1, empty_2,
-	     write_in_front_3),
-	PLAY("finish, rebuild beside a write in front", begin_read_half_and_taken, NULL, finish_1,
-	     rebuild_2, write_in_front_3),
+	PLAY("finish, prepend for a flush", begin_read_half_and_taken, NULL, finish_1, NULL,
+	     prepend_flush_3),
+	PLAY("publish, take, prepend", begin_read_half, publish_one_0, take_one_1, NULL, prepend_3),
+	PLAY("publish, take, prepend to nothing", begin_read_all, publish_one_0, take_one_1, NULL,
+	     prepend_3),
+	PLAY("publish, take, prepend in vain", begin_read_all, publish_one_0, take_one_1, NULL,
+	     prepend_in_vain_3),
+	PLAY("publish, wait, prepend", begin_read_all, publish_one_0, wait_1, NULL, prepend_3),
+	PLAY("take, empty, prepend", begin_read_half, NULL, take_one_1, empty_2, prepend_3),
+	PLAY("finish, rebuild beside a prepend", begin_read_half_and_taken, NULL, finish_1, rebuild_2,
+	     prepend_3),
 	PLAY("publish, take, spill what came back", begin_came_back, publish_one_0, take_one_1, NULL,
 	     spill_returned_3),
 	PLAY("publish, take, spill what was out", begin_given_back, publish_one_0, take_one_1, NULL,

@@ -21,7 +21,8 @@ static void take_over_3(void)
 	uint64_t serial;
 
 	EQUAL(MAPPED(k->w, k->actors[3].b,
-	             shmq_queue_take_over(k->actors[3].b, k->topic, "a", soon(), &queue, &serial)),
+	             shmq_queue_take_over(k->actors[3].b, k->topic, "a", NULL, soon(), &queue,
+	                                  &serial)),
 	      0);
 	EQUAL(shmq_queue_renamed(k->actors[3].b, queue, "t:a", soon()), 0);
 }

@@ -46,7 +46,7 @@ void publish(uint32_t who, uint32_t n, int64_t due)
 		k->group[first + i] = (uint8_t)first;
 	}
 	r = MAPPED(k->w, a->b, shmq_publish(a->p, bodies, n, due, soon(), &id));
-	if (r && r != SHMQ_GONE && r != SHMQ_NEED_BACKLOG)
+	if (r && r != SHMQ_GONE && r != SHMQ_NEED_BACKLOG && r != SHMQ_REJECTED)
 		schedule_fail("publish says %s", shmq_status_name(r));
 	for (uint32_t i = 0; i < n; i++)
 		k->published[first + i] = r ? REFUSED : RETURNED;
@@ -183,22 +183,5 @@ void begin(uint32_t channels)
 /* Every ring of queue 0 one step before its indices wrap. */
 void about_to_wrap(void)
 {
-	shmq_map *map = world_view(k->w, k->queue[0]);
-	shmq_queue_desc *q = map->q;
-	uint32_t n = ld(&q->slots_committed), start = UINT32_MAX;
-
-	st(&q->ready_head, start);
-	st(&q->ready_tail, start);
-	st(&q->defer_head, start);
-	st(&q->defer_tail, start);
-	st(&q->requeue_head, start);
-	st(&q->requeue_tail, start);
-	st(&q->free_head, start);
-	st(&q->free_tail, start + n);
-	q->bodies_reclaimed_to = start + n;
-	q->bodies_prepared_to = start;
-	q->free_tail_cached = start + n;
-	q->ready_head_cached = q->ready_tail_cached = start;
-	for (uint32_t i = 0; i < n; i++)
-		map->free[(start + i) & ld(&q->ring_mask)] = i;
+	rings_move(world_view(k->w, k->queue[0]), UINT32_MAX);
 }

@@ -80,7 +80,8 @@ typedef struct plays {
 	const play *table;
 	uint32_t count;
 } plays;
-extern const plays consume_plays, spill_plays, lease_plays, supervisor_plays;
+extern const plays consume_plays, lanes_plays, spill_plays, lease_plays, supervisor_plays,
+		dead_plays, limit_plays, store_plays;
 
 /* ---- in stage.c ---- */
 
@@ -133,8 +134,8 @@ void finish_rest_1(void);
 void spill_3(void);
 void flush_3(void);
 void restore_3(void);
-void write_ahead_3(void);
-void write_in_front_3(void);
+void prepend_flush_3(void);
+void prepend_3(void);
 void expire_3(void);
 void begin_read_half_to_lease(void);
 

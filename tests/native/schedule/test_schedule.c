@@ -14,7 +14,8 @@
  */
 #include "stage.h"
 
-static const plays *const all[] = {&consume_plays, &spill_plays, &lease_plays, &supervisor_plays};
+static const plays *const all[] = {&consume_plays,    &lanes_plays, &spill_plays, &lease_plays,
+                                   &supervisor_plays, &dead_plays,  &limit_plays, &store_plays};
 #define TABLES (sizeof(all) / sizeof(all[0]))
 
 static const play *play_of(const char *name)
@@ -47,7 +48,12 @@ static const struct {
 	{"publish, take, take", FAULT_NO_LOCK, {1, 0, 0, 0}},
 	{"publish, finish", FAULT_NO_OWNER_DIED, {1, 1, 0, 0}},
 	{"publish, wait", FAULT_LOST_POST, {1, 0, 0, 0}},
+	{"publish, lanes", FAULT_LOST_POST, {1, 0, 0, 0}},
 	{"publish, wait", FAULT_NO_FENCE, {2, 0, 1, 0}},
+	{"add, add", FAULT_NO_LOCK, {1, 0, 0, 0}},
+	{"set, get, get", FAULT_NO_OWNER_DIED, {1, 1, 0, 0}},
+	{"set, wait", FAULT_LOST_POST, {1, 0, 0, 0}},
+	{"set, wait", FAULT_NO_FENCE, {2, 0, 1, 0}},
 };
 
 /* In a process of its own, because a core with a fault may crash. */

@@ -26,7 +26,8 @@ bool asleep(uint32_t who)
 {
 	shmq_queue_desc *q = desc(0);
 
-	(void)who;
+	if (!k->actors[who].c && has_policy(k->seen[0], SHMQ_POLICY_LIMITS))
+		return !limits_leave(k->seen[0], 1, BODY); /* a publisher */
 	return (q->ready_head == q->ready_tail || on_disk(q)) && q->requeue_head == q->requeue_tail;
 }
 
@@ -40,9 +41,13 @@ bool load_chunk(shmq_broker *b)
 		return false;
 	for (uint32_t i = 0; i < k->chunk_count; i++)
 		*(i < next ? &at : &bytes) += k->chunk_lengths[i];
-	r = shmq_chunk_load(b, k->queue[0], k->chunk + at, bytes, k->chunk_dues + next,
-	                    k->chunk_count - next, UINT64_C(1) << SHMQ_CHUNK_SHIFT | next, soon(),
-	                    &taken);
+	r = shmq_chunk_load(b, k->queue[0],
+	                    &(shmq_chunk_records){.data = k->chunk + at,
+	                                          .length = bytes,
+	                                          .dues = k->chunk_dues + next,
+	                                          .n = k->chunk_count - next,
+	                                          .position = UINT64_C(1) << SHMQ_CHUNK_SHIFT | next},
+	                    soon(), &taken);
 	return !r && taken;
 }
 
@@ -57,7 +62,9 @@ static void drain(uint32_t q, uint8_t *seen)
 
 	k->seen[q] = world_view(k->w, k->queue[q]);
 	if (k->leases) /* their time is over */
-		EQUAL(shmq_expire(s, k->queue[q], INT64_MAX - 1, 0, 1000, soon(), &expired, &due), 0);
+		EQUAL(shmq_expire(s, k->queue[q], &(shmq_expiry){.now = INT64_MAX - 1, .limit = 1000},
+		                  soon(), &expired, &due),
+		      0);
 	for (;;) {
 		int r = shmq_take(c, m, 16, soon(), &got);
 
@@ -65,14 +72,20 @@ static void drain(uint32_t q, uint8_t *seen)
 			uint64_t from = desc(q)->disk_read, to = desc(q)->disk_write;
 
 			CHECK(to <= sizeof(k->disk));
-			EQUAL(shmq_restore(s, k->queue[q], k->disk + from, to - from, from, to, soon(), &taken,
-			                   &used),
+			EQUAL(shmq_restore(s, k->queue[q],
+			                   &(shmq_records){.data = k->disk + from,
+			                                   .length = to - from,
+			                                   .position = from,
+			                                   .next_position = to},
+			                   soon(), &taken, &used),
 			      0);
 			CHECK(taken);
 			continue;
 		}
 		if (r == SHMQ_EMPTY) {
-			EQUAL(shmq_expire(s, k->queue[q], 0, INT64_MAX, 1000, soon(), &expired, &due), 0);
+			EQUAL(shmq_expire(s, k->queue[q], &(shmq_expiry){.realtime = INT64_MAX, .limit = 1000},
+			                  soon(), &expired, &due),
+			      0);
 			timed = true;
 			if (due || (q == 0 && load_chunk(s)))
 				continue;

@@ -49,8 +49,11 @@ def test_nsqd_delivers_what_shmq_left(
     read = COUNT // 8
     assert take(broker, "t", "c", read).ids == ids[:read]
     with broker.consumer("t", "c") as consumer:
-        held = consumer.take_many(100, timeout=10)
-        assert len(held) == 100
+        held: list[int] = []
+        while len(held) < 100:  # what was in memory may be less; the rest is read from disk
+            batch = consumer.take_many(100 - len(held), timeout=10)
+            assert len(batch)
+            held += batch.timestamps.tolist()
         stop(server)
     assert len(files(data_path, "t:c").numbers) >= 8
 
@@ -60,7 +63,7 @@ def test_nsqd_delivers_what_shmq_left(
     assert came.bodies == bodies[read:]
     assert came.ids == ids[read:]
     assert came.attempts == [2] * 100 + [1] * (COUNT - read - 100)
-    assert came.timestamps[:100] == held.timestamps.tolist()
+    assert came.timestamps[:100] == held
     assert came.timestamps == sorted(came.timestamps)
     assert began <= came.timestamps[0] <= came.timestamps[-1] <= published
     peer.stop()

@@ -21,7 +21,8 @@ from support.processes import WATCHDOG, Child, eventually
 
 from shmq import shm
 from shmq.gateway.listeners import Listeners, open_to_others
-from shmq.options import OPTIONS, Options, instance_of, unknown_keys
+from shmq.host_defaults import instance_of
+from shmq.options import OPTIONS, Options, unknown_keys
 
 #: nsqd's own, contrib/nsqd.cfg.example of nsq 1.3.0, with the lines that it only proposes.
 SAMPLE = """

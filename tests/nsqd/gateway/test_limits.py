@@ -263,3 +263,46 @@ def test_silent_clients_are_asked_by_the_kernel(start: Start) -> None:
     (line,) = [line for line in lines if wanted in line]
     assert line.split()[5].startswith("02:")  # its timer is the one of keep-alive
     client.close()
+
+
+# ---- limits of a channel ----
+
+
+@pytest.fixture
+def limited(start: Start) -> Server:
+    """A server whose channels c hold two messages: that of the topic block waits, others reject."""
+    return start(
+        "--channels=*/c: max_messages=2 overflow=reject", "--channels=block*/c: overflow=block"
+    )
+
+
+def test_a_channel_that_rejects_answers_as_a_failed_publish(limited: Server) -> None:
+    limited.connect().sub("t", "c", 0)
+    client = limited.connect()
+    assert client.ask(mpub(b"t", [b"0", b"1"])) == OK
+    for command, error in (
+        (b"PUB t\n" + sized(b"2"), b"E_PUB_FAILED PUB failed "),
+        (mpub(b"t", [b"2", b"3"]), b"E_MPUB_FAILED MPUB failed "),
+    ):
+        client = limited.connect()
+        answer = client.ask(command)
+        assert answer is not None
+        assert answer[0] == ERROR
+        assert answer[1].startswith(error)
+        assert b"t/c has 2 waiting; its max_messages is 2" in answer[1]
+    reply = limited.post("/pub", b"2", topic="t")
+    assert (reply.status, reply.message) == (503, "CHANNEL_FULL")
+    assert limited.channel("t", "c")["depth"] == 2
+
+
+def test_a_channel_that_blocks_answers_when_there_is_room(limited: Server) -> None:
+    consumer = limited.connect()
+    consumer.sub("block", "c", 0)
+    client = limited.connect()
+    assert client.ask(mpub(b"block", [b"0", b"1"])) == OK
+    client.send(b"PUB block\n" + sized(b"2"))
+    assert client.quiet()
+    consumer.send(b"RDY 1\n")
+    consumer.finish(consumer.delivery())
+    assert client.frame() == OK
+    assert [consumer.delivery().body] == [b"1"]

@@ -143,3 +143,25 @@ def test_the_rules_are_the_same(server: Server, client: Client, topic: str) -> N
         assert client.ended()
         with pytest.raises(shmq.Gone):
             local.take(WATCHDOG)
+
+
+def test_clients_of_nsqds_protocols_see_the_body_alone(server: Server, topic: str) -> None:
+    """Properties of a message from shared memory stay beside it: a TCP client neither sees nor
+    loses them."""
+    with shmq.attach(server.instance) as broker:
+        client = server.connect()
+        client.sub(topic, "c", 1)
+        name = broker.producer(topic).publish(b"body", properties={"key": "17"}).encode()
+        delivery = client.delivery()
+        assert (delivery.id, delivery.body) == (name, b"body")
+        client.send(b"RDY 0\nREQ %b 0\n" % delivery.id)
+        with broker.consumer(topic, "c") as consumer:
+            again = consumer.take(WATCHDOG)
+            assert again is not None
+            assert (again.body, again.properties) == (b"body", {"key": b"17"})
+            again.finish()
+            client.pub(topic, b"from TCP")
+            other = consumer.take(WATCHDOG)
+            assert other is not None
+            assert (other.body, other.properties) == (b"from TCP", {})
+            other.finish()

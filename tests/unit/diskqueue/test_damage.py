@@ -14,6 +14,7 @@ from support.disk_files import LIMIT, bodies_of, put, records_of, take_all
 from shmq.storage import diskqueue_recovery as recovery
 from shmq.storage.diskqueue import DamagedFile, DiskQueue
 from shmq.storage.positions import Meta, pack
+from shmq.storage.records import RECORD_MORE
 
 
 def test_every_truncation_of_the_write_file_delivers_what_is_whole(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_every_truncation_after_a_stop_delivers_what_is_whole_and_goes_on(tmp_pa
             assert len(damages) == (size not in ends)
 
 
-@pytest.mark.parametrize("length", [0, 25, -5, LIMIT + 27])
+@pytest.mark.parametrize("length", [0, 25, -5, LIMIT + RECORD_MORE + 27])
 def test_overwritten_length_loses_the_rest_of_that_file_only(queue: DiskQueue, length: int) -> None:
     bodies = bodies_of([30, 30, 30, 30, 30])  # three in file 0, two in file 1
     write = put(queue, 0, bodies)

@@ -14,6 +14,7 @@ from shmq.storage import StorageError
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.positions import LAST_FILE, MAX_FILE, MAX_OFFSET, pack, unpack
 from shmq.storage.records import (
+    RECORD_MORE,
     RECORD_OVERHEAD,
     Record,
     decode_records,
@@ -82,7 +83,7 @@ def test_scan_stops_at_every_truncation_and_says_so() -> None:
         assert scan.stop == ("end" if size == ends[whole] else "truncated")
 
 
-@pytest.mark.parametrize("length", [0, 25, -1, LIMIT + 27, 0x7FFFFFFF, -(1 << 31)])
+@pytest.mark.parametrize("length", [0, 25, -1, LIMIT + RECORD_MORE + 27, 0x7FFFFFFF, -(1 << 31)])
 def test_scan_stops_at_an_impossible_length(length: int) -> None:
     data, lengths = records_of(bodies_of([3, 4]))
     scan = scan_records(data + struct.pack(">i", length) + bytes(100), LIMIT)
@@ -125,7 +126,7 @@ def test_plan_rolls_as_nsqd_does(
 
 def test_plan_refuses_impossible_records_and_runs_out_of_files() -> None:
     queue = DiskQueue("/none", "t", max_bytes_per_file=100, max_msg_size=LIMIT)
-    for length in (29, RECORD_OVERHEAD + LIMIT + 1):
+    for length in (29, RECORD_OVERHEAD + LIMIT + RECORD_MORE + 1):
         with pytest.raises(ValueError):
             queue.plan(0, [length])
     assert queue.plan(pack(LAST_FILE, 0), [50, 50]).tolist()[-1] == pack(LAST_FILE, 100)

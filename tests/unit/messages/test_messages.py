@@ -37,6 +37,39 @@ def drain(consumer: Consumer, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_a_body_is_taken_and_finished_in_one_call(
+    producer: Producer, consumer: Consumer, size: int
+) -> None:
+    producer.publish(b"b" * size)
+    taken = consumer.take_body(timeout=WATCHDOG)
+    if size <= 4096:
+        assert taken == b"b" * size
+    else:
+        assert isinstance(taken, shmq.Message)
+        assert consumer.in_flight == 1
+        assert taken.body == b"b" * size
+        taken.finish()
+    assert consumer.in_flight == 0
+    assert consumer.take_body(0) is None
+
+
+def test_take_body_waits_and_refuses_as_take_does(producer: Producer, consumer: Consumer) -> None:
+    assert consumer.take_body(0.01) is None
+    publisher = threading.Timer(0.05, producer.publish, (b"late",))
+    publisher.start()
+    assert consumer.take_body() == b"late"
+    publisher.join()
+    for wrong in (-1, "soon"):
+        with pytest.raises((ValueError, TypeError)):
+            consumer.take_body(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        consumer.take_body(1, 2)  # type: ignore[call-arg]
+    consumer.close()
+    with pytest.raises(Gone):
+        consumer.take_body(0)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_a_message_comes_back_as_it_was(producer: Producer, consumer: Consumer, size: int) -> None:
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     before = time.time_ns()

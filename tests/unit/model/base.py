@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,15 +15,14 @@ from hypothesis.stateful import (
     invariant,
 )
 from support import recount
-from support.in_process_broker import LIMITS, Client, World
-from support.queue_model import (
+from support.in_process_broker import LIMITS, SECOND, Client, World
+from support.queue_model import Queue, Topic
+from support.queue_parts import (
     HEAD,
     RECORD_HEAD,
     Delivery,
     Msg,
-    Queue,
     Session,
-    Topic,
     block,
 )
 
@@ -37,6 +37,9 @@ CLOCK_MONOTONIC_COARSE = 6  # linux/time.h; how far it lags is the machine's aff
 ROUNDED_UP = 4_000_000  # by as much, in the core
 FILE_BYTES = 4000  # a file on disk ends with the batch that passes this
 NEVER = np.iinfo(np.int64).max
+SHORT = 0.001  # seconds: the shortest time to live of a channel
+REASONS = ("attempts", "rejected", "expired", "overflow")
+REASON_SHIFT = layout.constant("SLOT_REASON_SHIFT")
 
 SMALL = st.integers(1, 300)
 SIZES = SMALL | st.sampled_from([4096, 4097, 9000, 30000, 65535, 65536, 90000, 150000])
@@ -84,6 +87,10 @@ def read_records(data: bytes) -> list[tuple[int, bytes]]:
     return records
 
 
+def dead_topic(channel: str) -> str:
+    return f"dead-{channel.removesuffix('#ephemeral')}"
+
+
 def choose(items: list[Any], number: int) -> Any:
     return items[number % len(items)]
 
@@ -98,6 +105,7 @@ def when(condition: Callable[[Any], Any]) -> Callable[[Callable[..., None]], Cal
         def run(machine: Base, *arguments: Any, **named: Any) -> None:
             machine.idle = not condition(machine)
             if not machine.idle:
+                machine.let_lives_end()
                 act(machine, *arguments, **named)
 
         return run
@@ -115,6 +123,7 @@ class Base(RuleBasedStateMachine):
         self.world = World(**self.limits)
         self.topic = Topic(self.limits)
         self.index, self.generation = self.world.create_topic(TOPIC)
+        self.graves: dict[str, Queue] = {}  # by channel: where its dead letters go
         self.views: dict[int, QueueView] = {}
         self.people: list[Someone] = []
         self.buried: list[Any] = []  # what dead clients held: not used, but not dropped either
@@ -125,6 +134,7 @@ class Base(RuleBasedStateMachine):
         self.made = 0
         self.last_id = 0
         self.idle = False  # the last rule had nothing to do
+        self._began = time.time_ns()
         self.words: dict[int, Any] = {}  # generations seen, by serial
 
     def teardown(self) -> None:
@@ -154,6 +164,69 @@ class Base(RuleBasedStateMachine):
         """Deferred messages go to the heap, where their bytes count as in use."""
         for queue in queues or ():
             self.world.supervisor.expire(queue.index, 0)
+
+    def due_of(self, queue: Queue, msg: Msg, least: float, most: float) -> int:
+        """The due time of a message that was deferred just now."""
+        slots = self.view(queue).slots
+        states = (int(State.DEFERRED), int(State.REQUEUED))  # it may be due at once
+        rows = slots[(slots["id"] == msg.id) & np.isin(layout.state(slots["word"]), states)]
+        assert len(rows) == 1
+        due, now = int(rows[0]["deadline"]), time.time_ns()
+        limit = self.limits["max_req_timeout"]
+        assert self.began + min(least, limit) <= due <= now + most
+        return due
+
+    @property
+    def began(self) -> int:
+        """When the last rule began, CLOCK_REALTIME ns."""
+        return self._began
+
+    def let_lives_end(self) -> None:
+        """The shortest time to live of a channel is over for what waits."""
+        self._began = time.time_ns()
+        newest = max(
+            (
+                msg.timestamp
+                for queue in self.topic.queues
+                if queue.settings.message_ttl == SHORT
+                for msg in (*queue.ready, *queue.back, *queue.deferred.values())
+            ),
+            default=0,
+        )
+        while time.time_ns() <= newest + SHORT * SECOND + 1000:
+            pass
+
+    def grave(self, queue: Queue) -> Queue:
+        """Where the dead letters of this channel go; another one of its name shares it."""
+        assert queue.channel is not None
+        name = dead_topic(queue.channel)
+        if queue.channel not in self.graves:
+            self.world.create_topic(name)
+            topic = Topic(self.limits)
+            grave = Queue(topic, name, *self.world.create_queue(name, "dead"))
+            topic.queues.append(grave)
+            self.graves[queue.channel] = grave
+        return self.graves[queue.channel]
+
+    def is_moved(self, queue: Queue, msg: Msg) -> bool:
+        """Whether it is in the dead topic, and new there."""
+        grave = self.grave(queue)
+        slots = self.view(grave).slots
+        found = (slots["id"] == msg.id) & (layout.state(slots["word"]) == int(State.READY))
+        here = sum(each.id == msg.id for each in grave.ready)
+        return int(np.count_nonzero(found)) > here
+
+    def bury(self, queue: Queue, messages: list[Msg]) -> None:
+        """These became dead letters."""
+        grave = self.grave(queue)
+        view = self.view(grave)
+        ids = view.slots["id"][view.ready].tolist()[len(grave.ready) :]
+        order = {id_: place for place, id_ in enumerate(ids)}
+        for msg in sorted(messages, key=lambda msg: order[msg.id]):
+            del queue.deferred[msg.id]
+            queue.drop(msg)
+            queue.counters["dead_lettered"] += 1
+            grave.topic.carry(msg, grave)
 
     def sync_backlog(self) -> None:
         """The producer has asked for a backlog."""
@@ -198,8 +271,12 @@ class Base(RuleBasedStateMachine):
         idle, self.idle = self.idle, False
         if idle:
             return
-        for queue in self.topic.queues:
+        for queue in (*self.topic.queues, *self.graves.values()):
             self.compare(queue)
+        for grave in self.graves.values():
+            topic = self.world.directory.topics[self.view(grave).read("topic")]
+            assert int(topic["committed"]) == grave.topic.seq
+            assert int(topic["messages"]) == grave.topic.messages
         row = self.world.directory.topics[self.index]
         assert int(row["committed"]) == self.topic.seq
         assert int(row["messages"]) == self.topic.messages
@@ -260,6 +337,8 @@ class Base(RuleBasedStateMachine):
         for row in rows:
             msg = by_id[int(row["id"])]
             start, length = int(row["body"]), int(row["length"])
+            if int(row["flags"]) & layout.constant("SLOT_PROPERTIES"):
+                start, length = start + int(row["properties"]), length - int(row["properties"])
             assert arena[start : start + length].tobytes() == msg.body
             msg.block = int(row["capacity"]) + HEAD
             assert int(row["timestamp"]) == msg.timestamp
@@ -273,6 +352,21 @@ class Base(RuleBasedStateMachine):
                 assert int(layout.owner(row["word"])) == person.client.index
             if state is State.DEFERRED:
                 assert int(row["deadline"]) == msg.due
+                convicted = int(row["flags"]) & layout.constant("SLOT_CONVICTED")
+                assert bool(convicted) == bool(msg.reason)
+                if msg.reason:
+                    assert REASONS[int(row["flags"]) >> REASON_SHIFT & 3] == msg.reason
+            if state is not State.PINNED:
+                self.compare_flags(row, msg)
+
+    def compare_flags(self, row: Any, msg: Msg) -> None:
+        flags = int(row["flags"])
+        failed = bool(flags & layout.constant("SLOT_FAILED"))
+        assert failed == msg.failed
+        assert not failed or int(row["failures"]) >> 16 == msg.failures
+        assert bool(flags & layout.constant("SLOT_SUSPECT")) == msg.suspect
+        expires = bool(flags & layout.constant("SLOT_EXPIRES"))
+        assert (int(row["expires"]) if expires else None) == msg.expires
 
     def compare_sessions(self, view: QueueView, queue: Queue) -> None:
         names = ("max_in_flight", "in_flight", "delivered", "finished", "requeued", "timed_out")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,9 +14,10 @@ from hypothesis.stateful import (
     rule,
 )
 from support.in_process_broker import SECOND
-from support.queue_model import (
+from support.queue_model import Queue
+from support.queue_parts import (
     Delivery,
-    Queue,
+    Msg,
     Session,
 )
 from unit.model.base import (
@@ -23,6 +26,7 @@ from unit.model.base import (
     NEVER,
     PICK,
     ROUNDED_UP,
+    SHORT,
     SIZES,
     TOPIC,
     Base,
@@ -30,11 +34,36 @@ from unit.model.base import (
     Someone,
     Taken,
     choose,
+    dead_topic,
     when,
 )
 
-from shmq import Full, Gone, MessageTooBig, NotInFlight, ShmqError, layout
+from shmq import BadArgument, Full, Gone, MessageTooBig, NotInFlight, ShmqError, layout
 from shmq.layout import State
+from shmq.settings import Settings
+
+#: How a message may be settled.
+ACTS = ("finish", "finish", "requeue", "release", "retry", "reject", "touch")
+#: Settings that a channel may be given.
+RETRY = (20.0, 300.0)
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"max_attempts": 1},
+    {"max_attempts": 3},
+    {"retry_delay": RETRY},
+    {"max_attempts": 2, "retry_delay": RETRY, "message_ttl": SHORT},
+    {"max_attempts": 2, "message_ttl": SHORT, "expired_to_dead": True},
+    {"message_ttl": 3600.0},
+    {"overflow": "block"},
+    {"overflow": "block", "max_messages": 20},
+    {"overflow": "reject", "max_messages": 5, "max_attempts": 2},
+    {"overflow": "reject", "max_bytes": 1000},
+    {"overflow": "drop-newest", "max_messages": 12, "max_bytes": 50_000},
+    {"overflow": "drop-oldest", "max_messages": 1},
+    {"overflow": "drop-oldest", "max_messages": 30, "overflow_to_dead": True},
+    {"overflow": "drop-oldest", "max_bytes": 3000, "max_attempts": 3},
+    {"overflow": "block", "max_messages": 1000},  # more than memory holds
+]
 
 
 class Clients(Base):
@@ -59,13 +88,13 @@ class Clients(Base):
             person.client.die()
             returned = self.world.reap()
             assert list(returned) == [person.client.index]
-            assert self.forget(person) == returned[person.client.index]
+            assert self.forget(person, died=True) == returned[person.client.index]
         else:
             person.client.close()
             self.forget(person)
         assert self.world.reap() == {}
 
-    def forget(self, person: Someone) -> int:
+    def forget(self, person: Someone, died: bool = False) -> int:
         """Return all messages that a client held."""
         count = 0
         for loan in person.loans:
@@ -73,7 +102,8 @@ class Clients(Base):
                 queue.loans -= 1
         for queue in self.topic.queues:
             mine = [session for session in person.sessions if session.queue is queue]
-            count += queue.give_back([session for session in mine if session.open])
+            opened = [session for session in mine if session.open]
+            count += queue.give_back(opened, self.due_of, died)
         for _, delivery in person.views:
             if not delivery.session.queue.gone:
                 delivery.session.queue.unpin(delivery.msg)
@@ -109,7 +139,7 @@ class Clients(Base):
             return
         session.native.close()
         if session.open:
-            session.queue.give_back([session])
+            session.queue.give_back([session], self.due_of)
         session.client.sessions.remove(session)
         assert session.native.closed
         with pytest.raises(Gone):
@@ -128,6 +158,11 @@ class Clients(Base):
             backlog.ephemeral = channel.endswith("#ephemeral")
         else:
             self.add_queue(channel, *found)
+        settings = Settings(dead_letter=dead_topic(channel))
+        self.world.supervisor.configure(*found, settings.to_native())
+        queue = next(queue for queue in self.topic.queues if queue.channel == channel)
+        queue.settings = settings
+        self.grave(queue)
 
     @rule(which=PICK, really=st.integers(0, 3))
     @when(lambda self: len(self.topic.channels) > 1)
@@ -171,14 +206,34 @@ class Clients(Base):
         dropped = self.world.supervisor.empty(queue.index, queue.serial)
         assert dropped == queue.clear()
 
+    @rule(which=PICK, words=st.sampled_from(CHOICES))
+    @when(lambda self: self.topic.channels)
+    def channel_is_configured(self, which: int, words: dict[str, Any]) -> None:
+        queue = choose(self.topic.channels, which)
+        settings = Settings(**words, dead_letter=dead_topic(queue.channel))
+        supervisor = self.world.supervisor
+        if queue.fits(settings):
+            supervisor.configure(queue.index, queue.serial, settings.to_native())
+            queue.settings = settings
+        else:
+            with pytest.raises(BadArgument):
+                supervisor.configure(queue.index, queue.serial, settings.to_native())
+
     # ---- publish ----
 
-    @rule(who=PICK, size=SIZES, defer=st.sampled_from([None, None, 0, 5, 60.5]))
+    @rule(
+        who=PICK,
+        size=SIZES,
+        defer=st.sampled_from([None, None, 0, 5, 60.5]),
+        ttl=st.sampled_from([None, None, 1e-6, 3600.0]),
+    )
     @when(lambda self: self.people)
-    def one_is_published(self, who: int, size: int, defer: float | None) -> None:
+    def one_is_published(self, who: int, size: int, defer: float | None, ttl: float | None) -> None:
         body = self.body(size)
         producer = choose(self.people, who).producer
-        self.publish([body], defer, lambda: [int(producer.publish(body, defer, 0), 16)])
+        self.publish(
+            [body], defer, lambda: [int(producer.publish(body, defer, 0, ttl=ttl), 16)], ttl
+        )
 
     @rule(who=PICK, sizes=st.lists(SIZES, min_size=1, max_size=8), defer=st.sampled_from([0, 30]))
     @when(lambda self: self.people)
@@ -196,28 +251,30 @@ class Clients(Base):
         self.publish(bodies, defer, lambda: list(producer.publish_many(bodies, defer, 0)))
 
     def publish(
-        self, bodies: list[bytes], defer: float | None, call: Callable[[], list[int]]
+        self,
+        bodies: list[bytes],
+        defer: float | None,
+        call: Callable[[], list[int]],
+        ttl: float | None = None,
     ) -> None:
         lengths = [len(body) for body in bodies]
         targets = self.topic.targets()
         if defer:
             self.drain(targets)
-        expected = {queue: queue.room(lengths, bool(defer)) for queue in targets or ()}
+        expected = {queue: queue.admit(lengths, bool(defer)) for queue in targets or ()}
         dropped = {queue: self.view(queue).read("dropped") for queue in targets or ()}
+        lack = self.lacking(targets, lengths, bool(defer))
         before = time.time_ns()
         try:
             ids = call()
         except MessageTooBig:
             assert "big" in expected.values() or targets is None
             self.sync_backlog()
+            self.made_room(targets, [], lack)
             return
         except Full:
             assert targets
-            lacking = [queue for queue in targets if not queue.ephemeral]
-            assert any(
-                expected[queue] == "full" or self.may_lack_memory(queue, lengths)
-                for queue in lacking
-            ), "Full with room for it"
+            self.refused(targets, expected, lengths, lack)
             return
         after = time.time_ns()
         self.sync_backlog()
@@ -227,7 +284,55 @@ class Clients(Base):
         served = self.served(targets, expected, dropped, lengths)
         self.new_ids(ids)
         assert len(ids) == len(bodies)
-        self.enter(ids, bodies, defer, served, before, after)
+        self.made_room(served, [] if defer else lengths, lack)
+        self.enter(ids, bodies, defer, served, before, after, ttl)
+
+    def lacking(
+        self, targets: list[Queue] | None, lengths: list[int], deferred: bool
+    ) -> set[Queue]:
+        """Where memory may not suffice, whatever the limits allow."""
+        return {
+            queue
+            for queue in targets or ()
+            if queue.room(lengths, deferred) != "ok" or self.may_lack_memory(queue, lengths)
+        }
+
+    def made_room(self, targets: list[Queue] | None, lengths: list[int], lack: set[Queue]) -> None:
+        """The oldest were dropped: as many as the limits demand, or more if memory demands it.
+        lengths: of what came; none if nothing did."""
+        for queue in targets or ():
+            count = self.view(queue).read("dropped_oldest") - queue.counters["dropped_oldest"]
+            least = queue.surplus(lengths) if queue.makes_room and lengths else 0
+            assert count >= least
+            assert count == least or queue in lack or not lengths
+            assert not count or queue.makes_room
+            queue.make_room(count)
+
+    def refused(
+        self,
+        targets: list[Queue],
+        expected: dict[Queue, str],
+        lengths: list[int],
+        lack: set[Queue],
+    ) -> None:
+        """One of these said Full; it counts that if it rejects."""
+        guilty = [
+            queue
+            for queue in targets
+            if not queue.skips
+            and (queue in lack if queue.makes_room else expected[queue] == "full" or queue in lack)
+        ]
+        assert guilty, "Full with room for it"
+        counted = 0
+        for queue in targets:
+            more = self.view(queue).read("rejected") - queue.counters["rejected"]
+            assert not more or (queue in guilty and queue.settings.overflow == "reject")
+            queue.counters["rejected"] += more
+            counted += more
+        assert counted <= 1
+        if all(queue.settings.overflow == "reject" for queue in guilty):
+            assert counted == 1
+        self.made_room(targets, [], lack)
 
     def served(
         self,
@@ -241,12 +346,12 @@ class Clients(Base):
         for queue in targets:
             outcome = expected.get(queue, "ok")
             now = self.view(queue).read("dropped")
-            if queue.ephemeral and now != dropped.get(queue, 0):
+            if queue.skips and now != dropped.get(queue, 0):
                 assert now == dropped[queue] + len(lengths)
                 assert outcome == "full" or self.may_lack_memory(queue, lengths)
                 queue.counters["dropped"] = now
             else:
-                assert outcome == "ok"
+                assert outcome == "ok" or (outcome == "full" and queue.makes_room)
                 served.append(queue)
         return served
 
@@ -258,8 +363,10 @@ class Clients(Base):
         targets: list[Queue],
         before: int,
         after: int,
+        ttl: float | None = None,
     ) -> None:
         timestamp = due = 0
+        expires: int | None = None
         if targets:
             state = State.DEFERRED if defer else State.READY
             row = self.slot(targets[0], state, ids[0])
@@ -268,7 +375,10 @@ class Clients(Base):
             if defer:
                 due = int(row["deadline"])
                 assert before <= due - int(defer * SECOND) <= after
-        self.topic.publish(ids, bodies, timestamp, due, targets)
+            if ttl:
+                expires = int(row["expires"])
+                assert before <= expires - int((defer or 0) * SECOND) - int(ttl * SECOND) <= after
+        self.topic.publish(ids, bodies, timestamp, due, targets, expires)
 
     @rule(who=PICK, size=SIZES, defer=st.sampled_from([None, None, 20]))
     @when(lambda self: self.people)
@@ -277,19 +387,21 @@ class Clients(Base):
         if len(person.loans) >= 4:
             return
         targets = self.topic.targets()
-        expected = {queue: queue.room([size], False) for queue in targets or ()}
+        expected = {queue: queue.admit([size], False, lends=True) for queue in targets or ()}
+        lack = self.lacking(targets, [size], False)
         native = person.producer.loan(size, defer, 0)
         try:
             buffer = native.__enter__()
+        except MessageTooBig:
+            assert "big" in expected.values()
+            self.made_room(targets, [], lack)
+            return
         except Full:
             assert targets
-            assert any(
-                expected[queue] == "full" or self.may_lack_memory(queue, [size])
-                for queue in targets
-                if not queue.ephemeral
-            )
+            self.refused(targets, expected, [size], lack)
             return
         self.sync_backlog()
+        self.made_room(targets, [], lack)
         lent = []
         for queue in targets or self.topic.targets() or ():
             words = self.view(queue).slots["word"]
@@ -298,7 +410,7 @@ class Clients(Base):
                 queue.loans += 1
                 lent.append(queue)
             else:
-                assert queue.ephemeral
+                assert queue.skips
                 assert expected[queue] == "full" or self.may_lack_memory(queue, [size])
         body = self.body(size)
         buffer[:] = body
@@ -318,17 +430,21 @@ class Clients(Base):
         targets = self.topic.targets()
         self.drain(targets)
         length, others = [len(loan.body)], [q for q in targets or () if q not in loan.targets]
-        expected = {queue: queue.room(length, bool(loan.defer)) for queue in others}
+        expected = {
+            queue: queue.admit(length, bool(loan.defer), lent=queue in loan.targets)
+            for queue in targets or ()
+        }
         dropped = {queue: self.view(queue).read("dropped") for queue in targets or ()}
+        lack = self.lacking(others, length, bool(loan.defer))
         before = time.time_ns()
         try:
             loan.native.__exit__(None, None, None)
-        except Full:
-            assert any(
-                outcome == "full" or self.may_lack_memory(queue, length)
-                for queue, outcome in expected.items()
-                if not queue.ephemeral
-            )
+        except (Full, MessageTooBig) as exc:
+            if isinstance(exc, Full):
+                self.refused(targets or [], expected, length, lack)
+            else:
+                assert "big" in expected.values()
+                self.made_room(targets, [], lack)
             for queue in loan.targets:
                 queue.loans -= 1
             return
@@ -339,6 +455,7 @@ class Clients(Base):
         served = self.served(targets or self.topic.targets() or [], expected, dropped, length)
         ids = [int(loan.native.id, 16)]
         self.new_ids(ids)
+        self.made_room(served, [] if loan.defer else length, lack)
         self.enter(ids, [loan.body], loan.defer, served, before, after)
 
     # ---- take ----
@@ -362,13 +479,13 @@ class Clients(Base):
         for number, delivery in enumerate(taken):
             if looks:
                 self.look_at(delivery)
-            act = choose(["finish", "finish", "requeue", "touch", None], what + number)
+            act = choose([*ACTS, None], what + number)
             if act:
                 self.settle(delivery, act, choose([0, 0, 3], what + number))
 
     def take(self, session: Session, n: int) -> list[Delivery]:
         queue = session.queue
-        expected = queue.take(session, n or 1)
+        expected = queue.take(session, n or 1, time.time_ns())
         before = time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)
         if n:
             batch = session.native.take_many(n, 0)
@@ -402,7 +519,7 @@ class Clients(Base):
 
     @rule(
         which=PICK,
-        what=st.sampled_from(["finish", "finish", "requeue", "touch"]),
+        what=st.sampled_from(ACTS),
         delay=PICK,
         stale=st.booleans(),
     )
@@ -414,16 +531,14 @@ class Clients(Base):
         self.settle(delivery, what, choose([0, 0, 3, 5000], delay))
 
     def settle(self, delivery: Delivery, what: str, seconds: float) -> None:
-        seconds = seconds if what == "requeue" else 0
-        arguments = (seconds,) if what == "requeue" else ()
-        call = getattr(delivery.native, what)
+        call = self.way(delivery.native, what, seconds)
         if delivery.live:
-            before = time.time_ns(), time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)
-            call(*arguments)
-            self.settled(delivery, what, seconds, *before)
+            before = time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)
+            call()
+            self.settled([delivery], what, seconds, before)
         else:
             with pytest.raises(self.refusal(delivery.session)):
-                call(*arguments)
+                call()
             if self.refusal(delivery.session) is Gone:
                 return
         if what != "touch" or not delivery.live:
@@ -435,22 +550,49 @@ class Clients(Base):
         """Of what is not in flight to it."""
         return Gone if session.queue.gone and not session.native.closed else NotInFlight
 
+    def way(self, native: Any, what: str, seconds: float) -> Callable[[], None]:
+        """The call of a message or a batch."""
+        if what == "requeue":
+            return functools.partial(native.requeue, seconds)
+        if what == "release":
+            return functools.partial(native.requeue, seconds, failed=False)
+        if what == "retry":
+            return functools.partial(native.requeue)
+        if what == "reject":
+            return functools.partial(native.reject, "it is bad")
+        return getattr(native, what)  # type: ignore[no-any-return]
+
     def settled(
-        self, delivery: Delivery, what: str, seconds: float, real: int, monotonic: int
+        self, deliveries: list[Delivery], what: str, seconds: float, monotonic: int
     ) -> None:
-        msg, session = delivery.msg, delivery.session
-        queue = session.queue
-        if what == "finish":
-            queue.finish(msg)
-        elif what == "touch":
-            self.touched(delivery, monotonic)
-        elif not seconds:
-            queue.requeue(msg, 0)
-        else:
-            due = int(self.slot(queue, State.DEFERRED, msg.id)["deadline"])
-            delay = min(int(seconds * SECOND), self.limits["max_req_timeout"])
-            assert real <= due - delay <= time.time_ns()
-            queue.requeue(msg, due)
+        delay = seconds * SECOND
+        for delivery in deliveries:
+            msg, queue = delivery.msg, delivery.session.queue
+            if what == "finish":
+                queue.finish(msg)
+            elif what == "touch":
+                self.touched(delivery, monotonic)
+            elif what == "release":
+                queue.release(msg, delay, self.due_of)
+            elif what == "reject":
+                queue.reject(msg, 0)
+            else:
+                queue.requeue(msg, None if what == "retry" else delay, self.due_of)
+        if what == "reject" and deliveries:
+            self.rejected(deliveries[0].session.queue, [delivery.msg for delivery in deliveries])
+
+    def rejected(self, queue: Queue, messages: list[Msg]) -> None:
+        """The rejecting process moves them itself, if there is room."""
+        self.bury(queue, [msg for msg in messages if self.is_moved(queue, msg)])
+        for msg in messages:
+            if msg.id in queue.deferred:
+                assert self.grave_lacks(queue, msg)
+                msg.due = self.due_of(queue, msg, 2 * SECOND, 2 * SECOND)
+
+    def grave_lacks(self, queue: Queue, msg: Msg) -> bool:
+        """Whether the dead topic may have no room for it."""
+        lengths, grave = [len(msg.body) + 4096], self.grave(queue)
+        return grave.room(lengths, False) != "ok" or self.may_lack_memory(grave, lengths)
 
     def touched(self, delivery: Delivery, monotonic: int) -> None:
         row = self.slot(delivery.session.queue, State.IN_FLIGHT, delivery.msg.id)
@@ -462,26 +604,71 @@ class Clients(Base):
             assert monotonic <= deadline - timeout <= now + ROUNDED_UP
         delivery.msg.deadline = deadline
 
-    @rule(which=PICK, what=st.sampled_from(["finish", "requeue", "touch"]), delay=st.booleans())
+    @rule(which=PICK, what=st.sampled_from(ACTS[1:]), delay=st.booleans())
     @when(lambda self: self.batches)
     def batch_is_settled(self, which: int, what: str, delay: bool) -> None:
         """Settle all that are still in flight, even if others are not."""
         batch = choose(self.batches, which)
         session = batch.deliveries[0].session
-        seconds = 3 if delay and what == "requeue" else 0
-        arguments = (seconds,) if what == "requeue" else ()
+        seconds = 3 if delay else 0
+        call = self.way(batch.native, what, seconds)
         live = [delivery for delivery in batch.open if delivery.live]
-        before = time.time_ns(), time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)
+        before = time.clock_gettime_ns(CLOCK_MONOTONIC_COARSE)
         if len(live) == len(batch.open):
-            getattr(batch.native, what)(*arguments)
+            call()
         else:
             with pytest.raises(self.refusal(session)):
-                getattr(batch.native, what)(*arguments)
+                call()
             if self.refusal(session) is Gone:
                 return
-        for delivery in live:
-            self.settled(delivery, what, seconds, *before)
+        self.settled(live, what, seconds, before)
         batch.open = live if what == "touch" else []
+
+    # ---- dead letters ----
+
+    @rule(who=PICK, which=PICK)
+    @when(lambda self: self.people and any(self.grave(q).ready for q in self.topic.channels))
+    def letter_is_sent_back(self, who: int, which: int) -> None:
+        """The oldest one; what cannot be sent stays."""
+        person = choose(self.people, who)
+        target = choose([q for q in self.topic.channels if self.grave(q).ready], which)
+        grave = self.grave(target)
+        assert grave.channel is not None
+        native = person.client.consumer(grave.channel, "dead", 1, -1)
+        session = Session(grave, person, 1, None, native)
+        grave.sessions.append(session)
+        (msg,) = grave.take(session, 1, time.time_ns())
+        message = native.take(0)
+        assert message is not None
+        assert (int(message.id, 16), message.body) == (msg.id, msg.body)
+        msg.holder = Delivery(msg, session, message, single=True)
+        lengths = [len(msg.body)]
+        expected = {target: target.admit(lengths, False)}
+        lack = self.lacking([target], lengths, False)
+        before = time.time_ns()
+        try:
+            native.redrive(message, target.index, target.serial)
+        except BadArgument:
+            assert self.topic.paused
+        except MessageTooBig:
+            assert expected[target] == "big"
+        except Full:
+            if target.skips:  # nothing is dropped here
+                assert expected[target] == "full" or target in lack
+            else:
+                self.refused([target], expected, lengths, lack)
+        else:
+            assert not self.topic.paused
+            assert expected[target] == "ok" or (expected[target] == "full" and target.makes_room)
+            self.made_room([target], lengths, lack)
+            del grave.in_flight[msg.id]
+            grave.counters["finished"] += 1
+            grave.drop(msg)
+            timestamp = int(self.slot(target, State.READY, msg.id)["timestamp"])
+            assert before <= timestamp <= time.time_ns()
+            self.topic.carry(msg, target, timestamp)
+        native.close()
+        grave.give_back([session], self.due_of)
 
     # ---- views ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -9,9 +10,10 @@ import numpy as np
 from hypothesis.stateful import (
     rule,
 )
-from support.queue_model import (
+from support.queue_model import Queue
+from support.queue_parts import (
+    AT_ONCE,
     Msg,
-    Queue,
     Record,
     block,
 )
@@ -21,11 +23,12 @@ from unit.model.base import (
     PICK,
     Base,
     choose,
+    dead_topic,
     read_records,
     when,
 )
 
-from shmq import layout
+from shmq import Full, layout
 from shmq.layout import State
 
 
@@ -46,26 +49,77 @@ class Supervisor(Base):
         if now == NEVER:
             now -= 1
         expired = [value for value in deadlines if value <= now][:limit]
-        came = [value for value in dues if value <= realtime][: limit - len(expired)]
         result = self.world.supervisor.expire(queue.index, limit, now, realtime)
-        assert result == (len(expired), len(came))
         view = self.view(queue)
         ids = view.slots["id"][view.requeue].tolist()[len(queue.back) :]
-        assert len(ids) == len(expired) + len(came)
-        messages = [queue.in_flight[id_] for id_ in ids[: len(expired)]]
-        assert [msg.deadline for msg in messages] == expired
-        for msg in messages:
-            queue.timed_out(msg)
-        messages = [queue.deferred[id_] for id_ in ids[len(expired) :]]
-        assert [msg.due for msg in messages] == came
-        for msg in messages:
-            queue.came_due(msg)
+        states = layout.state(view.slots["word"])
+        flying = set(view.slots["id"][states == int(State.IN_FLIGHT)].tolist())
+        messages = [msg for id_, msg in queue.in_flight.items() if id_ not in flying]
+        assert sorted(msg.deadline for msg in messages) == expired
+        places = {id_: place for place, id_ in enumerate(ids)}
+        for msg in sorted(messages, key=lambda msg: places.get(msg.id, -1)):
+            queue.timed_out(msg, self.due_of)
+        came = self.fall_due(queue, realtime, limit - len(expired), places)
+        assert result == (len(expired), came)
+
+    def fall_due(self, queue: Queue, realtime: int, limit: int, places: dict[int, int]) -> int:
+        """Those that are due come back; a convicted one stays on top, and holds up the others."""
+        count = 0
+        while count < limit and queue.deferred:
+            first = min(msg.due for msg in queue.deferred.values())
+            if first > realtime:
+                break
+            equal = [msg for msg in queue.deferred.values() if msg.due == first]
+            top = min(equal, key=lambda msg: places.get(msg.id, NEVER))
+            convicted = [msg for msg in equal if msg.reason]
+            if convicted:
+                assert len(equal) == 1 or first == AT_ONCE
+                convicted[0].due = AT_ONCE
+                break
+            queue.came_due(top)
+            count += 1
+        return count
+
+    @rule(which=PICK, n=st.integers(1, 40))
+    @when(lambda self: self.topic.channels)
+    def dead_letters_are_moved(self, which: int, n: int) -> None:
+        queue = choose(self.topic.channels, which)
+        now = time.time_ns()
+        due = [msg for msg in queue.deferred.values() if msg.reason and msg.due <= now]
+        first = min((msg.due for msg in queue.deferred.values()), default=NEVER)
+        to = self.world.create_topic(dead_topic(queue.channel))
+        try:
+            moved = self.world.supervisor.dead_move(queue.index, queue.serial, *to, n)
+        except Full:
+            moved = 0
+        messages = [
+            msg for msg in queue.deferred.values() if msg.reason and self.is_moved(queue, msg)
+        ]
+        assert len(messages) == moved
+        at_once = [msg for msg in due if msg.due == AT_ONCE]
+        if moved < min(n, len(at_once)) and first == AT_ONCE:
+            left = [msg for msg in at_once if msg not in messages]
+            assert any(self.grave_lacks(queue, msg) for msg in left)
+        self.bury(queue, messages)
+
+    @rule(which=PICK)
+    @when(lambda self: any(grave.ready for grave in self.graves.values()))
+    def dead_letters_are_dropped(self, which: int) -> None:
+        grave = choose([grave for grave in self.graves.values() if grave.ready], which)
+        assert self.world.supervisor.empty(grave.index, grave.serial) == grave.clear()
+
+    @rule(which=PICK)
+    @when(lambda self: self.topic.queues)
+    def expired_are_swept(self, which: int) -> None:
+        queue = choose(self.topic.queues, which)
+        self.drain([queue])
+        assert self.world.supervisor.sweep(queue.index) == queue.sweep(time.time_ns())
 
     @rule(which=PICK, n=st.integers(0, 20))
     @when(lambda self: any(queue.ready for queue in self.topic.queues))
     def oldest_are_advanced(self, which: int, n: int) -> None:
         queue = choose([queue for queue in self.topic.queues if queue.ready], which)
-        assert self.world.supervisor.advance(queue.index, n) == queue.advance(n)
+        assert self.world.supervisor.stage_oldest(queue.index, n) == queue.stage_oldest(n)
 
     @rule(
         which=PICK,
@@ -120,7 +174,11 @@ class Supervisor(Base):
         records_bytes = spill.encode()
         if queue.spilling:
             expected = [(msg.id, msg.body) for msg, _ in queue.spilling]
-            assert read_records(records_bytes) == expected
+            found = read_records(records_bytes)
+            assert [id_ for id_, _ in found] == [id_ for id_, _ in expected]
+            assert all(
+                data.endswith(body) for (_, data), (_, body) in zip(found, expected, strict=True)
+            )
         data += records_bytes
         positions = [queue.write]
         for length in spill.lengths:
@@ -210,12 +268,20 @@ class Supervisor(Base):
                 source = chosen, "deferred"
             served = []
             for queue in channels:
-                outcome = queue.room([len(source[0].body)], source[1] == "deferred")
+                length, deferred = [len(source[0].body)], source[1] == "deferred"
+                outcome = queue.admit(length, deferred)
+                if queue.makes_room:
+                    if not deferred:
+                        queue.make_room(queue.surplus(length))
+                    served.append(queue)
+                    continue
+                if outcome == "big":  # it was accepted before
+                    outcome = "full" if queue.ready else queue.room(length, deferred)
                 if self.got(queue, source[1], source[0]):
                     assert outcome == "ok"
                     served.append(queue)
                     continue
-                assert queue.ephemeral
+                assert queue.skips
                 assert outcome == "full" or self.may_lack_memory(queue, [len(source[0].body)])
                 queue.counters["dropped"] += 1
             topic.pump_one(served)
@@ -223,11 +289,13 @@ class Supervisor(Base):
             assert self.view(queue).read("dropped") == queue.counters["dropped"]
         source = topic.next_of_backlog()
         if moved < n and source is not None:
-            length, deferred = [len(source[0].body)], source[1] == "deferred"
+            due, deferred = source[0].due, source[1] == "deferred"
+            equals = [msg for msg in backlog.deferred.values() if msg.due == due]
             assert any(
-                queue.room(length, deferred) == "full" or self.may_lack_memory(queue, length)
+                queue.admit(length, deferred) != "ok" or self.may_lack_memory(queue, length)
                 for queue in channels
-                if not queue.ephemeral
+                if not queue.skips
+                for length in [[len(msg.body)] for msg in (equals if deferred else source[:1])]
             )
         assert moved != -1 or source is not None
 

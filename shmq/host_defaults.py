@@ -1,0 +1,26 @@
+"""Defaults of options that depend on the host."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import zlib
+
+
+def default_node_id() -> int:
+    """nsqd's default: CRC-32 of the 16 bytes of MD5(host name), modulo 1024."""
+    digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
+    return zlib.crc32(digest) % 1024
+
+
+def default_gateway_workers() -> int:
+    """One per 2 cores that this process may use, at least 1."""
+    return max(len(os.sched_getaffinity(0)) // 2, 1)
+
+
+def instance_of(data_path: str) -> str:
+    """The name of an instance that replaces an nsqd and was given none. It is derived from the data
+    path, which tells two nsqd apart, so it is the same after a restart."""
+    real = os.path.realpath(data_path or ".")
+    return f"nsqd-{hashlib.sha256(os.fsencode(real)).hexdigest()[:8]}"

@@ -1,0 +1,262 @@
+"""A worker process: takes one task at a time, runs it, stores its outcome, finishes its message.
+
+A death anywhere in this leaves the message in flight, and it comes back to another worker. An
+outcome that was stored before the death is not stored again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shmq import objects, procfs
+from shmq.client import Consumer, Message
+from shmq.errors import Full, Gone, MessageTooBig, NotInFlight, ShmqError
+from shmq.pool import outcome
+from shmq.pool.site import CHANNEL, KEPT, KEY_BYTES, STOP, Place, Site
+
+#: How a worker that ended in order went: the value of its key `bye`.
+STOPPED: Final = b"stopped"
+RETIRED: Final = b"retired"
+BROKEN: Final = b"broken "
+
+#: The signal by which a crew tells the worker of a durable pool to give its task back and end.
+GIVE_BACK: Final = signal.SIGUSR1
+
+#: Seconds between two tries to store an outcome in a store without room: at first, at most.
+_PAUSES: Final = (0.001, 0.05)
+
+#: Bytes of the largest outcome for which a worker keeps its memory.
+_SCRATCH: Final = 16 << 20
+
+_log = logging.getLogger("concurrent.futures")
+
+
+@dataclass(frozen=True)
+class Duty:
+    """The work of one worker."""
+
+    place: Place
+    crew: int
+    """The process that it works for, whose end ends it."""
+    began: int | None
+    """When that process was started, in clock ticks since boot."""
+    name: bytes
+    """Of this worker, for its keys in the store."""
+    initializer: Callable[..., object] | None
+    initargs: tuple[Any, ...]
+    max_tasks: int | None
+
+    @property
+    def up(self) -> bytes:
+        """The key that says that the worker was ready."""
+        return b"up/" + self.name
+
+    @property
+    def bye(self) -> bytes:
+        """The key that says that the worker has ended in order."""
+        return b"bye/" + self.name
+
+
+def main(duty: Duty) -> None:
+    """Run a worker until it is told to stop, has done `max_tasks`, or the crew's process ends."""
+    worker = _Worker(duty)
+    try:
+        bye = worker.run()
+        with contextlib.suppress(ShmqError):
+            worker.site.signs.set(duty.bye, bye, KEPT)
+    except Gone:  # the pool was removed
+        pass
+    finally:
+        worker.end()
+
+
+class _Crew:
+    """The process that a worker works for."""
+
+    def __init__(self, duty: Duty) -> None:
+        try:
+            self.fd = os.pidfd_open(duty.crew)
+        except ProcessLookupError:
+            os._exit(1)
+        if duty.began is not None and procfs.start_time(duty.crew) != duty.began:
+            os._exit(1)  # it ended, and another process has its number
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+
+    @property
+    def lives(self) -> bool:
+        return not self._poll.poll(0)
+
+
+class _Worker:
+    def __init__(self, duty: Duty) -> None:
+        self._duty = duty
+        self._is_busy = False  # a task of the user's runs
+        self._is_ending = False
+        self._crew = _Crew(duty)
+        self._ear, self._mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = threading.Lock()  # of the step from a message to its task
+        self._has_task = False
+        self._scratch = bytearray()
+        self._listen_to_signals()
+        self.site = Site(duty.place)
+        # A time-out must never take a task from a worker that lives.
+        self._consumer: Consumer = self.site.broker.consumer(duty.place.topic, CHANNEL, 1, None)
+        threading.Thread(target=self._watch, name="shmq-pool-crew", daemon=True).start()
+
+    # ---- signals, and the end of the crew ----
+
+    def _listen_to_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        if self._duty.place.durable:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the crew's process passes it on
+            signal.signal(signal.SIGTERM, lambda *_: self._tell(b"s"))
+            signal.signal(GIVE_BACK, lambda *_: self._tell(b"g"))
+        else:
+            signal.signal(signal.SIGINT, self._interrupt)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _interrupt(self, *_: object) -> None:
+        """Ctrl-C interrupts the task, not the worker: the pool's process decides about that."""
+        if self._is_busy:
+            raise KeyboardInterrupt
+
+    def _tell(self, word: bytes) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._mouth, word)
+
+    def _watch(self) -> None:
+        """End the worker when its crew's process has ended, or has told it to."""
+        poll = select.poll()
+        poll.register(self._crew.fd, select.POLLIN)
+        poll.register(self._ear, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._crew.fd in ready:
+                self._give_back()
+                os._exit(1)
+            if b"g" in os.read(self._ear, 100):
+                self._give_back()
+                with contextlib.suppress(ShmqError):
+                    self.site.signs.set(self._duty.bye, STOPPED, KEPT)
+                os._exit(0)
+            with self._lock:
+                self._is_ending = True
+                if not self._has_task:
+                    self._consumer.close()
+
+    def _give_back(self) -> None:
+        """Return the task in hand, as one that has not failed."""
+        with contextlib.suppress(ShmqError):
+            self._consumer.close()
+
+    # ---- tasks ----
+
+    def run(self) -> bytes:
+        """Returns how it ended. Raises Gone if the pool was removed."""
+        duty = self._duty
+        if duty.initializer is not None:
+            try:
+                duty.initializer(*duty.initargs)
+            except BaseException:
+                # the words and the logger of ProcessPoolExecutor
+                _log.critical("Exception in initializer:", exc_info=True)
+                return BROKEN + traceback.format_exc().encode("utf-8", "replace")
+        self.site.signs.set(duty.up, b"up", KEPT)
+        left = duty.max_tasks
+        while left is None or left > 0:
+            try:
+                message = self._consumer.take()
+            except Gone:
+                if self._is_ending:
+                    return STOPPED
+                raise
+            if not self._work(message):
+                return STOPPED
+            if left is not None:
+                left -= 1
+        return RETIRED
+
+    def _work(self, message: Message) -> bool:
+        """Run one task. Returns False if the worker is to end."""
+        large = len(message) >= objects.LARGE
+        body = message.view if large else message.body
+        key = bytes(body[:KEY_BYTES])
+        if key == STOP:
+            # In this order: a death in between costs the crew nothing but one more such message.
+            self.site.signs.set(self._duty.bye, STOPPED, KEPT)
+            message.finish()
+            return False
+        if message.attempts > 1 and not self._crew.lives:
+            # The whole crew may be dying, and would use up the attempts of one task after another.
+            message.requeue(failed=False)
+            return False
+        with self._lock:
+            if self._is_ending:
+                self._give_back()
+                return False
+            self._has_task = True
+        if self.site.signs.delete(key):
+            if self.site.durable:
+                self._deliver(key, outcome.CANCELLED)
+        elif message.attempts == 1 or self.site.store.get(key) is None:
+            self._deliver(key, self._perform(body, large))
+        with contextlib.suppress(NotInFlight):
+            message.finish()
+        self._has_task = False
+        return not self._is_ending
+
+    def _perform(self, body: bytes | memoryview, large: bool) -> bytes | objects.Packed:
+        """Call the function. Returns the outcome."""
+        try:
+            self._is_busy = True
+            if large:
+                function, arguments, named = objects.unpack(body, KEY_BYTES)
+            else:
+                function, arguments, named = objects.unpack(body[KEY_BYTES:])
+            result = outcome.value(function(*arguments, **named))
+            self._is_busy = False
+            return result
+        except BaseException as exc:
+            self._is_busy = False
+            return outcome.error(exc)
+
+    def _deliver(self, key: bytes, found: bytes | objects.Packed) -> None:
+        """Store an outcome. Waits while the store is full: its room comes back when others are
+        collected."""
+        value: bytes | memoryview = found if isinstance(found, bytes) else self._written(found)
+        pause, most = _PAUSES
+        while True:
+            try:
+                self.site.store.set(key, value, self.site.ttl)
+                return
+            except MessageTooBig as exc:
+                value = outcome.error(exc)
+            except Full:
+                time.sleep(pause)
+                pause = min(pause * 2, most)
+
+    def _written(self, found: objects.Packed) -> memoryview:
+        """The bytes of a large outcome, in memory that the next one uses again: new memory would
+        cost more than the copy."""
+        if found.size > len(self._scratch):
+            if found.size > _SCRATCH:
+                return memoryview(found.joined())
+            self._scratch = bytearray(found.size)
+        found.write(self._scratch)
+        return memoryview(self._scratch)[: found.size]
+
+    def end(self) -> None:
+        """Give back what is left, and leave the instance."""
+        with contextlib.suppress(ShmqError):
+            self.site.close()

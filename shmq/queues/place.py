@@ -1,0 +1,129 @@
+"""The place of a queue: a topic with one channel, which any process of the broker may open."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, Final
+
+import numpy as np
+
+from shmq import layout
+from shmq.broker import Broker, joined
+from shmq.client import Consumer, Producer
+from shmq.errors import Gone
+from shmq.layout import State
+from shmq.queues.hold import Hold
+from shmq.views import QueueEntry, QueueView
+
+#: The only channel of a queue's topic.
+CHANNEL: Final = "queue"
+#: Messages that one process may hold at a time: any number.
+_ALL: Final = (1 << 32) - 1
+#: The limit of bytes that shuts a queue: no pickle is so short, so nothing enters any more.
+_SHUT: Final = 1
+
+
+class Place:
+    """A topic with one channel that never touches a disk. Every process opens its own producer and
+    consumer at the first use; forked children get theirs by themselves."""
+
+    def __init__(self, broker: Broker, topic: str, lasting: bool) -> None:
+        """lasting: the queue stays when no process has it any more."""
+        self._broker: Broker | None = broker
+        self._home = (broker.instance, broker.owner)
+        self.topic = topic
+        """Name of the topic."""
+        delete = functools.partial(_delete, weakref.ref(broker), topic)
+        self._hold = None if lasting else Hold.made(delete)
+
+    @property
+    def broker(self) -> Broker:
+        """The broker, which a copy in another process joins at its first use. Raises NotRunning."""
+        if self._broker is None:
+            self._broker = joined(*self._home)
+        return self._broker
+
+    @property
+    def instance(self) -> str:
+        """Name of the broker."""
+        return self._home[0]
+
+    def __getstate__(self) -> tuple[Any, str, Hold | None]:
+        return self._home, self.topic, self._hold
+
+    def __setstate__(self, state: tuple[Any, str, Hold | None]) -> None:
+        self._broker = None
+        self._home, self.topic, self._hold = state
+
+    # ---- making it ----
+
+    def create(self, maxsize: int) -> None:
+        """Create topic and channel unless they exist. maxsize: how many items may wait; 0: as many
+        as memory holds. Raises BadName, NotRunning, Gone and BadArgument."""
+        broker = self.broker
+        with contextlib.suppress(Gone):
+            if broker.settings(self.topic, CHANNEL).overflow == "block":
+                return
+        most = min(maxsize, broker.limits["mem_queue_size"]) or None
+        # The channel begins with the settings of its topic, so it is never without them.
+        broker.configure(self.topic, overflow="block", max_messages=most)
+        broker.configure(self.topic, CHANNEL, overflow="block", max_messages=most)
+
+    def producer(self) -> Producer:
+        """A producer of this process."""
+        return self.broker.producer(self.topic)
+
+    def consumer(self) -> Consumer:
+        """A consumer of this process, without a limit of number or time."""
+        return self.broker.consumer(self.topic, CHANNEL, _ALL, None)
+
+    # ---- looking at it ----
+
+    def size(self) -> int:
+        """How many items wait."""
+        return self.broker.channel_depth(self.topic, CHANNEL)
+
+    def maxsize(self) -> int:
+        """How many items may wait; 0: as many as memory holds."""
+        return self.broker.settings(self.topic, CHANNEL).max_messages or 0
+
+    def unfinished(self) -> bool:
+        """Returns True if some item was put and not finished yet: if it waits, or is held.
+
+        A message stays in its slot until it is finished, whatever happens to it. One that is put
+        during the look may be missed, so the look counts only if none was."""
+        view = self._view()
+        while True:
+            before = view.read("ready_tail")
+            states = layout.state(view.slots["word"])
+            busy = bool(np.any((states != State.FREE) & (states != State.PINNED)))
+            if busy or view.read("ready_tail") == before:
+                return busy
+
+    def _view(self) -> QueueView:
+        broker = self.broker
+        native = broker.native()
+        topic = native.find_topic(self.topic)
+        found = topic and native.find_queue(topic[0], CHANNEL)
+        if not found:
+            raise Gone(f"there is no queue {self.topic!r} on instance {self.instance!r}")
+        return broker.views().queue(QueueEntry(*found, 0, CHANNEL, False))
+
+    # ---- the end ----
+
+    def shut(self) -> None:
+        """Let nothing enter any more, in any process."""
+        self.broker.configure(self.topic, CHANNEL, max_bytes=_SHUT)
+
+    def is_shut(self) -> bool:
+        """Whether `shut` was called, by any process."""
+        return self.broker.settings(self.topic, CHANNEL).max_bytes == _SHUT
+
+
+def _delete(broker: weakref.ref[Broker], topic: str) -> None:
+    """Delete the queue, unless the program has dropped the broker too, which ends it."""
+    found = broker()
+    if found is not None:
+        found.delete_topic(topic)

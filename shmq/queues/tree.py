@@ -1,0 +1,147 @@
+"""One broker for a tree of processes, which queues and executors without a broker of their own use.
+
+The process that asks first is the root: it starts an embedded broker, with everything in shared
+memory and nothing on a disk. Its children find the broker by `multiprocessing`, however they were
+started, and forked children by inheritance. The broker ends with the root: in order, after
+`multiprocessing` has joined the children, or within a second of the root's death. Nothing stays in
+shared memory then, and calls of children that live on raise `Gone`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import mmap
+import multiprocessing
+import os
+import re
+import secrets
+import threading
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, Final
+
+from shmq import shm, sources
+from shmq.broker import Broker, attach
+from shmq.errors import Gone, NotRunning, ShmqError
+from shmq.keywords import Keywords
+from shmq.procfs import Process
+
+#: The key of the instance's name in the settings that `multiprocessing` hands to each child.
+_KEY: Final = "shmq"
+_NAME: Final = re.compile(r"tree-(\d+)-[0-9a-f]{8}")
+
+#: Most items of one queue, and bytes of their bodies. Memory is taken as it is needed.
+_ITEMS: Final = 1 << 20
+_HELD: Final = 1 << 18
+_BYTES: Final = 16 << 30
+_LARGEST: Final = (1 << 31) - 64
+
+_MADV_POPULATE_WRITE: Final = 23  # include/uapi/asm-generic/mman-common.h
+#: Finalizers below 0 run after `multiprocessing` has joined the children.
+_AFTER_CHILDREN: Final = -100
+
+_lock = threading.Lock()
+_broker: Broker | None = None
+
+
+def broker() -> Broker:
+    """The broker of this process's tree, which is started if there is none. Raises ShmqError if it
+    does not start."""
+    global _broker
+    if _broker is None or has_ended(_broker):
+        with _lock:
+            if _broker is None or has_ended(_broker):
+                _broker = _joined() or _started()
+    return _broker
+
+
+def has_ended(broker: Broker) -> bool:
+    """Returns True if the broker was closed or stopped, also in a forked child that has not
+    attached yet."""
+    try:
+        return broker.ended
+    except NotRunning:
+        return True
+
+
+def _config() -> dict[str, Any]:
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    return config
+
+
+def _joined() -> Broker | None:
+    """The broker of the tree that this process was started in, if it still runs."""
+    instance = _config().get(_KEY)
+    if instance is not None:
+        with contextlib.suppress(NotRunning, Gone):
+            return attach(instance)
+    return None
+
+
+def _started() -> Broker:
+    _sweep()
+    instance = f"tree-{os.getpid()}-{secrets.token_hex(4)}"
+    made = Broker.owned(instance, **_sizes())
+    _config()[_KEY] = instance
+    util.Finalize(None, made.close, exitpriority=_AFTER_CHILDREN)
+    atexit.register(_leave_threads)  # runs before that, and before the attachment ends
+    return made
+
+
+def _leave_threads() -> None:
+    """Print nothing of daemon threads that still wait for something: they end with the process, as
+    those that wait for anything else."""
+    shown = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        waited = issubclass(args.exc_type, Gone) and args.thread is not None and args.thread.daemon
+        if not waited:
+            shown(args)
+
+    threading.excepthook = hook
+
+
+def _sizes() -> Keywords:
+    """Options of the broker: as much as there may ever be, if the kernel gives memory piece by
+    piece; otherwise, the defaults."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        try:
+            page.madvise(_MADV_POPULATE_WRITE)
+        except OSError as exc:  # older than Linux 5.14
+            if exc.errno == errno.EINVAL:
+                return {}
+    return {
+        "mem_queue_size": _ITEMS,
+        "in_flight_slots": _HELD,
+        "arena_size": _BYTES,
+        "max_msg_size": _LARGEST,
+    }
+
+
+def _sweep() -> None:
+    """Remove the memory of trees whose root and supervisor were both killed."""
+    for path in Path(shm.SHM_DIRECTORY).glob("shmq.tree-*"):
+        found = _NAME.fullmatch(path.name.removeprefix("shmq."))
+        if found and Process.look(int(found[1])) is None and not _supervised(found[0]):
+            shm.unlink_instance(found[0])
+
+
+def _supervised(instance: str) -> bool:
+    """Returns False only if this user's instance certainly has no supervisor."""
+    try:
+        with sources.open_readonly(instance) as source:
+            return sources.supervisor_alive(source.directory)
+    except NotRunning:
+        return False
+    except ShmqError:
+        return True
+
+
+def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held the other
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,115 @@
+"""The broker of a process tree: who uses it, when it ends, and what deaths leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import processes
+from support.processes import Child, eventually
+from support.queue_programs import METHODS, broker_of, left_of
+
+from shmq import shm
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_root_child_and_grandchild_share_one(
+    queue_program: Callable[..., Child], method: str
+) -> None:
+    lines = queue_program("share", method).succeed()
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+    instance = lines[0].split()[1]
+    assert not left_of(instance)
+    assert not processes.supervisors(instance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_lasts_until_the_children_of_an_ended_program_were_joined(
+    queue_program: Callable[..., Child], method: str
+) -> None:
+    root = queue_program("leave_first", method)
+    instance = broker_of(root)
+    root.said("child")
+    root.said("leaving")
+    root.tell()
+    assert root.succeed()[-1] == "published"
+    assert not left_of(instance)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_death_of_the_root_ends_it(queue_program: Callable[..., Child], method: str) -> None:
+    root = queue_program("wait_in_child", method)
+    instance = broker_of(root)
+    child = int(root.said("child").split()[1])
+    assert left_of(instance)
+    root.kill()
+    assert root.lines[-1] == "gone"
+    processes.wait_ended(child)
+    eventually(lambda: not processes.supervisors(instance), what="the supervisor ended")
+    assert not left_of(instance)
+
+
+def test_the_death_of_the_supervisor_is_not_noticed(queue_program: Callable[..., Child]) -> None:
+    root = queue_program("leave_first", "fork")
+    instance = broker_of(root)
+    root.said("leaving")
+    root.said("child")
+    first = processes.supervisor_pid(instance)
+    os.kill(first, signal.SIGKILL)
+    eventually(
+        lambda: (
+            processes.supervisor_pid(instance) != first
+            and processes.answers(instance, processes.supervisor_pid(instance))
+        ),
+        what="another supervisor answers",
+    )
+    root.tell()
+    assert root.succeed()[-1] == "published"
+    assert not left_of(instance)
+
+
+def test_the_death_of_root_and_supervisor_is_cleaned_up_by_the_next_root(
+    queue_program: Callable[..., Child],
+) -> None:
+    root = queue_program("wait_in_child", "fork")
+    instance = broker_of(root)
+    child = int(root.said("child").split()[1])
+    pids = [root.pid, processes.supervisor_pid(instance), child]
+    os.kill(root.pid, signal.SIGSTOP)  # else it starts another supervisor
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGKILL)
+    root.wait()
+    for pid in pids:
+        processes.wait_ended(pid)
+    assert left_of(instance)
+    queue_program("share", "fork").succeed()
+    assert not left_of(instance)
+
+
+def test_a_root_that_is_killed_while_it_starts_leaves_nothing(
+    queue_program: Callable[..., Child],
+) -> None:
+    before = set(os.listdir(shm.SHM_DIRECTORY))
+    root = queue_program("wait_in_child", "fork")
+
+    def own() -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if f"-{root.pid}-" in name]
+
+    eventually(own, what="the supervisor has begun")
+    root.kill()
+    eventually(lambda: not own(), what="all is gone")
+    assert {name for name in os.listdir("/dev/shm") if f"-{root.pid}-" in name} <= before
+
+
+def test_owned_needs_a_parent(keep: Callable[[Any], Any], tmp_path: Path) -> None:
+    words = [f"--data-path={tmp_path}/d", "--instance=x", *processes.NO_GATEWAY, "--owned"]
+    child = keep(Child([sys.executable, "-P", "-m", "shmq", "serve", *words]))
+    assert child.wait() == 2
+    assert "--parent-pid" in child.errors
+    assert not (tmp_path / "d").exists()
