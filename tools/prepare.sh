@@ -115,7 +115,6 @@ lock_group() {
 
 lock_all() {
     lock_group dev project build-system build gateway joblib otel test &&
-        lock_group frameworks celery django dramatiq taskiq frameworks &&
         for group in spark java bench fuzz lock; do
             lock_group "$group" "$group" || return
         done
@@ -208,9 +207,6 @@ prepare_spark() {
     [ -x "$venv/java/bin/java" ] || make_java
     export JAVA_HOME="$venv/java" PATH="$venv/java/bin:$PATH"
 }
-
-# Task frameworks, and their own tests' needs
-prepare_frameworks() { install frameworks 'install Celery, Django, Dramatiq and Taskiq'; }
 
 install_peers() { step peers 'install nsqd and its tools' tools/peers; }
 
