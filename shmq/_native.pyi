@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias, TypeVar, final, overload
 
 import numpy.typing as npt
-from typing_extensions import Buffer  # type checkers know it without the package
+from typing_extensions import Buffer, CapsuleType  # type checkers know them without the package
 
 __version__: str
 LAYOUT_VERSION: int
@@ -70,6 +70,9 @@ class LayoutMismatch(ShmqError):
 
 class TooManyClients(ShmqError):
     """Every client entry is taken."""
+
+class OtherNamespace(ShmqError):
+    """The broker is in another PID namespace, so its pids mean other processes here."""
 
 class LeaseLost(ShmqError):
     """The lease is no longer held: its time was over, or it was ended."""
@@ -187,7 +190,7 @@ class Broker:
     and the descriptor is closed after mapping. If the segment is gone it raises FileNotFoundError,
     which becomes Gone. kind: CONSTANTS["AS_CLIENT"], ... instance: the name, for error messages.
 
-    Raises NotRunning, TooManyClients and LayoutMismatch.
+    Raises NotRunning, TooManyClients, OtherNamespace and LayoutMismatch.
     """
 
     def __init__(
@@ -276,6 +279,14 @@ class Broker:
 
     def empty(self, queue: int, serial: int) -> int:
         """Drop the messages of a queue, except those that are leased. Returns how many."""
+
+    def held_finish(self, queue: int, serial: int, id: int, pid: int) -> None:
+        """Finish a message in flight for its consumer. pid: only if this process holds it; 0:
+        whoever does. Raises NotInFlight."""
+
+    def held_requeue(self, queue: int, serial: int, id: int, pid: int, delay: int) -> None:
+        """Requeue a message in flight for its consumer, after `delay` ns. Counts no failure. pid:
+        as `held_finish`. Raises NotInFlight."""
 
     # leases; a lease holder is (queue, serial, index, incarnation), a lease (id, parent, count,
     # bytes, parts, replays, on_disk), a run of records on disk (from, to, bytes, count, positions
@@ -436,12 +447,14 @@ class Broker:
     def renamed(self, queue: int, base: str) -> None:
         """Note that the files of a queue were renamed after a take-over."""
 
-    def remove_queue(
-        self, queue: int, serial: int, closed: bool = False, idle: bool = False
-    ) -> bool:
-        """Take a queue out of the directory and close its segment. closed: a removal that died has
-        closed it already, so it cannot be mapped. idle: only if it has no consumer. Returns whether
-        it was removed."""
+    def remove_queue(self, queue: int, serial: int, closed: bool = False) -> None:
+        """Take a queue out of the directory and close its segment. closed: it is closed already, or
+        cannot be mapped."""
+
+    def erase_queue(self, queue: int, serial: int, idle: bool = False) -> bool:
+        """Close a queue whose files are to be deleted. Its entry stays, so that a successor deletes
+        them after a death, until `remove_queue` is called. idle: only if it has no consumer.
+        Returns whether it is closed."""
 
     def trim(self, queue: int) -> int:
         """Give the pages after the last body in use back. Returns how many bytes that were."""
@@ -678,20 +691,33 @@ class Producer:
     ) -> int:
         """As publish_list: `count` bodies of `width` bytes each, one after the other in data."""
 
-    def publish_offsets(
+    def publish_arrow(
         self,
-        data: Any,
-        offsets: Any,
-        wide: bool,
-        start: int,
-        count: int,
+        schema: CapsuleType,
+        array: CapsuleType,
         defer: float | None = None,
         timeout: float | None = None,
         properties: bytes | Sequence[bytes] | None = None,
         ttl: float | None = None,
-    ) -> int:
-        """As publish_list, in Arrow's layout: body i is data[offsets[start + i]:offsets[start + i +
-        1]]; wide: the offsets are int64, not int32."""
+    ) -> tuple[int, int]:
+        """As publish_list: the bodies of one Arrow array, in the capsules that `__arrow_c_array__`
+        returns, which are emptied. Returns (first id, number of bodies).
+
+        Raises TypeError if the array is not of binary, string, their large or view forms or
+        binary of a fixed size, and ValueError if bodies are null or the structs make no sense.
+        """
+
+    def publish_arrow_stream(
+        self,
+        stream: CapsuleType,
+        defer: float | None = None,
+        timeout: float | None = None,
+        properties: bytes | Sequence[bytes] | None = None,
+        ttl: float | None = None,
+    ) -> tuple[int, int]:
+        """As publish_arrow: the bodies of all arrays in the capsule that `__arrow_c_stream__`
+        returns, which is emptied, all or none. Raises ValueError also if the stream
+        fails."""
 
     def publish_framed(
         self,
@@ -734,9 +760,10 @@ class Producer:
         properties: bytes | Sequence[bytes] | None = None,
         ttl: float | None = None,
     ) -> int | None:
-        """As publish_offsets, at most once: they are the messages `after` (exclusive) to `upto` of
-        the key's epoch. Returns None if they were published before. Their properties and ttl are no
-        part of the comparison."""
+        """As publish_list, in Arrow's layout: body i is data[offsets[start + i]:offsets[start + i +
+        1]]; wide: the offsets are int64, not int32. At most once: they are the messages `after`
+        (exclusive) to `upto` of the key's epoch. Returns None if they were published before. Their
+        properties and ttl are no part of the comparison."""
 
     def mark(self, key0: int, key1: int) -> tuple[int, int]:
         """How far publish_once got under a key: (its last epoch + 1, or 0; the last message)."""
@@ -1037,6 +1064,51 @@ class Window:
         """Touch a message. Returns whether it was in flight to this connection."""
 
 @final
+class Intake:
+    """The input of one connection of nsqd's TCP protocol, in the place of asyncio.BufferedProtocol.
+
+    Between `begin` and `end` it publishes and answers the commands that `Producer.publish_run`
+    would publish, if they are all that has arrived. Other input is the connection's.
+
+    on_room, on_input: the connection's get_buffer and buffer_updated. on_unsent(bytes) is called
+    with answers that the socket does not take now.
+    """
+
+    def __init__(
+        self,
+        on_room: Callable[[int], memoryview],
+        on_input: Callable[[int], None],
+        on_unsent: Callable[[builtins.bytes], None],
+    ) -> None: ...
+    def get_buffer(self, sizehint: int, /) -> memoryview:
+        """Where the next input is to be written."""
+
+    def buffer_updated(self, nbytes: int, /) -> None:
+        """So many bytes of input have arrived."""
+
+    def publishes(self, nbytes: int, /) -> bool:
+        """Publish and answer so many bytes at the start of the room. Returns false if they are for
+        the connection; nothing was done then."""
+
+    def begin(
+        self,
+        fd: int,
+        room: memoryview,
+        producer: Producer,
+        line: builtins.bytes,
+        max_msg_size: int,
+        max_body_size: int,
+    ) -> None:
+        """Publish from now on. fd: the socket, to which nothing else may be waiting to be written.
+        room: the connection's buffer, which is empty. line: `MPUB <topic>\\n`."""
+
+    def end(self) -> tuple[int, float]:
+        """Publish no more: (messages published since `begin`, the last at: CLOCK_MONOTONIC s)."""
+
+    def close(self) -> None:
+        """Forget the connection."""
+
+@final
 class Waiter:
     """One thread that waits for many consumers with one doorbell."""
 
@@ -1309,6 +1381,20 @@ class Batch:
         "attempts" (uint16), "offsets" (int64, len + 1 of them) or "data" (bytes): body i is
         data[offsets[i]:offsets[i + 1]]. Raises ValueError if there is no such column.
         """
+
+    def __arrow_c_array__(
+        self, requested_schema: CapsuleType | None = None
+    ) -> tuple[CapsuleType, CapsuleType]:
+        """Returns the batch through Arrow's C data interface: the capsules of a schema and of a
+        struct array with the columns id (uint64), timestamp (timestamp[ns, UTC]), attempts
+        (uint16) and body (large_binary), without nulls. The bodies are not copied again, and stay
+        valid after the messages were settled and the broker was closed.
+
+        requested_schema: taken no notice of, as the protocol allows; cast the columns.
+        """
+
+    def __arrow_c_stream__(self, requested_schema: CapsuleType | None = None) -> CapsuleType:
+        """Returns the same as the capsule of a stream of one array."""
 
     def finish(self) -> None:
         """Finish all messages that are not settled yet, in one call.

@@ -8,12 +8,14 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from shmq import _native, shm, sources
+from shmq import _native, shm
 from shmq.errors import Gone, NotRunning
 from shmq.layout import ClientKind
-from shmq.sources import NativeSource
+
+if TYPE_CHECKING:
+    from shmq.sources import NativeSource
 
 #: How long the end of the interpreter waits for a lock that a stopped process holds.
 _EXIT_PATIENCE_NS: Final = 1_000_000_000
@@ -58,6 +60,8 @@ class Attachment:
         native = self.native()
         views = self._views
         if views is None or views[0] is not native:
+            from shmq.sources import NativeSource
+
             views = self._views = (native, NativeSource(self._instance, native))
         if views[1].directory.closed:
             raise Gone(f"instance {self._instance!r} was stopped: attach again when it is running")
@@ -103,6 +107,8 @@ def _attach(
         try:
             permits = shm.Permits(instance, owners)
         except NotRunning:
+            from shmq import sources
+
             sources.open_readonly(instance, owner)  # raises a better error for a foreign object
             raise
         permits.take(0 if kind == ClientKind.GATEWAY else shm.reserve())

@@ -62,14 +62,14 @@ def note(
 
 
 @contextlib.contextmanager
-def noted(action: str, topic: str = "", channel: str = "") -> Iterator[None]:
-    """Write a line when the block is done or has failed."""
+def noted(action: str, topic: str = "", channel: str = "", **more: str) -> Iterator[None]:
+    """Write a line when the block is done or has failed. more: further fields."""
     try:
         yield
     except Exception as exc:
-        note(action, topic, channel, result_of(exc))
+        note(action, topic, channel, result_of(exc), **more)
         raise
-    note(action, topic, channel)
+    note(action, topic, channel, **more)
 
 
 def result_of(exc: Exception) -> str:

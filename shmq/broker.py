@@ -8,9 +8,9 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, overload
 
-from shmq import _native, homes, ownership, peek, shm, sources, stats
+from shmq import _native, ownership, shm
 from shmq.answers import Answers
 from shmq.attachment import Attachment, pauses
 from shmq.client import (
@@ -25,38 +25,31 @@ from shmq.client import (
     lanes,
 )
 from shmq.client.arguments import number, whole
-from shmq.client.disk import Files
 from shmq.client.handle import Reduction, Shown
 from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
 from shmq.client.many import Missing
-from shmq.embedded import (
-    QUIET,
-    EmbeddedSupervisor,
-    blocking,
-    data_path_of,
-    memory_path,
-    owned_path,
-    unique_instance,
-)
 from shmq.errors import Gone, NotRunning, ShmqError
+from shmq.held import Held
 from shmq.keywords import Keywords
 from shmq.layout import ClientKind
 from shmq.names import check_instance, check_name, is_pattern
 from shmq.option_types import to_ns
-from shmq.options import Options
-from shmq.peek import Peeked
-from shmq.sources import NativeSource
-from shmq.stats import BrokerStats, ChannelStats
-from shmq.views import DirectoryView, QueueEntry
+
+if TYPE_CHECKING:
+    from shmq.client.disk import Files
+    from shmq.embedded import EmbeddedSupervisor
+    from shmq.peek import Peeked
+    from shmq.sources import NativeSource
+    from shmq.stats import BrokerStats, ChannelStats
+    from shmq.views import DirectoryView
 
 T = TypeVar("T")
 
 _MAX_IN_FLIGHT: Final = 200
-
 _MOST_IN_FLIGHT: Final = (1 << 32) - 1
 
 
-class Broker(Answers, metaclass=Shown):
+class Broker(Answers, Held, metaclass=Shown):
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
     data_path: a directory for the messages that do not fit in memory and for those that are left
@@ -110,28 +103,31 @@ class Broker(Answers, metaclass=Shown):
         disk: bool = True,
         **options: Unpack[Keywords],
     ) -> None:
-        instance = instance or os.environ.get("SHMQ_INSTANCE") or unique_instance()
+        from shmq import embedded, homes
+
+        instance = instance or os.environ.get("SHMQ_INSTANCE") or embedded.unique_instance()
         check_instance(instance)
-        options = QUIET | options
         if data_path is None and disk:
+            from shmq import sources
+
             # if a supervisor of this name was killed, its files are in the directory it used
             left = sources.data_path_left(instance)
             data_path = left if left and not homes.is_own(left, instance) else None
-        with data_path_of(instance, data_path) if disk else memory_path(data_path) as path:
-            chosen = Options.from_keywords(instance=instance, data_path=str(path), **options)
-            if not disk:
-                chosen = blocking(chosen)
-            self._join(instance, EmbeddedSupervisor(chosen, data_path is None, not disk))
+        place = embedded.data_path_of if disk else embedded.memory_path
+        with place(instance, data_path) as path:
+            chosen = embedded.options_of(instance, path, disk, options)
+            server = embedded.EmbeddedSupervisor(chosen, data_path is None, not disk)
+            self._join(instance, server)
 
     @classmethod
     def owned(cls, instance: str, **options: Unpack[Keywords]) -> Self:
         """An embedded broker without a disk that ends with this process, even if others are
         attached, for the rest of the package."""
+        from shmq import embedded
+
         self = object.__new__(cls)
-        chosen = Options.from_keywords(
-            instance=instance, data_path=str(owned_path()), **QUIET | options
-        )
-        self._join(instance, EmbeddedSupervisor(blocking(chosen), False, owned=True))
+        chosen = embedded.options_of(instance, embedded.owned_path(), False, options)
+        self._join(instance, embedded.EmbeddedSupervisor(chosen, False, owned=True))
         return self
 
     @classmethod
@@ -186,7 +182,7 @@ class Broker(Answers, metaclass=Shown):
     def ended(self) -> bool:
         """Whether `close` was called or the instance was stopped for good. Attach again then."""
         try:
-            self.views()
+            self.native()
         except Gone:
             return True
         return False
@@ -421,19 +417,6 @@ class Broker(Answers, metaclass=Shown):
         files = functools.partial(self._files, queue, serial)
         return read_lease(native, queue, serial, lease, part, files, rows, max_bytes, properties)
 
-    def finish_lease(self, topic: str, channel: str, lease: int) -> int:
-        """Finish a lease, whoever holds it. Returns the number of its messages. Raises LeaseLost
-        if there is no such lease, and Gone if there is no such channel."""
-        native, queue, serial = self._existing_queue(topic, channel)
-        return native.lease_end(queue, serial, lease, False)
-
-    def return_lease(self, topic: str, channel: str, lease: int) -> int:
-        """Return a lease, whoever holds it: its messages go to the head of the channel. Returns
-        their number. Raises LeaseLost if there is no such lease, and Gone if there is no such
-        channel."""
-        native, queue, serial = self._existing_queue(topic, channel)
-        return native.lease_end(queue, serial, lease, True)
-
     def _message_timeout(self, seconds: float | str | None) -> int:
         """The timeout in ns as the extension takes it. 0 means the broker's, -1 means none."""
         if seconds is None:
@@ -547,22 +530,26 @@ class Broker(Answers, metaclass=Shown):
             queue, serial = found
         else:
             native, queue, serial = self._existing_queue(topic, channel)
-        entry = QueueEntry(queue, serial, 0, channel, False)
+        from shmq import peek
+
         source = self.views()
-        return peek.peek(source.queue(entry), state, n, source.directory.clients)
+        return peek.peek(source.queue_at(queue, serial), state, n, source.directory.clients)
 
     def channel_stats(self, topic: str, channel: str) -> ChannelStats:
         """Return the counts of one channel, without its consumers. The cost does not depend on the
         number of other channels. Raises Gone if there is no such channel, and BadName."""
         _, queue, serial = self._existing_queue(topic, channel)
-        view = self.views().queue(QueueEntry(queue, serial, 0, channel, False))
-        return stats.read_queue(channel, view)
+        from shmq import stats
+
+        return stats.read_queue(channel, self.views().queue_at(queue, serial))
 
     def channel_depth(self, topic: str, channel: str) -> int:
         """Return the number of messages of one channel that wait, in memory and on disk. The cost
         does not depend on that number. Raises Gone if there is no such channel, and BadName."""
         _, queue, serial = self._existing_queue(topic, channel)
-        return stats.depth(self.views().queue(QueueEntry(queue, serial, 0, channel, False)))
+        from shmq import stats
+
+        return stats.depth(self.views().queue_at(queue, serial))
 
     def channel_identity(self, topic: str, channel: str) -> str:
         """Return the identity of the channel's queue segment. It changes when the channel is
@@ -575,6 +562,8 @@ class Broker(Answers, metaclass=Shown):
     def stats(self) -> BrokerStats:
         """Return the counts of all topics, channels and clients; `to_json()` of the result has the
         shape of nsqd's /stats. Raises Gone."""
+        from shmq import stats
+
         return stats.collect(self.views(), self.supervisor_alive())
 
     # ---- the attachment ----
@@ -582,8 +571,10 @@ class Broker(Answers, metaclass=Shown):
     def native(self) -> _native.Broker:
         """The extension's handle, for the rest of the package. Raises Gone if the broker was
         closed or the instance was stopped."""
-        self.views()
-        return self._attachment.native()
+        native = self._attachment.native()
+        if native.stopped:
+            self.views()  # raises Gone unless it is still being stopped
+        return native
 
     def max_msg_size(self) -> int:
         """The limit of that name, for the rest of the package. Raises as `views`."""
@@ -599,8 +590,10 @@ class Broker(Answers, metaclass=Shown):
         return self.views().directory
 
     def _files(self, queue: int, serial: int) -> Files:
+        from shmq.client.disk import Files
+
         source = self.views()
-        view = source.queue(QueueEntry(queue, serial, 0, None, False))
+        view = source.queue_at(queue, serial)
         directory = source.directory
         path, most = directory.data_path, directory.limits["max_msg_size"]
         return Files(view, path, int(most))

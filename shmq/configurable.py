@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from shmq.client.dead_letters import check_no_cycle
 from shmq.finder import Finder
 from shmq.names import check_name
 from shmq.settings import KEYS, Settings, SettingWords, unknown_keyword
-from shmq.sources import NativeSource
+
+if TYPE_CHECKING:
+    from shmq.sources import NativeSource
 
 
 class Configurable(Finder):

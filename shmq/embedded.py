@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from shmq import homes, interpreter, shm, sources
+from shmq import homes, interpreter, shm
 from shmq.attachment import pauses
 from shmq.errors import ShmqError
 from shmq.keywords import Keywords
@@ -162,6 +162,8 @@ class EmbeddedSupervisor:
 
     def _answers(self, pid: int) -> bool:
         """Returns True if the directory names it and every object that a client needs exists."""
+        from shmq import sources  # numpy comes with it, while the supervisor starts
+
         with contextlib.suppress(ShmqError):  # the objects may be another user's
             directory = sources.open_readonly(self.options.instance).directory
             shm.Permits(self.options.instance).close()
@@ -219,14 +221,18 @@ def data_path_of(instance: str, data_path: str | os.PathLike[str] | None) -> Ite
             yield path
 
 
-def blocking(options: Options) -> Options:
-    """The options of a broker without a disk: what is full blocks, unless they say otherwise."""
+def options_of(instance: str, data_path: Path, disk: bool, given: Keywords) -> Options:
+    """The options of an embedded broker. In one without a disk what is full blocks, unless they
+    say otherwise. Raises as `Options.from_keywords`."""
+    chosen = Options.from_keywords(instance=instance, data_path=str(data_path), **QUIET | given)
+    if disk:
+        return chosen
     always = ("*: overflow=block",)
-    return options.replace(topics=always + options.topics, channels=always + options.channels)
+    return chosen.replace(topics=always + chosen.topics, channels=always + chosen.channels)
 
 
 @contextlib.contextmanager
-def memory_path(data_path: object) -> Iterator[Path]:
+def memory_path(_instance: str, data_path: object) -> Iterator[Path]:
     """A data path in memory, which goes if the block raises. Raises ValueError if the caller named
     a data path."""
     if data_path is not None:

@@ -19,6 +19,7 @@
 * `LeaseLost`: the lease has ended: its time was over, or an administrator ended it
 * `LeaseFenced`: another holder has opened the name since
 * `TooManyClients`: all 1024 client entries are taken
+* `OtherNamespace`: the broker is in another PID namespace (another container): share it
 * `ShutDown`: a queue was shut down; `queue.ShutDown` itself from Python 3.13 on, and no ShmqError
 
 An option of `Broker` that is out of bounds raises `OptionError`, a ValueError that is no ShmqError.
@@ -40,6 +41,7 @@ from shmq._native import (
     MessageTooBig,
     NotInFlight,
     NotRunning,
+    OtherNamespace,
     Rejected,
     ShmqError,
     TooManyClients,
@@ -70,6 +72,7 @@ __all__ = [
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
+    "OtherNamespace",
     "Rejected",
     "ShmqError",
     "ShutDown",

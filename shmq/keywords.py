@@ -1,6 +1,6 @@
 """The options of `shmq.Broker` as keywords, for type checkers and editors.
 
-Made from options.py by tests/conventions/test_keywords.py, which also says what to run after a
+Made from option_fields.py by tests/conventions/test_keywords.py; `tools/dev tables` runs it after a
 change.
 """
 
@@ -26,6 +26,7 @@ class Keywords(TypedDict, total=False):
     arena_size: int | None
     max_msg_size: int | None
     max_body_size: int | None
+    history_bytes: int | None
     max_topics: int | None
     msg_timeout: float | None
     max_msg_timeout: float | None

@@ -1,19 +1,21 @@
 """The structures that layout.h declares, for numpy: dtypes, numbers and the fields of state words.
 
-Everything comes from the tables that the extension exports; nothing is written down twice.
+Everything comes from the tables that the extension exports; nothing is written down twice. numpy
+is imported by the functions that need it: a process that only publishes and takes never loads it.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shmq import _native
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
 
 _CONSTANTS: Final = _native.CONSTANTS
 
@@ -21,6 +23,16 @@ _CONSTANTS: Final = _native.CONSTANTS
 def constant(name: str) -> int:
     """A SHMQ_ number of layout.h or shmq.h, by its name there without `SHMQ_`."""
     return _CONSTANTS[name]
+
+
+_LOCK_HOLDER: Final = constant("LOCK_HOLDER")
+_TID_MASK: Final = 0x3FFFFFFF  # the kernel's FUTEX_TID_MASK
+
+
+def lock_holder(mutex: Any) -> int:
+    """The id of the thread that holds a robust mutex, from its bytes; 0 if none does."""
+    word = bytes(mutex)[_LOCK_HOLDER : _LOCK_HOLDER + 4]
+    return int.from_bytes(word, "little") & _TID_MASK
 
 
 MAGIC: Final = constant("MAGIC")
@@ -79,6 +91,8 @@ class EntryState(enum.IntEnum):
     FREE = constant("ENTRY_FREE")
     LIVE = constant("ENTRY_LIVE")
     DELETING = constant("ENTRY_DELETING")
+    ERASING = constant("ENTRY_ERASING")
+    """Its files go, too."""
 
 
 class Ready(enum.IntEnum):
@@ -127,6 +141,8 @@ def dtype(structure: str) -> np.dtype[Any]:
     """The numpy type of a structure of layout.h, by its name there without `shmq_` and `_desc`."""
     made = _dtypes.get(structure)
     if made is None:
+        import numpy as np
+
         names, formats, offsets = [], [], []
         for name, (kind, offset, _size, count) in _native.LAYOUT[structure].items():
             item: Any = dtype(kind) if kind in _native.LAYOUT else np.dtype(kind)
@@ -147,16 +163,22 @@ def has_pages(segment: Any, at: int, nbytes: int) -> bool:
 
 def state(words: Any) -> Any:
     """The states in state words (one word or a column)."""
+    import numpy as np
+
     return words & np.uint64(0xFF)
 
 
 def owner(words: Any) -> Any:
     """The client indices in state words."""
+    import numpy as np
+
     return (words >> np.uint64(8)) & np.uint64(0xFFFF)
 
 
 def generation(words: Any) -> Any:
     """The generations in state words: how often each slot was taken."""
+    import numpy as np
+
     return words >> np.uint64(24)
 
 

@@ -89,7 +89,8 @@ class Peeked:
 
     id: 16 hex digits. timestamp: publish time, ns since 1970. attempts: deliveries so far.
     properties: names and values beside the body; empty also if something has overwritten them.
-    failures: deliveries that failed, in a channel that counts them.
+    failures: deliveries that failed, in a channel that counts them. length: bytes of the body, of
+    which `body` may be the beginning.
     state: "ready", "in_flight" or "deferred". due: when a deferred message becomes ready (ns since
     1970), else None.
 
@@ -112,6 +113,7 @@ class Peeked:
     until: int | None = None
     properties: dict[str, bytes] = field(default_factory=dict, hash=False)
     failures: int = 0
+    length: int = 0
 
 
 #: State of a message as `Peeked.state` has it -> the states of the slots that are shown for it.
@@ -126,14 +128,18 @@ PEEK_NAMES: Final = {**PEEK_STATES, "requeued": (State.REQUEUED,)}
 
 
 def peek(
-    view: QueueView, state: str = "ready", n: int = 10, clients: Array | None = None
+    view: QueueView,
+    state: str = "ready",
+    n: int = 10,
+    clients: Array | None = None,
+    most: int | None = None,
 ) -> list[Peeked]:
     """Return up to n messages in memory, without taking them; disk is not looked at.
 
     "ready" gives them in the order of delivery, "requeued" those of them that were delivered before
     or come from disk, "in_flight" by deadline, "deferred" by due time. A message that moves while
-    it is read is left out. clients: the directory's client entries, which have the pids. Raises
-    ValueError for another state.
+    it is read is left out. clients: the directory's client entries, which have the pids. most: the
+    bytes of a body that are copied at most; None: all. Raises ValueError for another state.
     """
     if state not in PEEK_NAMES:
         raise ValueError(f"state must be one of {', '.join(PEEK_NAMES)}, not {state!r}")
@@ -154,10 +160,23 @@ def peek(
         if len(found) >= n:
             break
         if index < len(slots):
-            message = _copy(view, slots[index : index + 1], PEEK_NAMES[state], clients)
+            message = _copy(view, slots[index : index + 1], PEEK_NAMES[state], clients, most)
             if message is not None:
                 found.append(message)
     return found
+
+
+def find(
+    view: QueueView, id: int, clients: Array | None = None, most: int | None = None
+) -> Peeked | None:
+    """The message of this id that `peek` would show in some state; None if there is none. clients,
+    most: as for `peek`."""
+    slots = view.slots
+    for index in np.flatnonzero(slots["id"] == np.uint64(id)).tolist():
+        message = _copy(view, slots[index : index + 1], _SHOWN, clients, most)
+        if message is not None:
+            return message
+    return None
 
 
 def _by_time(view: QueueView, when: Array, slots: Array) -> Array:
@@ -166,9 +185,14 @@ def _by_time(view: QueueView, when: Array, slots: Array) -> Array:
 
 
 def _copy(
-    view: QueueView, slot: Array, states: tuple[State, ...], clients: Array | None
+    view: QueueView,
+    slot: Array,
+    states: tuple[State, ...],
+    clients: Array | None,
+    most: int | None,
 ) -> Peeked | None:
-    """The message in a slot; None if its state is another, or if it changed while it was read."""
+    """The message in a slot with up to `most` bytes of its body; None if its state is another, or
+    if it changed while it was read."""
     before = slot.copy()[0]
     now = State(int(state(before["word"]))) if int(state(before["word"])) in _KNOWN else State.FREE
     if now not in states:
@@ -177,11 +201,13 @@ def _copy(
     arena = view.arena
     if at + length > len(arena):
         return None
-    body = arena[at : at + length].tobytes() if length else b""
+    properties = _properties_size(before)
+    copied = length if most is None else min(length, properties + most)
+    content = arena[at : at + copied].tobytes() if length else b""
     after = slot.copy()[0]
     if any(after[field] != before[field] for field in _READ):
         return None
-    block, body = _separate(before, body)
+    block, body = content[:properties], content[properties:]
     has_failed = int(before["flags"]) & constant("SLOT_FAILED")
     when = int(before["deadline"])
     in_flight = now is State.IN_FLIGHT
@@ -201,17 +227,17 @@ def _copy(
         until=_real(when) if has_end else None,
         properties=_properties(block),
         failures=int(before["failures"]) >> 16 if has_failed else 0,
+        length=length - properties,
     )
 
 
 _READ: Final = ("word", "id", "body", "length", "flags", "properties")
 
 
-def _separate(slot: Array, content: bytes) -> tuple[bytes, bytes]:
-    """The properties and the body of a slot."""
-    has = int(slot["flags"]) & constant("SLOT_PROPERTIES")
-    size = int(slot["properties"]) if has else 0
-    return (content[:size], content[size:]) if size <= len(content) else (b"", content)
+def _properties_size(slot: Array) -> int:
+    """Bytes of the properties in front of the body; 0 also if their size is impossible."""
+    size = int(slot["properties"]) if int(slot["flags"]) & constant("SLOT_PROPERTIES") else 0
+    return size if size <= int(slot["length"]) else 0
 
 
 def _properties(block: bytes) -> dict[str, bytes]:
@@ -233,3 +259,4 @@ def _real(monotonic: int) -> int:
 
 
 _KNOWN = frozenset(State)
+_SHOWN: Final = tuple(each for states in PEEK_STATES.values() for each in states)

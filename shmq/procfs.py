@@ -90,6 +90,21 @@ def start_time(pid: int) -> int | None:
     return None
 
 
+def exit_code(pid: int, start_time: int) -> int | None:
+    """How an ending process ended, as wait(2) tells it: the signal, or the exit status << 8. None
+    if it is gone, does not end, or belongs to a user whose processes this one may not trace."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            text = file.read()
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid() != 0:
+            return None  # the kernel says 0 then
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    is_ending = fields[0] in _DEAD or int(fields[6]) & _PF_EXITING
+    return int(fields[49]) if is_ending and int(fields[19]) == start_time else None
+
+
 def is_running(pid: int, thread: int) -> bool:
     """Returns True if the process has this thread and the thread is not exiting."""
     stat = Stat.read(pid, thread)
@@ -107,6 +122,16 @@ def program_name(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return name_of(file.read(4096).decode(errors="replace").split("\0"))
+    except OSError:
+        return ""
+
+
+def short_name(pid: int) -> str:
+    """The first 15 characters of a process's name, which is readable until it is reaped. Empty if
+    it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return name_of([file.read()[:-1].decode(errors="replace")])
     except OSError:
         return ""
 

@@ -12,7 +12,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypedDict
 
@@ -80,8 +80,8 @@ class Settings:
     """Whether messages that drop-oldest drops go to the dead topic."""
 
     def __post_init__(self) -> None:
-        for name in KEYS:
-            object.__setattr__(self, name, _CHECKS[name](name, getattr(self, name)))
+        for name, (_, check) in _FUNCTIONS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         limit = "max_messages" if self.max_messages is not None else "max_bytes"
         if self.overflow == "disk" and getattr(self, limit) is not None:
             raise BadArgument(
@@ -111,7 +111,7 @@ class Settings:
         return dataclasses.replace(
             self,
             **{
-                name: _PARSERS[name](name, value) if isinstance(value, str) else value
+                name: _FUNCTIONS[name][0](name, value) if isinstance(value, str) else value
                 for name, value in words.items()
             },
         )
@@ -381,31 +381,37 @@ def _parse_word(name: str, text: str) -> str:
     return text
 
 
-_PARSERS: Final[dict[str, Any]] = {
-    "max_messages": _parse_count,
-    "max_bytes": _parse_size,
-    "overflow": _parse_word,
-    "message_ttl": _parse_seconds,
-    "max_attempts": _parse_count,
-    "retry_delay": _parse_delay,
-    "dead_letter": _parse_name,
-    "expired_to_dead": _parse_switch,
-    "overflow_to_dead": _parse_switch,
-}
-_CHECKS: Final[dict[str, Any]] = {
-    "max_messages": _count,
-    "max_bytes": _count,
-    "overflow": _overflow,
-    "message_ttl": _ttl,
-    "max_attempts": _attempts,
-    "retry_delay": _delay,
-    "dead_letter": _name,
-    "expired_to_dead": _switch,
-    "overflow_to_dead": _switch,
+#: Setting -> the function that reads its text, and the one that checks its value; in their order.
+_FUNCTIONS: Final[dict[str, tuple[Callable[[str, str], Any], Callable[[str, Any], Any]]]] = {
+    "max_messages": (_parse_count, _count),
+    "max_bytes": (_parse_size, _count),
+    "overflow": (_parse_word, _overflow),
+    "message_ttl": (_parse_seconds, _ttl),
+    "max_attempts": (_parse_count, _attempts),
+    "retry_delay": (_parse_delay, _delay),
+    "dead_letter": (_parse_name, _name),
+    "expired_to_dead": (_parse_switch, _switch),
+    "overflow_to_dead": (_parse_switch, _switch),
 }
 
 #: The names of all settings, in their order.
-KEYS: Final = tuple(_CHECKS)
+KEYS: Final = tuple(_FUNCTIONS)
+
+#: Name of a setting -> what may be written for it, and what it means: for people who change one.
+MEANINGS: Final[dict[str, tuple[str, str]]] = {
+    "max_messages": ("messages, or none", "at most so many wait, without those in flight"),
+    "max_bytes": ("bytes, as 64MiB, or none", "at most so many bytes of bodies wait"),
+    "overflow": (", ".join(OVERFLOWS), "what a publish to a full channel does"),
+    "message_ttl": ("duration, as 10m, or none", "an older message is not delivered any more"),
+    "max_attempts": ("failures, 1 to 65535, or none", "after so many a message is dead"),
+    "retry_delay": (
+        "duration, as 1s or 1s..5m, or none",
+        "before a failed message is delivered again; it doubles up to the second",
+    ),
+    "dead_letter": ("topic, or none", "where dead messages go; none: TOPIC.CHANNEL.dead"),
+    "expired_to_dead": ("true, false", "whether expired messages go to the dead topic"),
+    "overflow_to_dead": ("true, false", "whether what drop-oldest drops goes to the dead topic"),
+}
 
 
 def _show(name: str, value: Any) -> str:

@@ -5,6 +5,7 @@ them.
     /shmq.<instance>.<serial>   one queue; a serial is never used twice
     /shmq.<instance>.<serial>.bad   a queue whose segment was overwritten, set aside
     /shmq.<instance>.attach     named semaphore: how many client entries are free
+    /shmq.<instance>:history    history and log of deaths (no instance's name has a colon)
 
 The core maps file descriptors and knows no names; only this module builds them. Only the supervisor
 creates and unlinks. Mode and group are set on the object itself, independent of the umask. The
@@ -36,6 +37,9 @@ SHM_DIRECTORY = "/dev/shm"
 #: The value of a `group` argument that means: no group.
 NO_GROUP = -1
 
+#: Bytes of the smallest history that is kept: the totals and the deaths.
+LEAST_HISTORY = 1 << 20
+
 _SEMAPHORE = 16  # every C library's semaphore has at least this number of bytes
 
 _YOUNG = 1.0  # seconds after which an object certainly has its group and mode
@@ -61,6 +65,11 @@ def queue_name(instance: str, serial: int) -> str:
 def attach_semaphore_name(instance: str) -> str:
     """Name of the semaphore that counts the free client entries."""
     return f"{directory_name(instance)}.attach"
+
+
+def history_name(instance: str) -> str:
+    """Name of the segment with the history and the log of deaths."""
+    return f"{directory_name(instance)}:history"
 
 
 def directory_path(instance: str) -> str:
@@ -127,6 +136,18 @@ def open_queue(
     """A new descriptor of a queue segment. Raises FileNotFoundError if it was deleted, and
     NotTrusted. owners: the directory's owner, if the caller has it; None: as `open_segment`."""
     return open_segment(queue_name(instance, serial), read_only=read_only, owners=owners)
+
+
+def open_history(instance: str, owner: str | int | None = None) -> int:
+    """A new descriptor of the history, for reading. owner: as of `open_directory`. Raises
+    FileNotFoundError, NotTrusted, and ShmqError if this user has no permission."""
+    name = history_name(instance)
+    try:
+        return open_segment(name, read_only=True, owners=ownership.trusted(owner))
+    except PermissionError as exc:
+        raise ShmqError(
+            f"read the history of instance {instance!r}: {_forbidden(path_of(name))}"
+        ) from exc
 
 
 def not_running(instance: str) -> NotRunning:
@@ -274,8 +295,8 @@ def unlink_instance(instance: str) -> list[str]:
 
 @dataclass(frozen=True)
 class SharedObject:
-    """One object in /dev/shm. kind: "directory", "queue" (with a `serial`) or "semaphore". uid: the
-    owner of the file."""
+    """One object in /dev/shm. kind: "directory", "queue" (with a `serial`), "semaphore" or
+    "history". uid: the owner of the file."""
 
     name: str
     kind: str
@@ -294,12 +315,13 @@ class SharedObject:
 
 
 def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObject]:
-    """Every object of the instance: directory, semaphore, queues by serial.
+    """Every object of the instance: directory, semaphore, history, queues by serial.
 
     Lists only objects of this user, unless `everybodys`: an object that another user created under
     such a name is not part of this user's instance.
     """
     directory, attach = directory_name(instance), attach_semaphore_name(instance)
+    history = history_name(instance)
     found = []
     for file in _files():
         item = None
@@ -307,6 +329,8 @@ def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObjec
             item = SharedObject(directory, "directory")
         elif file == f"sem.{attach[1:]}":
             item = SharedObject(attach, "semaphore")
+        elif file == history[1:]:
+            item = SharedObject(history, "history")
         elif file.startswith(f"{directory[1:]}.") and _QUEUE.fullmatch(file[len(directory) - 1 :]):
             item = SharedObject(f"/{file}", "queue", int(file[len(directory) :]))
         if item is not None:
@@ -314,7 +338,7 @@ def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObjec
                 uid = os.lstat(item.path).st_uid
                 if everybodys or uid == os.geteuid():
                     found.append(replace(item, uid=uid))
-    order = {"directory": 0, "semaphore": 1, "queue": 2}
+    order = {"directory": 0, "semaphore": 1, "history": 2, "queue": 3}
     return sorted(found, key=lambda item: (order[item.kind], item.serial or 0))
 
 

@@ -14,7 +14,15 @@ from typing import Final, Protocol, Self
 from shmq import _native, procfs, shm
 from shmq._native import NotReady
 from shmq.errors import Gone, LayoutMismatch, ShmqError
-from shmq.views import DirectoryView, QueueEntry, QueueView
+from shmq.layout import SegmentKind, dtype
+from shmq.views import (
+    DirectoryView,
+    QueueEntry,
+    QueueView,
+    StoreEntry,
+    StoreView,
+    check_segment,
+)
 
 #: A supervisor stores its heartbeat four times a second; one that is older than this is dead.
 _SILENT_NS: Final = 5 * 10**9
@@ -50,6 +58,10 @@ class NativeSource:
             raise Gone(f"queue {entry.serial} of instance {self.instance!r} was deleted")
         return view
 
+    def queue_at(self, index: int, serial: int) -> QueueView:
+        """View of the segment of the queue at a place. Raises Gone if it was deleted."""
+        return self.queue(QueueEntry(index, serial, 0, None, False))
+
 
 class ReadOnlySource:
     """An instance's segments mapped read-only, without a client entry: for `shmq stat` and `shmq
@@ -74,16 +86,45 @@ class ReadOnlySource:
         read."""
         view = self._queues.get(entry.serial)
         if view is None or view.closed:
-            self._queues.pop(entry.serial, None)
-            what = f"queue {entry.serial} of instance {self.instance!r}"
-            try:
-                fd = shm.open_queue(
-                    self.instance, entry.serial, read_only=True, owners=self._owners
-                )
-            except FileNotFoundError:
-                raise Gone(f"{what} was deleted") from None
+            self.forget(entry)
+            fd, what = self._open_queue(entry)
             view = self._queues[entry.serial] = QueueView(map_readonly(fd, what), what)
         return view
+
+    def descriptor(self, entry: QueueEntry) -> int:
+        """A new descriptor of a queue's segment, whose header was checked, for a reader of very
+        many queues that maps none of them. Raises as `queue`."""
+        fd, what = self._open_queue(entry)
+        try:
+            header = os.pread(fd, dtype("queue").itemsize, 0)
+            check_segment(header, SegmentKind.QUEUE, what, os.fstat(fd).st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def forget(self, entry: QueueEntry) -> None:
+        """Forget a queue's view, until `queue` maps it again."""
+        self._queues.pop(entry.serial, None)
+
+    def _open_queue(self, entry: QueueEntry) -> tuple[int, str]:
+        """(descriptor, name in errors) of a queue's segment."""
+        what = f"queue {entry.serial} of instance {self.instance!r}"
+        try:
+            serial, owners = entry.serial, self._owners
+            return shm.open_queue(self.instance, serial, read_only=True, owners=owners), what
+        except FileNotFoundError:
+            raise Gone(f"{what} was deleted") from None
+
+    def store(self, entry: StoreEntry) -> StoreView:
+        """View of a results store's segment, mapped anew. Raises Gone if it was deleted since
+        `entry` was read."""
+        what = f"results store {entry.name!r} of instance {self.instance!r}"
+        try:
+            fd = shm.open_queue(self.instance, entry.serial, read_only=True, owners=self._owners)
+        except FileNotFoundError:
+            raise Gone(f"{what} was deleted") from None
+        return StoreView(map_readonly(fd, what), what)
 
     def close(self) -> None:
         """Forget the views. Pages are unmapped when no array of them is left."""

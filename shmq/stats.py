@@ -198,6 +198,11 @@ class ChannelStats:
     """Waiting messages that made room for newer ones (overflow=drop-oldest)."""
     rejected: int = 0
     """Publishes that a limit refused (overflow=reject)."""
+    body_limit: int = 0
+    """Bytes of bodies that it may have in memory (`arena_size`)."""
+    held_bytes: int = 0
+    """Bytes of the bodies of messages in flight, deferred or leased in memory. With three quarters
+    of `body_limit` consumers get no more, so that the others can still go to disk."""
     settings: Settings | None = None
     """Its settings; None if its segment is damaged."""
     leased: int = 0
@@ -464,17 +469,16 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
     """Read all counts. alive: whether the supervisor lives, if the caller knows exactly from an
     attachment."""
     directory = source.directory
-    header = directory.header
-    clients = read_clients(directory)
+    broker = read_broker(source, alive)
+    clients = {client.index: client for client in broker.clients}
     found: dict[int, list[ChannelStats]] = {}
     for entry, view in sources.live_queues(source):
         stats = read_queue(entry.channel, view, clients, entry.ephemeral)
         found.setdefault(entry.topic, []).append(stats)
-    topics = []
     for topic in directory.live_topics():
         queues = found.get(topic.index, [])
         channels = [item for item in queues if item.name is not None]
-        topics.append(
+        broker.topics.append(
             TopicStats(
                 name=topic.name,
                 message_count=topic.messages,
@@ -486,6 +490,15 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
                 settings=directory.topic_settings(topic.index),
             )
         )
+    broker.topics.sort(key=lambda item: item.name)
+    return broker
+
+
+def read_broker(source: Source, alive: bool | None = None) -> BrokerStats:
+    """Read the counts of the instance itself, without those of its topics. alive: as in
+    `collect`."""
+    directory = source.directory
+    header = directory.header
     age = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - int(header["heartbeat"])
     alive = sources.supervisor_alive(directory) if alive is None else alive
     disk_errno, since = directory.disk_trouble if alive else (0, 0)
@@ -500,8 +513,7 @@ def collect(source: Source, alive: bool | None = None) -> BrokerStats:
         stopping=bool(header["stopping"]),
         reaped=int(header["reaped"]),
         rebuilt=int(header["rebuilt"]),
-        topics=sorted(topics, key=lambda item: item.name),
-        clients=list(clients.values()),
+        clients=list(read_clients(directory).values()),
         foreign=directory.is_foreign,
         data_path=directory.data_path,
         disk_errno=disk_errno,
@@ -566,7 +578,7 @@ def read_queue(
         ephemeral=ephemeral,
         memory_bytes=committed_bytes(header),
         body_bytes=max(body_bytes, 0),
-        oldest_age=_oldest_age(view),
+        oldest_age=oldest_age(view),
         queue=int(header["index"]),
         serial=int(header["segment"]["serial"]),
         latency=_latency(view),
@@ -574,6 +586,8 @@ def read_queue(
         dead_lettered=int(header["dead_lettered"]),
         dropped_oldest=int(header["dropped_oldest"]),
         rejected=int(header["rejected"]),
+        body_limit=int(header["arena_max"]),
+        held_bytes=_held_bytes(view, header),
         settings=view.settings,
         leased=int(header["leased"]) + run,
         leases=peek.open_leases(view) if header["leased"] or run else [],
@@ -590,6 +604,17 @@ def depth(view: QueueView) -> int:
 def _depth(view: QueueView, header: Array, on_disk: int) -> int:
     waiting = view.ring_length("ready") + view.ring_length("requeue")
     return waiting + on_disk + int(header["spilling_count"])
+
+
+def _held_bytes(view: QueueView, header: Array) -> int:
+    """Bytes of the blocks of messages in flight, deferred or leased. The core counts those with
+    them that came back, or were read from disk, and wait again."""
+    used = int(header["in_use_bytes"])
+    if used:
+        slots, waiting = view.slots, view.front("requeue", layout.NONE)
+        blocks = slots["capacity"][waiting[waiting < len(slots)]].astype(np.int64)
+        used -= int(blocks.sum()) + layout.constant("ARENA_HEAD") * len(blocks)
+    return max(used, 0)
 
 
 def _latency(view: QueueView) -> Latency:
@@ -617,13 +642,22 @@ def committed_bytes(header: Array) -> int:
     )
 
 
-def _oldest_age(view: QueueView) -> float | None:
-    waiting = np.concatenate((view.requeue, view.front("ready", 1)))
+def oldest_at(view: QueueView, most: int = layout.NONE) -> int | None:
+    """When the longest waiting message in memory was published, CLOCK_REALTIME ns; None if none
+    waits. most: look at only so many of those that wait for another delivery."""
+    waiting = np.concatenate((view.front("requeue", most), view.front("ready", 1)))
     if not len(waiting):
         return None
     slots = view.slots
     oldest = int(slots["timestamp"][waiting[waiting < len(slots)]].min(initial=_LATEST))
-    return None if oldest == _LATEST else max(time.time_ns() - oldest, 0) / 1e9
+    return None if oldest == _LATEST else oldest
+
+
+def oldest_age(view: QueueView) -> float | None:
+    """Seconds since the longest waiting message of a queue in memory was published; None if none
+    waits there."""
+    oldest = oldest_at(view)
+    return None if oldest is None else max(time.time_ns() - oldest, 0) / 1e9
 
 
 _LATEST = np.iinfo(np.int64).max

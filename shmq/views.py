@@ -10,8 +10,9 @@ reading it (see `peek`). `sources` has the ways to get a view.
 from __future__ import annotations
 
 import os
+from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +42,13 @@ from shmq.settings import Settings
 _TRIES = 5
 
 
-def check_segment(buffer: Any, kind: int, what: str) -> None:
+def check_segment(buffer: Any, kind: int, what: str, size: int | None = None) -> None:
     """Check that the buffer is a whole and ready segment of this build. These are the core's own
     checks, for readers that go without the core. Raises LayoutMismatch, NotReady if the
-    segment is being made, and Gone if it is closed. `what` names the segment in the error."""
+    segment is being made, and Gone if it is closed. `what` names the segment in the error.
+    size: the segment's bytes, if the buffer is only its beginning."""
     raw = memoryview(buffer)
+    size = raw.nbytes if size is None else size
     head_type = dtype("segment")
     if raw.nbytes < head_type.itemsize:
         raise NotReady(f"{what}: only {raw.nbytes} bytes, its making was not finished")
@@ -72,8 +75,8 @@ def check_segment(buffer: Any, kind: int, what: str) -> None:
         raise Gone(f"{what}: closed")
     if int(head["ready"]) != Ready.READY:
         raise NotReady(f"{what}: not ready, its making was not finished; try again")
-    if not 0 < int(head["size"]) <= raw.nbytes:
-        raise LayoutMismatch(f"{what}: says {int(head['size'])} bytes but has {raw.nbytes}")
+    if not 0 < int(head["size"]) <= size:
+        raise LayoutMismatch(f"{what}: says {int(head['size'])} bytes but has {size}")
 
 
 def _check_regions(header: Array, regions: dict[str, int], what: str) -> None:
@@ -99,10 +102,11 @@ class _View:
             raise LayoutMismatch(f"{what}: shorter than its header")
         self._buffer = memoryview(buffer).toreadonly()
         self.what = what
-        self._places: dict[str, int] = {}  # region -> offset, read once: the header may be damaged
         self._backed: dict[str, int] = {}  # region -> number of its entries that have pages
         self.header: Array = np.ndarray((), dtype(self.STRUCTURE), self._buffer)
         """The segment's header, a record array of no dimensions: `int(view.header["epoch"])`."""
+        self.header_bytes = self._buffer.cast("B")[: self.header.dtype.itemsize]
+        """The bytes of the header, for a reader that takes many fields at once."""
 
     @property
     def nbytes(self) -> int:
@@ -118,8 +122,12 @@ class _View:
         """Whether the segment was removed: its contents are no longer valid."""
         return int(self.header["segment"]["ready"]) != Ready.READY
 
+    def _place(self, at: str) -> int:
+        """The offset of a region."""
+        return self.read(at)
+
     def _array(self, kind: Any, at: str, count: int, most: int) -> Array:
-        place = self._places[at] if at in self._places else self.read(at)
+        place = self._place(at)
         count, backed = min(count, most), self._backed.get(at, 0)
         if count > backed:
             if has_pages(self._buffer, place, count * kind.itemsize):
@@ -145,7 +153,7 @@ class TopicEntry:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QueueEntry:
     """A live queue of the directory. channel is None for a topic's backlog."""
 
@@ -303,10 +311,14 @@ class DirectoryView(_View):
 
     def live_queues(self) -> list[QueueEntry]:
         """The live queues, by index."""
+        return self.queues_in(EntryState.LIVE)
+
+    def queues_in(self, state: EntryState) -> list[QueueEntry]:
+        """The queues whose entries have this state, by index."""
         table = self.queues
         return [
             self._queue_entry(table, index)
-            for index in np.flatnonzero(table["state"] == EntryState.LIVE).tolist()
+            for index in np.flatnonzero(table["state"] == state).tolist()
         ]
 
     def live_stores(self) -> list[StoreEntry]:
@@ -371,6 +383,16 @@ def _settings(record: Array) -> Settings | None:
         return None
 
 
+# ---- results store ----
+
+
+class StoreView(_View):
+    """The segment of a results store; its header has the counts."""
+
+    KIND = SegmentKind.STORE
+    STRUCTURE = "store"
+
+
 # ---- queue ----
 
 
@@ -379,6 +401,27 @@ class QueueView(_View):
 
     KIND = SegmentKind.QUEUE
     STRUCTURE = "queue"
+    _REGIONS: Final = {
+        name: place
+        for place, name in enumerate(
+            (
+                "slots_at",
+                "ready_at",
+                "defer_at",
+                "requeue_at",
+                "free_at",
+                "in_flight_when_at",
+                "deferred_when_at",
+                "in_flight_slot_at",
+                "deferred_slot_at",
+                "sessions_at",
+                "leases_at",
+                "lease_holders_at",
+                "latency_at",
+                "arena_at",
+            )
+        )
+    }
 
     def __init__(self, buffer: Any, what: str = "queue segment") -> None:
         super().__init__(buffer, what)
@@ -396,7 +439,11 @@ class QueueView(_View):
         regions["latency_at"] = dtype("latency").itemsize
         regions["arena_at"] = self.read("arena_max")
         _check_regions(self.header, regions, what)
-        self._places |= {name: self.read(name) for name in regions}
+        # read once: the header may be damaged later; a process may have ten thousand of these
+        self._places = array("Q", [self.read(name) for name in self._REGIONS])
+
+    def _place(self, at: str) -> int:
+        return self._places[self._REGIONS[at]]
 
     @property
     def slots(self) -> Array:

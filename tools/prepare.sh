@@ -115,7 +115,8 @@ lock_group() {
 
 lock_all() {
     lock_group dev project build-system build gateway joblib otel test &&
-        for group in spark java bench fuzz lock; do
+        lock_group frameworks celery django dramatiq taskiq frameworks &&
+        for group in arrow axe spark java bench fuzz monitoring lock wheels; do
             lock_group "$group" "$group" || return
         done
 }
@@ -206,6 +207,79 @@ prepare_spark() {
     install java 'install a Java runtime into .venv'
     [ -x "$venv/java/bin/java" ] || make_java
     export JAVA_HOME="$venv/java" PATH="$venv/java/bin:$PATH"
+}
+
+# A browser, and the checks that it makes for people with disabilities
+prepare_page() {
+    if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ] && ! command -v chromium-headless-shell >/dev/null && may_apt; then
+        packages=chromium-headless-shell
+        step apt-browser "install $packages" apt_install
+    fi
+    is_stamped axe "$hash" && return
+    step axe 'install axe-core' pip_locked --no-deps -r tools/locks/axe.txt
+    stamp axe "$hash"
+}
+
+# Debian's Prometheus without its service, and without what the machine has being changed
+unpack_prometheus() (
+    into=$top/build/peers/prometheus
+    rm -rf "$into" && mkdir -p "$into/package" "$top/build/peers/bin" && cd "$into/package" || return
+    apt-get download prometheus || { may_apt && $sudo apt-get update && apt-get download prometheus; } || return
+    dpkg-deb -x prometheus_*.deb "$into/package" && mv usr/bin/prometheus usr/bin/promtool "$into" || return
+    rm -rf "$into/package" && ln -sfn ../prometheus/prometheus ../prometheus/promtool "$top/build/peers/bin"
+)
+
+# Prometheus and promtool, and Grafana's types
+prepare_monitoring() {
+    install monitoring "install Grafana's types"
+    if [ -x build/peers/bin/promtool ] || { command -v promtool && command -v prometheus; } >/dev/null; then
+        return
+    fi
+    if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ]; then
+        step prometheus 'unpack Prometheus' unpack_prometheus
+    else
+        (step prometheus 'unpack Prometheus' unpack_prometheus) || say 'warning: tests beside Prometheus will be skipped'
+    fi
+}
+
+# Task frameworks, and their own tests
+prepare_frameworks() {
+    install frameworks 'install Celery, Django, Dramatiq and Taskiq'
+    their_tests celery '*/t/*'
+    # Django's tests run on older ones' backport too, so its package is unpacked for every Python
+    their_tests django '*/tests/*' --ignore-requires-python
+    their_tests dramatiq '*/tests/*'
+    their_tests taskiq '*/tests/*'
+}
+
+# unpack_tests NAME PATTERN [PIP OPTIONS]: of the source packages in tools/locks/NAME-tests.txt what has names of the
+# pattern, into a folder for each project in build/peers/NAME. The packages that the tests import are those of .venv.
+unpack_tests() (
+    into=$top/build/peers/$1 lock=tools/locks/$1-tests.txt pattern=$2
+    shift 2
+    rm -rf "$into" && mkdir -p "$into/packages" &&
+        "$venv/bin/python" -m pip download --require-hashes --no-build-isolation --no-binary :all: --no-deps "$@" \
+            --dest "$into/packages" -r "$lock" || return
+    for name in $(sed -n 's/^\([a-z0-9-]*\)==.*/\1/p' "$lock" | tr - _); do
+        mkdir "$into/$name" && tar -xzf "$into/packages/$name"-[0-9]*.tar.gz -C "$into/$name" --strip-components=1 \
+            --wildcards "$pattern" || return
+    done
+    rm -rf "$into/packages"
+)
+
+their_tests() {
+    name=$1
+    wanted=$(sha256sum "tools/locks/$name-tests.txt" | cut -d ' ' -f 1)
+    if is_stamped "$name-tests" "$wanted" && [ -d "build/peers/$name" ]; then
+        return
+    fi
+    if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ]; then
+        step "$name-tests" "unpack $name's own tests" unpack_tests "$@"
+    else
+        (step "$name-tests" "unpack $name's own tests" unpack_tests "$@") ||
+            { say "warning: $name's own tests will be skipped" && return; }
+    fi
+    stamp "$name-tests" "$wanted"
 }
 
 install_peers() { step peers 'install nsqd and its tools' tools/peers; }

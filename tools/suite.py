@@ -43,6 +43,13 @@ class Part:
     text: str
     commands: Sequence[Sequence[str]]
     lane: str = "compute"
+    waits: bool = False
+    """Whether its tests have limits of others in them, although it is in the lane that computes."""
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it runs only as far as the part beside it leaves room."""
+        return self.lane == "compute" and not self.waits
 
 
 def dev(*words: str) -> list[str]:
@@ -51,8 +58,9 @@ def dev(*words: str) -> list[str]:
 
 def pytest(*words: str, workers: int = 2 * CORES, together: bool = True) -> list[str]:
     """Most tests wait for processes, so there are twice as many workers as cores. together: the
-    tests of a file stay together, because they share its fixtures."""
-    spread = ["-n", str(workers), "--dist", "loadfile" if together else "load"]
+    tests of a file stay together, because they share its fixtures; else a worker that has nothing
+    left to do takes tests of another."""
+    spread = ["-n", str(workers), "--dist", "loadfile" if together else "worksteal"]
     return [sys.executable, "-m", "pytest", "-q", *(spread if workers > 1 else []), *words]
 
 
@@ -71,7 +79,7 @@ def unit(deep: bool, lane: str) -> Part:
 
 
 def depth(deep: bool) -> tuple[str, ...]:
-    return () if deep else ("-m", "not deep")
+    return ("-m", "not shallow" if deep else "not deep")
 
 
 def python(name: str, text: str, folders: Sequence[str], deep: bool, workers: int) -> Part:
@@ -87,7 +95,13 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         Part("lint", "lint and types", [dev("lint")], "wait"),
         # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
         python("spark", "Spark", ["tests/spark"], deep, 1),
-        python("integration", "integration", ["tests/integration"], deep, many),
+        python(
+            "integration",
+            "integration",
+            ["tests/integration", "tests/arrow", "tests/monitoring"],
+            deep,
+            many,
+        ),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),
         Part(
@@ -96,6 +110,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             [pytest("tests/cpython", *depth(deep), together=False)],
             "wait",
         ),
+        Part(
+            "frameworks",
+            "Celery, Django, Dramatiq, Taskiq",
+            # One more than cores: one of them waits for Celery's own tests most of the time.
+            [pytest("tests/frameworks", *depth(deep), workers=CORES + 1, together=False)],
+            waits=True,
+        ),
+        Part("page", "the page in a browser", [pytest("tests/page", *depth(deep), workers=CORES)]),
         python("faults", "failing disks", ["tests/fault_injection"], deep, many),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
@@ -126,6 +148,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         parts.append(Part("fuzz", "all readers fuzzed for a moment", [dev("fuzz")]))
         mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
         parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
+    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)]))
     parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone"))
     return parts
 
@@ -176,7 +199,7 @@ class Suite:
             for command in part.commands:
                 # Tests that wait have limits of others in them: Spark's Python workers must connect
                 # within ten seconds. The part that computes gives way to them.
-                polite = ["nice", "-n", "10", *command] if part.lane == "compute" else command
+                polite = ["nice", "-n", "10", *command] if part.gives_way else command
                 status = status or self._status(polite, file)
         took = time.monotonic() - began
         if self._interrupted:
@@ -194,7 +217,11 @@ class Suite:
                 print(f"    {' '.join(command)}", flush=True)
 
     def _status(self, command: Sequence[str], file: object) -> int:
-        """The exit status of a command, which is a process group of its own."""
+        """The exit status of a command, which is a process group of its own.
+
+        It stays in the session of the suite: the kernel shares the processors among sessions first
+        (sched_autogroup), and niceness counts only within one.
+        """
         with self._turn:
             if self._interrupted:
                 return 1
@@ -204,7 +231,7 @@ class Suite:
                 stdout=file,  # type: ignore[call-overload]
                 stderr=subprocess.STDOUT,
                 cwd=TOP,
-                start_new_session=True,
+                process_group=0,
             )
             self._running.add(process)
         status = process.wait()

@@ -5,7 +5,8 @@
 #ifndef SHMQ_BINDING_ARGUMENTS_H
 #define SHMQ_BINDING_ARGUMENTS_H
 
-#ifndef Py_LIMITED_API
+#include <pyconfig.h>
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED) /* which has none */
 #define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>

@@ -232,7 +232,7 @@ static PyObject *gathered(batch_object *self, const char *format, size_t size, s
 	return view;
 }
 
-static PyObject *batch_block(batch_object *self)
+PyObject *batch_block(batch_object *self)
 {
 	static const int64_t none = 0;
 
@@ -412,6 +412,8 @@ static PyMethodDef batch_methods[] = {
 	METHOD_ROW(batch, Batch, requeue, FAST),
 	METHOD_ROW(batch, Batch, reject, FAST),
 	METHOD_ROW(batch, Batch, touch, METH_NOARGS),
+	METHOD_ROW(batch, Batch, __arrow_c_array__, FAST),
+	METHOD_ROW(batch, Batch, __arrow_c_stream__, FAST),
 	METHOD_ROW(batch, Batch, __enter__, METH_NOARGS),
 	METHOD_ROW(batch, Batch, __exit__, METH_FASTCALL),
 	{NULL, NULL, 0, NULL},

@@ -437,6 +437,12 @@ static NONE_METHOD(pause_channel, (U32, queue)(U64, serial)(BOOL, paused), BROKE
 static COUNT_METHOD(empty, (U32, queue)(U64, serial), uint64_t, BROKER_CALL,
                     shmq_queue_empty(self->handle, queue, serial, until, &count),
                     "empty queue %u", queue)
+static NONE_METHOD(held_finish, (U32, queue)(U64, serial)(U64, id)(INT, pid), BROKER_CALL,
+                   shmq_held_finish(self->handle, &(shmq_held){serial, id, queue, pid}, until),
+                   "finish message %llx", (unsigned long long)id)
+static NONE_METHOD(held_requeue, (U32, queue)(U64, serial)(U64, id)(INT, pid)(I64, delay), BROKER_CALL,
+                   shmq_held_requeue(self->handle, &(shmq_held){serial, id, queue, pid}, delay, until),
+                   "requeue message %llx", (unsigned long long)id)
 		/* clang-format on */
 
 		/* Convert what is None, or settings; returns -1 with an exception. */
@@ -549,6 +555,8 @@ static PyMethodDef broker_methods[] = {
 	METHOD_ROW(broker, Broker, pause_topic, FAST),
 	METHOD_ROW(broker, Broker, pause_channel, FAST),
 	METHOD_ROW(broker, Broker, empty, FAST),
+	METHOD_ROW(broker, Broker, held_finish, FAST),
+	METHOD_ROW(broker, Broker, held_requeue, FAST),
 	METHOD_ROW(broker, Broker, dead_topic, FAST),
 	METHOD_ROW(broker, Broker, dead_move, FAST),
 	METHOD_ROW(broker, Broker, configure, FAST),

@@ -26,6 +26,9 @@ static const char *const hints[STATUSES] = {
 	[-SHMQ_STORE_FULL] =
 			"delete keys, give them a ttl, or make the store larger (max_keys, max_bytes)",
 	[-SHMQ_NO_NUMBER] = "count under another key, or delete this one",
+	[-SHMQ_FOREIGN] =
+			"share its PID namespace (docker run --pid=container:NAME "
+			"--ipc=container:NAME; Kubernetes: shareProcessNamespace), see docs/containers.md",
 	[-SHMQ_TIMEOUT] = "the supervisor lives but has not answered; look at its log",
 };
 
@@ -34,7 +37,7 @@ static const bool has_detail[STATUSES] = {
 	[-SHMQ_TOO_BIG] = true,    [-SHMQ_LAYOUT] = true,   [-SHMQ_NOT_RUNNING] = true,
 	[-SHMQ_NO_MEMORY] = true,  [-SHMQ_NO_SPACE] = true, [-SHMQ_INVALID] = true,
 	[-SHMQ_TABLE_FULL] = true, [-SHMQ_CORRUPT] = true,  [-SHMQ_NOT_READY] = true,
-	[-SHMQ_FULL] = true,       [-SHMQ_REJECTED] = true,
+	[-SHMQ_FULL] = true,       [-SHMQ_REJECTED] = true, [-SHMQ_FOREIGN] = true,
 };
 
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...)
@@ -87,6 +90,7 @@ static const struct {
 	X(Gone, NOTHING)
 	X(LayoutMismatch, NOTHING)
 	X(TooManyClients, NOTHING)
+	X(OtherNamespace, NOTHING)
 	X(LeaseLost, NOTHING)
 	X(LeaseFenced, NOTHING)
 	X(Busy, NOTHING)

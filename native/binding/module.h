@@ -53,7 +53,7 @@ enum {
 /* clang-format off */
 #define TYPES(X) \
 	X(broker) X(segment) X(spill) X(producer) X(loan) X(consumer) X(message) X(batch) X(waiter) \
-	X(window) X(store) X(lanes)
+	X(window) X(intake) X(store) X(lanes)
 /* clang-format on */
 #define X(name) PyTypeObject *name;
 typedef struct module_state {
@@ -169,6 +169,20 @@ typedef struct window_object {
 	shmq_window *handle;
 	uint64_t random; /* state of the sampling */
 } window_object;
+
+typedef struct intake_object {
+	OBJECT_HEAD
+	PyObject *on_room, *on_input, *on_unsent; /* the connection's; NULL after close() */
+	/* While it publishes; else NULL. */
+	PyObject *room; /* memoryview */
+	PyObject *line; /* bytes */
+	producer_object *producer;
+	uint64_t max_msg_size, max_body_size;
+	uint64_t published; /* messages, not yet told to the connection */
+	int64_t heard;      /* shmq_now() of the last one */
+	int fd;
+	bool was_open;
+} intake_object;
 
 typedef struct batch_object {
 	PyObject_HEAD
@@ -387,7 +401,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(set_data_path) X(disk_trouble) X(supervise) X(supervisor_wait) X(scan_at) X(spiller_request) \
 	X(spiller_pending) X(names_written) X(stopping) X(close_directory) X(next_request) X(answer) \
 	X(create_topic) X(reserve_queue) X(create_queue) X(enter_queue) X(take_over) X(renamed) \
-	X(remove_queue) X(trim) X(remove_topic) X(expire) X(sweep) X(dead_waiting) X(dead_postpone) \
+	X(remove_queue) X(erase_queue) X(trim) X(remove_topic) X(expire) X(sweep) X(dead_waiting) X(dead_postpone) \
 	X(stage_oldest) X(spill_begin) X(chunk_begin) \
 	X(chunk_load) X(chunk_depth) X(restore) X(disk_adopt) X(disk_set) X(evict_read_ahead) X(pump) \
 	X(adopt) X(rebuild) X(audit) X(reap_scan) X(reap_spare) X(reap)
@@ -397,7 +411,8 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(lease_read) X(lease_properties)
 #define STORE_METHODS(X) \
 	X(find_store) X(request_store) X(reserve_store) X(create_store) X(enter_store) X(remove_store)
-#define PRODUCER_METHODS(X) X(publish_fixed) X(publish_offsets) X(publish_once) X(mark)
+#define PRODUCER_METHODS(X) \
+	X(publish_fixed) X(publish_arrow) X(publish_arrow_stream) X(publish_once) X(mark)
 #define WIRE_METHODS(X) X(publish_framed) X(publish_run)
 #define X(name) FASTCALL_FUNCTION(broker_##name);
 SUPERVISOR_METHODS(X) LEASE_METHODS(X) STORE_METHODS(X)
@@ -490,6 +505,11 @@ bool source_room(body_source *source, uint32_t count);
 int source_publish(body_source *source, producer_object *producer, bool good,
                    const shmq_terms *terms, int64_t timeout, uint64_t *first_id);
 
+/* wire_methods.c */
+/* Find the bodies of the PUB commands at the start of the input, or of the MPUB there, whose line
+ * is source->where: source->count of them. answers: the commands; used: their bytes. */
+void wire_run(body_source *source, shmq_wire_input *in, uint64_t *used, uint32_t *answers);
+
 /* loan_type.c */
 /* block: its properties as bytes, or NULL; a reference that is taken over. */
 PyObject *loan_new(producer_object *producer, uint64_t length, PyObject *block, int64_t defer,
@@ -544,6 +564,13 @@ PyObject *batch_new(consumer_object *consumer, const shmq_message *messages, uin
 /* A Batch of no messages and no consumer. */
 PyObject *batch_empty(PyTypeObject *type);
 void batch_settled(batch_object *batch, uint32_t index);
+/* The block of the offsets and bodies, for an empty batch too; borrowed. Returns NULL with an
+ * exception. */
+PyObject *batch_block(batch_object *batch);
+
+/* batch_arrow.c */
+FASTCALL_FUNCTION(batch___arrow_c_array__);
+FASTCALL_FUNCTION(batch___arrow_c_stream__);
 
 /* waiter_type.c */
 void waiters_wake(broker_object *broker);

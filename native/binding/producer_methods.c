@@ -106,19 +106,6 @@ static bool source_offsets(body_source *source, producer_object *self, bool wide
 	return good;
 }
 
-METHOD(producer, publish_offsets,
-       (OBJECT, data)(OBJECT, offsets)(BOOL, wide)(U64, start)(U32, count),
-       (DELAY, defer, 0)(TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
-{
-	body_source source;
-	bool good;
-
-	if (source_open(&source, data, offsets) < 0)
-		return NULL;
-	good = source_offsets(&source, self, wide, start, count);
-	return source_publish_with(&source, self, good, properties, terms_after(defer, ttl), timeout);
-}
-
 /* ---- at most once --------------------------------------------------------------------------- */
 
 /* Returns SHMQ_OK, SHMQ_REPEATED, or CORE_RAISED with an exception. */

@@ -167,17 +167,25 @@ METHOD(broker, take_over, (U32, topic)(TEXT, channel), (SETTINGS, settings, {0})
 	return Py_BuildValue("(IK)", queue, (unsigned long long)serial);
 }
 
-METHOD(broker, remove_queue, (U32, queue)(U64, serial), (BOOL, closed, false)(BOOL, idle, false))
+METHOD(broker, remove_queue, (U32, queue)(U64, serial), (BOOL, closed, false))
 {
-	bool removed = true;
 	int status;
 
-	BROKER_CALL(self, status,
-	            idle ? shmq_queue_remove_idle(self->handle, queue, serial, until, &removed)
-	                 : shmq_queue_remove(self->handle, queue, serial, closed, until));
+	BROKER_CALL(self, status, shmq_queue_remove(self->handle, queue, serial, closed, until));
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "remove queue %u", queue);
-	return PyBool_FromLong(removed);
+	Py_RETURN_NONE;
+}
+
+METHOD(broker, erase_queue, (U32, queue)(U64, serial), (BOOL, idle, false))
+{
+	bool erased;
+	int status;
+
+	BROKER_CALL(self, status, shmq_queue_erase(self->handle, queue, serial, idle, until, &erased));
+	if (status != SHMQ_OK)
+		return raise_status(self->state, status, NULL, "erase queue %u", queue);
+	return PyBool_FromLong(erased);
 }
 
 /* ---- deadlines ------------------------------------------------------------------------------ */

@@ -60,35 +60,41 @@ METHOD(producer, publish_framed, (OBJECT, data)(U64, start)(U32, count),
 	return PyLong_FromUnsignedLongLong(start + used);
 }
 
+void wire_run(body_source *source, shmq_wire_input *in, uint64_t *used, uint32_t *answers)
+{
+	bool batch = in->length && *(const char *)in->data == 'M';
+
+	/* The line is that of an MPUB; that of a PUB is the same without the M. */
+	in->line = (const char *)source->where.buf + !batch;
+	in->line_length = (uint64_t)source->where.len - !batch;
+	source->count = (batch ? shmq_wire_batch : shmq_wire_publishes)(in, BODIES_ON_STACK,
+	                                                                source->stack, used);
+	*answers = batch && source->count ? 1 : source->count;
+}
+
 METHOD(producer, publish_run,
        (OBJECT, data)(U64, start)(U64, end)(OBJECT, line)(U64, max_msg_size)(U64, max_body_size), )
 {
-	shmq_wire_input in = {.max_msg_size = max_msg_size, .max_body_size = max_body_size};
+	uint32_t answers = 0, count;
 	uint64_t first_id, used = 0;
-	bool good, batch = false;
 	body_source source;
-	uint32_t count;
+	bool good;
 
 	if (source_open(&source, data, line) < 0)
 		return NULL;
 	good = start <= end && end <= (uint64_t)source.data.len && source.where.len;
-	if (good) {
-		const char *from = (const char *)source.data.buf + start;
-
-		batch = end > start && *from == 'M';
-		in.data = from;
-		in.length = end - start;
-		/* The line is that of an MPUB; that of a PUB is the same without the M. */
-		in.line = (const char *)source.where.buf + !batch;
-		in.line_length = (uint64_t)source.where.len - !batch;
-		source.count = (batch ? shmq_wire_batch : shmq_wire_publishes)(&in, BODIES_ON_STACK,
-		                                                               source.stack, &used);
-	} else {
+	if (good)
+		wire_run(&source,
+		         &(shmq_wire_input){.data = (const char *)source.data.buf + start,
+		                            .length = end - start,
+		                            .max_msg_size = max_msg_size,
+		                            .max_body_size = max_body_size},
+		         &used, &answers);
+	else
 		PyErr_SetString(PyExc_ValueError,
 		                "publish_run() needs a line, and 0 <= start <= end <= len(data)");
-	}
 	count = source.count;
 	if (source_publish(&source, self, good, &(shmq_terms){0}, 0, &first_id) < 0)
 		return NULL;
-	return Py_BuildValue("KII", start + used, count, batch && count ? 1 : count);
+	return Py_BuildValue("KII", start + used, count, answers);
 }

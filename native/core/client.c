@@ -5,10 +5,12 @@
  * dies with its holder, is repaired by its next locker.
  */
 #include "atomics.h"
+#include "bounds.h"
 #include "clock.h"
 #include "doorbell.h"
 #include "handles.h"
 #include "killpoint.h"
+#include "libc.h"
 #include "lock.h"
 #include "locking.h"
 #include "mapping.h"
@@ -56,6 +58,10 @@ static int client_claim(shmq_broker *b, uint32_t *index)
 			lock_consistent(&b->clients[i].life);
 		else if (r)
 			continue;
+		/* Before LIVE and the fields, so that who reads the generation first, then LIVE, then the
+		 * fields, and then the same generation, has read of one client. */
+		atomic_fetch_add(&b->clients[i].generation, 1); /* SYNC(client-generation) */
+		SHMQ_KILLPOINT("attach.generation");
 		*index = i;
 		return 0;
 	}
@@ -65,6 +71,7 @@ static int client_claim(shmq_broker *b, uint32_t *index)
 int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 {
 	process_identity self = process_identify(getpid());
+	uint64_t ours = pid_namespace_inode();
 	shmq_client_desc *c;
 	int r;
 
@@ -72,9 +79,11 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 		return SHMQ_FORKED;
 	if (b->attached)
 		return 0;
-	if (b->d->pid_namespace != pid_namespace_inode())
-		return fail(SHMQ_INVALID, "this process is in another PID namespace than the broker: "
-		                          "share it (docker run --pid=... --ipc=...)");
+	if (!ours)
+		return fail(SHMQ_FOREIGN, "/proc cannot be read (mount it), so nothing says that it is");
+	if (once(b->d->pid_namespace) != ours)
+		return fail(SHMQ_FOREIGN, "pids and thread ids there mean other processes here, so a live "
+		                          "holder of a lock could be taken for a dead one");
 	r = registry_lock(b, until);
 	if (r)
 		return r;
@@ -91,7 +100,7 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	c->kind = (uint32_t)kind;
 	c->start_time = self.start_time;
 	c->program = self.program;
-	c->pid_namespace = b->d->pid_namespace;
+	c->pid_namespace = ours;
 	c->attached_at = realtime_ns();
 	c->uid = geteuid();
 	st(&c->orphan, 0);
@@ -100,7 +109,7 @@ int shmq_broker_attach(shmq_broker *b, enum shmq_kind kind, int64_t until)
 	SHMQ_KILLPOINT("attach.live");
 	b->client_generation = ld(&c->generation);
 	b->attached = b->life = true;
-	b->life_tid = gettid();
+	b->life_tid = thread_id();
 out:
 	registry_unlock(b);
 	return r;

@@ -378,11 +378,16 @@ static void session_settle(shmq_consumer *c, shmq_slot_desc *s)
 		session_leave(its);
 }
 
+/* Values that all messages of a call share: a number, and the CLOCK_MONOTONIC time of a finish. */
+typedef struct same {
+	int64_t number, monotonic;
+} same;
+
 /* Apply `each` to every slot that is in flight to this consumer, under one deliver lock (D). D
  * is held afterwards if this returns 0 or SHMQ_NOT_IN_FLIGHT. */
 static int settle(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until,
-                  void (*each)(shmq_consumer *, shmq_slot_desc *, uint32_t, int64_t),
-                  int64_t argument, uint32_t *done)
+                  void (*each)(shmq_consumer *, shmq_slot_desc *, uint32_t, same), same its,
+                  uint32_t *done)
 {
 	int r = consumer_status(c);
 
@@ -401,7 +406,7 @@ static int settle(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *
 		if (!s)
 			continue;
 		++*done;
-		each(c, s, m[i].slot, argument);
+		each(c, s, m[i].slot, its);
 	}
 	return *done == n ? 0 : SHMQ_NOT_IN_FLIGHT;
 }
@@ -417,37 +422,41 @@ static int not_settled(int r)
 	return r == SHMQ_CLOSED ? SHMQ_NOT_IN_FLIGHT : r;
 }
 
-static void finish_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t realtime)
+static void finish_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, same at)
 {
-	shmq_map *map = c->map;
-	uint64_t word = ld(&s->word);
-	unsigned next = s->pins ? SHMQ_PINNED : SHMQ_FREE;
+	(void)s;
+	slot_finish(c->map, slot, at.number, at.monotonic);
+}
 
-	st_release(&s->word, word_next(word, next)); /* SYNC(slot-state) */
-	SHMQ_KILLPOINT("finish.state");
-	latency_record(map->latency, s->timestamp, realtime);
-	heap_remove(&map->in_flight, slot);
-	SHMQ_KILLPOINT("finish.heap");
-	session_settle(c, s);
-	if (next == SHMQ_FREE) {
-		in_use_remove(map, slot);
-		free_push(map, slot);
-	}
+/* How often a consumer looks how far the two clocks are apart. A step of CLOCK_REALTIME is in the
+ * times of so many calls at most. */
+#define CLOCKS_EVERY 64u
+
+/* Both clocks for the price of one. */
+static same both_clocks(shmq_consumer *c)
+{
+	int64_t realtime = realtime_ns();
+	uint32_t calls = ld(&c->finishes);
+
+	if (calls % CLOCKS_EVERY == 0)
+		st(&c->clocks_apart, realtime - now_ns());
+	st(&c->finishes, calls + 1);
+	return (same){.number = realtime, .monotonic = realtime - ld(&c->clocks_apart)};
 }
 
 int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until)
 {
 	shmq_session_desc *session = &c->map->sessions[c->session];
 	shmq_queue_desc *q = c->map->q;
-	int64_t realtime = realtime_ns();
+	same at = both_clocks(c);
 	uint32_t done;
 	bool limited;
 	int r;
 
-	r = settle(c, m, n, ok, until, finish_one, realtime, &done);
+	r = settle(c, m, n, ok, until, finish_one, at, &done);
 	if (!locked_after(r))
 		return not_settled(r);
-	latency_turn(c->map->latency, realtime);
+	latency_turn(c->map->latency, at.number);
 	session->finished += done;
 	bump(&q->finished, done);
 	/* A thread may wait not for messages but for its in-flight limit, or the queue's, to allow
@@ -463,48 +472,37 @@ int shmq_finish(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok
 	return r;
 }
 
-/* Into the queue at once, after what is published; or later. */
-static void release_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t delay)
+static void release_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, same delay)
 {
-	shmq_map *map = c->map;
-
-	session_settle(c, s);
-	if (counts_failures(map))
-		s->flags &= (uint8_t)~SHMQ_SLOT_SUSPECT; /* its consumer has outlived it */
-	if (delay > 0) {
-		slot_defer(c->b, map, slot, later(realtime_ns(), delay));
-		return;
-	}
-	slot_requeue(map, slot, ld(&topic_of(c->b, map)->committed) + 1);
-	heap_remove(&map->in_flight, slot);
+	(void)s;
+	slot_give_back(c->b, c->map, slot, delay.number);
 }
 
 /* The same as a failure. delay: BY_POLICY, or as the caller wants it. */
-static void requeue_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t delay)
+static void requeue_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, same delay)
 {
 	if (!counts_failures(c->map)) {
 		release_one(c, s, slot, delay);
 		return;
 	}
 	session_settle(c, s);
-	slot_fail(c->b, c->map, slot, ld(&topic_of(c->b, c->map)->committed) + 1, delay);
+	slot_fail(c->b, c->map, slot, ld(&topic_of(c->b, c->map)->committed) + 1, delay.number);
 }
 
-static void reject_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t due)
+static void reject_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, same due)
 {
 	session_settle(c, s);
 	failure_count(s, MOST_FAILURES);
-	slot_convict(c->b, c->map, slot, SHMQ_DEAD_REJECTED, due);
+	slot_convict(c->b, c->map, slot, SHMQ_DEAD_REJECTED, due.number);
 }
 
 /* Give messages back by `each`, and wake. */
 static int give_back(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok,
-                     int64_t until,
-                     void (*each)(shmq_consumer *, shmq_slot_desc *, uint32_t, int64_t),
+                     int64_t until, void (*each)(shmq_consumer *, shmq_slot_desc *, uint32_t, same),
                      int64_t argument)
 {
 	uint32_t done;
-	int r = settle(c, m, n, ok, until, each, argument, &done);
+	int r = settle(c, m, n, ok, until, each, (same){.number = argument}, &done);
 
 	if (!locked_after(r))
 		return not_settled(r);
@@ -517,17 +515,10 @@ static int give_back(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_
 	return r;
 }
 
-static int64_t delay_of(const shmq_consumer *c, int64_t delay_ns)
-{
-	int64_t most = c->b->d->limits.max_req_timeout;
-
-	return delay_ns < 0 ? 0 : delay_ns > most ? most : delay_ns;
-}
-
 int shmq_requeue(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
                  int64_t until)
 {
-	return give_back(c, m, n, ok, until, requeue_one, delay_of(c, delay_ns));
+	return give_back(c, m, n, ok, until, requeue_one, delay_within(c->b, delay_ns));
 }
 
 int shmq_retry(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until)
@@ -538,7 +529,7 @@ int shmq_retry(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok,
 int shmq_release(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t delay_ns, uint8_t *ok,
                  int64_t until)
 {
-	return give_back(c, m, n, ok, until, release_one, delay_of(c, delay_ns));
+	return give_back(c, m, n, ok, until, release_one, delay_within(c->b, delay_ns));
 }
 
 int shmq_reject(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t hold_ns, uint8_t *ok,
@@ -563,10 +554,10 @@ int shmq_reject(shmq_consumer *c, const shmq_message *m, uint32_t n, int64_t hol
 	                     hold_ns > 0 ? later(realtime_ns(), hold_ns) : SHMQ_DUE_CONVICTED);
 }
 
-static void touch_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_t now)
+static void touch_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, same now)
 {
 	int64_t most = later(s->delivered, c->b->d->limits.max_msg_timeout);
-	int64_t deadline = later(now, c->msg_timeout);
+	int64_t deadline = later(now.number, c->msg_timeout);
 
 	if (c->msg_timeout != INT64_MAX && deadline > most)
 		deadline = most;
@@ -578,7 +569,7 @@ static void touch_one(shmq_consumer *c, shmq_slot_desc *s, uint32_t slot, int64_
 int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until)
 {
 	uint32_t done;
-	int r = settle(c, m, n, ok, until, touch_one, now_coarse_ns(), &done);
+	int r = settle(c, m, n, ok, until, touch_one, (same){.number = now_coarse_ns()}, &done);
 
 	if (!locked_after(r))
 		return not_settled(r);

@@ -17,6 +17,7 @@
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "status.h"
+#include "libc.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -91,7 +92,7 @@ static int limits_check(const shmq_limits *l)
 	    !l->max_msg_size || l->max_msg_size > l->arena_size / 4 * 3 || l->msg_timeout_ns <= 0 ||
 	    l->max_msg_timeout_ns <= 0 || l->max_req_timeout_ns < 0)
 		return fail(SHMQ_INVALID,
-		            "limits: in_flight_slots >= 16, all slots <= 8388608, 64 KiB <= arena_size "
+		            "limits: in_flight_slots >= 16, all slots <= 33554432, 64 KiB <= arena_size "
 		            "<= 256 GiB, max_msg_size <= 3/4 of arena_size, node_id < 1024");
 	return 0;
 }

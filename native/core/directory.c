@@ -314,17 +314,20 @@ static void close_queue(shmq_broker *b, shmq_map *map)
 	wait_wake(b, &map->q->space, WAKE_ALL);
 }
 
-/* Take the deliver lock (D) of a closed queue. Returns false if another thread holds it or died
- * with it. A later locker finds the queue closed. */
-static bool deliver_try(shmq_map *map)
+/* Give the memory of a closed queue back: a process that has a view, or has not looked at the queue
+ * since, keeps it mapped for long. Nobody else waits for this: only D is held. locked: it is. If
+ * somebody holds it until then, or died with it, the pages stay until the last process unmaps
+ * them. */
+static void discard(shmq_map *map, bool locked, int64_t until)
 {
-	int r = lock_take(&map->q->deliver, 0);
+	int r = locked ? 0 : lock_take(&map->q->deliver, until);
 
-	if (r == SHMQ_LOCK_DIED) {
-		lock_consistent(&map->q->deliver);
-		lock_drop(&map->q->deliver);
-	}
-	return !r;
+	if (r == SHMQ_LOCK_DIED)
+		lock_consistent(&map->q->deliver); /* a later locker finds the queue closed */
+	else if (!r)
+		queue_discard(map);
+	if (!r || r == SHMQ_LOCK_DIED)
+		queue_unlock(map);
 }
 
 /* Returns true if the queue has a consumer. A consumer enters its session under D, so one that
@@ -339,8 +342,15 @@ static bool has_session(shmq_map *map)
 	return false;
 }
 
-static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed, bool idle,
-                        int64_t until, bool *removed)
+/* How a queue is removed. */
+typedef struct removal {
+	bool was_closed; /* it cannot be mapped */
+	bool idle;       /* only if it has no consumer */
+	bool erase;      /* its entry stays until its files are gone */
+} removal;
+
+static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, removal how, int64_t until,
+                        bool *removed)
 {
 	shmq_entry_desc *e = &b->entries[queue];
 	shmq_map *map = NULL;
@@ -352,17 +362,17 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 	if (queue >= queues_of(b) || ld(&e->state) == SHMQ_ENTRY_FREE || e->serial != serial)
 		return SHMQ_GONE;
 	topic = e->topic;
-	r = was_closed ? registry_lock(b, until) : map_get_serial(b, queue, serial, &map);
+	r = how.was_closed ? registry_lock(b, until) : map_get_serial(b, queue, serial, &map);
 	if (r)
 		return r;
-	if (was_closed) { /* it cannot be mapped, so the repair of its topic must not meet it */
+	if (how.was_closed) {                           /* the repair of its topic must not meet it */
 		st_release(&e->state, SHMQ_ENTRY_DELETING); /* SYNC(entry-state) */
 		registry_unlock(b);
 	}
 	r = registry_and_topic(b, topic, until);
 	if (r)
 		goto out;
-	if (idle) {
+	if (how.idle) {
 		int locked = queue_lock_under(b, map, 0); /* never waits for D with P held */
 
 		deliver = !locked;
@@ -374,26 +384,22 @@ static int queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool wa
 			goto out;
 		}
 	}
-	st_release(&e->state, SHMQ_ENTRY_DELETING); /* SYNC(entry-state) */
+	/* SYNC(entry-state) */
+	st_release(&e->state, how.erase ? SHMQ_ENTRY_ERASING : SHMQ_ENTRY_DELETING);
 	atomic_fetch_add(&b->topics[topic].version, 1);
 	SHMQ_KILLPOINT("remove_queue.deleting");
 	if (map)
 		close_queue(b, map);
 	SHMQ_KILLPOINT("remove_queue.closed");
-	if (map && !deliver)
-		deliver = deliver_try(map);
-	if (deliver) {
-		/* A process that has a view, or has not looked at the queue since, keeps it mapped for
-		 * long. */
-		queue_discard(map);
-		queue_unlock(map);
-	}
 	atomic_fetch_add(&e->generation, 1); /* SYNC(entry-generation) */
 	st(&b->next_deadline[queue], INT64_MAX);
 	st(&b->next_due[queue], INT64_MAX);
-	st_release(&e->state, SHMQ_ENTRY_FREE); /* SYNC(entry-state) */
+	if (!how.erase)
+		st_release(&e->state, SHMQ_ENTRY_FREE); /* SYNC(entry-state) */
 	registry_and_topic_unlock(b, topic);
 	shmq_broker_unmap(b, queue, serial);
+	if (map)
+		discard(map, deliver, until);
 	*removed = true;
 out:
 	map_release(map);
@@ -405,13 +411,13 @@ int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_
 {
 	bool removed;
 
-	return queue_remove(b, queue, serial, was_closed, false, until, &removed);
+	return queue_remove(b, queue, serial, (removal){.was_closed = was_closed}, until, &removed);
 }
 
-int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
-                           bool *removed)
+int shmq_queue_erase(shmq_broker *b, uint32_t queue, uint64_t serial, bool idle, int64_t until,
+                     bool *erased)
 {
-	return queue_remove(b, queue, serial, false, true, until, removed);
+	return queue_remove(b, queue, serial, (removal){.idle = idle, .erase = true}, until, erased);
 }
 
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until)

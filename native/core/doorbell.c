@@ -24,6 +24,7 @@
 #include "clock.h"
 #include "handles.h"
 #include "killpoint.h"
+#include "libc.h"
 #include "bounds.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
@@ -144,12 +145,10 @@ int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice)
 {
 	sem_t *sem = &b->waiters[bell].bell;
 	int64_t now = now_ns(), until = later(now, slice);
-	struct timespec t;
 
 	if (deadline <= now)
 		return sem_trywait(sem) ? SHMQ_TIMEOUT : 0;
-	t = timespec_of(deadline < until ? deadline : until);
-	if (!sem_clockwait(sem, CLOCK_MONOTONIC, &t))
+	if (!sem_wait_until(sem, deadline < until ? deadline : until))
 		return 0;
 	if (errno == EINTR)
 		return SHMQ_INTERRUPTED;

@@ -110,6 +110,25 @@ void slot_acquit(shmq_broker *b, shmq_map *map, uint32_t slot, uint64_t after, i
 	heap_remove(&map->in_flight, slot);
 }
 
+void slot_give_back(shmq_broker *b, shmq_map *map, uint32_t slot, int64_t delay)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	shmq_session_desc *its = session_of(map, s);
+
+	if (its)
+		session_leave(its);
+	if (has_policy(map, SHMQ_POLICY_FAILURES))
+		s->flags &= (uint8_t)~SHMQ_SLOT_SUSPECT;
+	slot_acquit(b, map, slot, ld(&topic_of(b, map)->committed) + 1, delay);
+}
+
+int64_t delay_within(const shmq_broker *b, int64_t delay_ns)
+{
+	int64_t most = b->d->limits.max_req_timeout;
+
+	return delay_ns < 0 ? 0 : delay_ns > most ? most : delay_ns;
+}
+
 void slot_take_back(shmq_broker *b, shmq_map *map, uint32_t slot, uint64_t after, int64_t delay)
 {
 	const shmq_slot_desc *s = &map->slots[slot];

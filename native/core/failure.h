@@ -24,6 +24,11 @@ void slot_convict(shmq_broker *b, shmq_map *map, uint32_t slot, unsigned reason,
 void slot_take_back(shmq_broker *b, shmq_map *map, uint32_t slot, uint64_t after, int64_t delay);
 /* The same, but without convicting it. */
 void slot_acquit(shmq_broker *b, shmq_map *map, uint32_t slot, uint64_t after, int64_t delay);
+/* Take an IN_FLIGHT slot back from its session without counting a failure: into the queue at once, after
+ * what is published, or after `delay` ns. It is no suspect any more: its consumer has outlived it. */
+void slot_give_back(shmq_broker *b, shmq_map *map, uint32_t slot, int64_t delay);
+/* A delay as a caller asked for it, within [0, max_req_timeout]. */
+int64_t delay_within(const shmq_broker *b, int64_t delay_ns);
 /* As slot_take_back after counting a failure of its delivery; it is no suspect any more, because its consumer
  * has outlived it. */
 void slot_fail(shmq_broker *b, shmq_map *map, uint32_t slot, uint64_t after, int64_t delay);

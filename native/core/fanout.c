@@ -28,7 +28,7 @@ void extras_prepare(const extras *x, uint32_t i, shmq_slot_desc *s)
 		s->properties = block;
 		s->flags |= SHMQ_SLOT_PROPERTIES;
 	}
-	if (x->flags & SHMQ_SLOT_EXPIRES)
+	if (x->flags & HAS_EXPIRES)
 		s->expires = x->expires;
 	if (x->flags & SHMQ_SLOT_FAILED)
 		/* its next delivery has another generation, so that one counts */

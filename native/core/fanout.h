@@ -56,8 +56,9 @@ typedef struct extras {
 	const shmq_body *properties;
 	uint8_t flags; /* enum shmq_slot_flag without PROPERTIES, which `blocks` says */
 	uint16_t failures;
-	int64_t expires;
+	int64_t expires; /* if a flag of HAS_EXPIRES is set */
 } extras;
+#define HAS_EXPIRES (SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE)
 
 /* No function that is not inlined takes its address: its fields would not stay in registers, which
  * costs every publish a tenth. */

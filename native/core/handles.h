@@ -76,6 +76,8 @@ struct shmq_consumer {
 	uint32_t session;
 	_Atomic uint32_t max_in_flight; /* 0: takes nothing */
 	_Atomic bool closed;
+	_Atomic uint32_t finishes;    /* calls */
+	_Atomic int64_t clocks_apart; /* ns from CLOCK_MONOTONIC to CLOCK_REALTIME, at one of them */
 	/* The doorbells of this process's threads that wait on it, + 1; 0: none. */
 	_Atomic uint32_t waiting[CONSUMER_BELLS];
 };

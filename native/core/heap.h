@@ -1,8 +1,8 @@
 /*
  * Indexed min-heap of (time, slot) in two arrays that numpy can see; each slot knows its position.
- * A node has four children: in a heap of a million each level costs a cache miss or two, so half
- * the levels cost half. It belongs to the deliver lock (D) and is derived: heap_make rebuilds it.
- * Garbage in it makes the queue dirty.
+ * A node has eight children, whose times lie in one or two cache lines: in a heap of a million each
+ * level costs a cache miss or two. It belongs to the deliver lock (D) and is derived: heap_make
+ * rebuilds it. Garbage in it makes the queue dirty.
  */
 #ifndef SHMQ_HEAP_H
 #define SHMQ_HEAP_H

@@ -27,6 +27,7 @@
 #include "doorbell.h"
 #include "handles.h"
 #include "killpoint.h"
+#include "libc.h"
 #include "mapping.h"
 #include "shmq.h"
 #include "slots.h"
@@ -216,7 +217,7 @@ static int wait_behind(shmq_lanes *l, int64_t deadline)
 
 	if (deadline <= now)
 		return SHMQ_TIMEOUT;
-	pthread_cond_clockwait(&l->awake, &l->mutex, CLOCK_MONOTONIC, &t);
+	pthread_cond_timedwait(&l->awake, &l->mutex, &t);
 	return now_ns() < deadline ? 0 : SHMQ_TIMEOUT;
 }
 
@@ -345,7 +346,7 @@ int shmq_lanes_open(shmq_broker *b, bool strict, bool follows, const uint32_t *w
 		return SHMQ_NO_MEMORY;
 	}
 	pthread_mutex_init(&l->mutex, NULL);
-	pthread_cond_init(&l->awake, NULL);
+	cond_init(&l->awake);
 	l->levels_count = levels;
 	for (uint32_t i = 0; i < levels; i++)
 		l->levels[i].stride = SHARES / weights[i];

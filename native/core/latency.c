@@ -1,5 +1,5 @@
 /* How long messages take from publish to finish, counted in buckets.
- * death between two counts: one histogram has the sample and the other has not. */
+ * death between two counts: one histogram has the sample and another has not. */
 #include "latency.h"
 
 #include <string.h>
@@ -36,12 +36,28 @@ void latency_turn(shmq_latency_desc *l, int64_t now)
 	l->current = ~l->current & 1;
 }
 
-void latency_record(shmq_latency_desc *l, int64_t timestamp, int64_t now)
+static void add_part(uint32_t *buckets, uint64_t ns)
 {
-	/* a timestamp read from a file may be anything: no signed difference */
-	uint64_t ns = now > timestamp ? (uint64_t)now - (uint64_t)timestamp : 0;
+	uint32_t octave, bucket;
+
+	if (ns >> SHMQ_PARTS_FIRST == 0)
+		return;
+	octave = 63 - (uint32_t)__builtin_clzll(ns);
+	bucket = (octave - SHMQ_PARTS_FIRST) * 2 + (uint32_t)(ns >> (octave - 1) & 1);
+	buckets[bucket < SHMQ_PARTS_BUCKETS ? bucket : SHMQ_PARTS_BUCKETS - 1]++;
+}
+
+void latency_record(shmq_latency_desc *l, uint64_t ns, uint64_t held)
+{
 	uint32_t bucket = bucket_of(ns);
 
 	add(&l->total, bucket, ns);
 	add(&l->window[l->current & 1], bucket, ns);
+	if (held > ns)
+		held = ns;
+	if (held >> SHMQ_PARTS_FIRST == 0)
+		return;
+	add_part(l->held_total, ns);
+	add_part(l->held_wait, ns - held);
+	add_part(l->processing, held);
 }

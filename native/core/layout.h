@@ -40,7 +40,7 @@
 #include <stdint.h>
 
 #define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
-#define SHMQ_LAYOUT_VERSION 4
+#define SHMQ_LAYOUT_VERSION 5
 
 #define SHMQ_CLIENTS 1024
 #define SHMQ_WAITERS 1024
@@ -136,7 +136,7 @@ typedef struct shmq_slot_desc {
 	 * last. One store counts a delivery, so a repeated repair counts it once. */
 	_Atomic uint32_t failures;
 	uint32_t properties; /* PROPERTIES: bytes in front of the body; `length` includes them */
-	int64_t expires;     /* EXPIRES: CLOCK_REALTIME ns */
+	int64_t expires;     /* EXPIRES, WAS_DUE: CLOCK_REALTIME ns */
 } shmq_slot_desc;
 _Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
 _Static_assert(offsetof(shmq_slot_desc, after) == 64, "slot: hot line");
@@ -149,10 +149,9 @@ enum shmq_slot_flag {
 	SHMQ_SLOT_PROPERTIES = 4, /* `properties` is valid and not 0 */
 	/* A consumer died with it: it is handed out alone, so that only the guilty one fails again. */
 	SHMQ_SLOT_SUSPECT = 8,
-	/* It was deferred and fell due: `expires` counts from then and has the queue's ttl in it. */
+	/* It was deferred. EXPIRES: `expires` has the queue's ttl from its due time; else it is that. */
 	SHMQ_SLOT_WAS_DUE = 32,
-	/* DEFERRED: it is not delivered again but moved to the dead topic. The two bits above say why:
-	 * enum shmq_dead_reason. */
+	/* DEFERRED: to be moved to the dead topic. The two bits above say why: enum shmq_dead_reason. */
 	SHMQ_SLOT_CONVICTED = 16
 };
 #define SHMQ_SLOT_REASON_SHIFT 6
@@ -205,7 +204,7 @@ enum shmq_client_state { SHMQ_CLIENT_FREE = 0, SHMQ_CLIENT_LIVE = 1 };
 
 typedef struct shmq_client_desc {
 	_Atomic uint32_t state;
-	_Atomic uint32_t generation; /* raised when the entry is freed */
+	_Atomic uint32_t generation; /* raised before the entry is filled */
 	int32_t pid;
 	uint32_t kind;              /* enum shmq_kind */
 	uint64_t start_time;        /* of the process, clock ticks since boot (/proc/PID/stat 22) */
@@ -268,7 +267,8 @@ typedef struct shmq_request_desc {
 } shmq_request_desc;
 _Static_assert(sizeof(shmq_request_desc) == 256, "request");
 
-enum shmq_entry_state { SHMQ_ENTRY_FREE = 0, SHMQ_ENTRY_LIVE = 1, SHMQ_ENTRY_DELETING = 2 };
+/* ERASING: it is being deleted with its files. */
+enum shmq_entry_state { SHMQ_ENTRY_FREE, SHMQ_ENTRY_LIVE, SHMQ_ENTRY_DELETING, SHMQ_ENTRY_ERASING };
 #define SHMQ_FLAG_EPHEMERAL 1u
 #define SHMQ_FLAG_DEAD 2u /* of a topic: dead letters were moved to it */
 
@@ -313,8 +313,8 @@ typedef struct shmq_topic_desc {
 	_Atomic uint64_t committed; /* the commit word: highest decided seq; also counts messages */
 	_Atomic uint64_t id_clock;  /* last clock given out, 64 ns units */
 	_Atomic uint32_t dirty;     /* a holder of P died; rebuild every queue before anything else */
-	/* Index + 1 of the queue from which messages are moved here as dead letters; 0: none. Stored
-	 * before the first slot becomes MOVING, so that the next locker of P decides those slots. */
+	/* Index + 1 of the queue from which dead letters are moved here; 0: none. Stored before a slot
+	 * becomes MOVING, so that the next locker of P decides those slots. */
 	_Atomic uint32_t moving;
 	_Atomic uint64_t messages; /* published, counters of nsqd's /stats */
 	_Atomic uint64_t bytes;
@@ -509,6 +509,11 @@ _Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 #define SHMQ_LATENCY_FIRST 10 /* bucket 0: under 2^10 ns */
 #define SHMQ_LATENCY_WINDOW_NS INT64_C(600000000000)
 
+/* Of messages held for 2^22 ns or longer (a take is known to a tick, 4 ms): all their time, the wait
+ * before the last take, the processing after it. Two buckets per octave from 2^22 ns. Modulo 2^32. */
+#define SHMQ_PARTS_BUCKETS 50
+#define SHMQ_PARTS_FIRST 22
+
 typedef struct shmq_histogram_desc {
 	int64_t since; /* CLOCK_REALTIME ns */
 	uint64_t count;
@@ -521,7 +526,9 @@ typedef struct shmq_latency_desc {
 	uint32_t reserved0;
 	shmq_histogram_desc total;
 	shmq_histogram_desc window[2];
-	uint64_t reserved[102];
+	uint32_t held_total[SHMQ_PARTS_BUCKETS], held_wait[SHMQ_PARTS_BUCKETS];
+	uint32_t processing[SHMQ_PARTS_BUCKETS];
+	uint64_t reserved[27];
 } shmq_latency_desc;
 _Static_assert(sizeof(shmq_latency_desc) == 8192, "latency");
 
@@ -659,7 +666,7 @@ _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 
 #define SHMQ_STORE_KEYS_MAX (1u << 24)
 
-#define SHMQ_HEAP_WAYS 4u     /* children of a heap's node: those of i begin at 4 i + 1 */
+#define SHMQ_HEAP_WAYS 8u     /* children of a heap's node: those of i begin at 8 i + 1 */
 #ifndef SHMQ_TRANSIT          /* tests build smaller queues */
 #define SHMQ_TRANSIT 256u     /* the smallest READY budget, also with mem_queue_size = 0 */
 #define SHMQ_SLOTS_FIRST 128u /* slots committed at creation */
@@ -685,7 +692,7 @@ _Static_assert(sizeof(shmq_queue_desc) == 8192, "queue");
 #define SHMQ_ID_NODE_BITS 10
 
 /* The most slots of a queue, and the most bytes of its bodies. */
-#define SHMQ_SLOTS_MAX (1u << 23)
+#define SHMQ_SLOTS_MAX (1u << 25)
 #define SHMQ_ARENA_MAX (UINT64_C(1) << 38)
 
 #include "layout_store.h"

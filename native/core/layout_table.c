@@ -1,10 +1,10 @@
 /* The layout as a table, for numpy, for the fingerprint and for the golden test. */
 #include "heap.h"
+#include "libc.h"
 #include "shmq.h"
 #include "shmq_store.h"
 #include "shmq_supervisor.h"
 
-#include <gnu/libc-version.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -102,6 +102,8 @@ static const shmq_field fields[] = {
 	A(histogram, buckets, "<u8", SHMQ_LATENCY_BUCKETS)
 
 	U4(latency, current) F(latency, total, "histogram") A(latency, window, "histogram", 2)
+	A(latency, held_total, "<u4", SHMQ_PARTS_BUCKETS) A(latency, held_wait, "<u4", SHMQ_PARTS_BUCKETS)
+	A(latency, processing, "<u4", SHMQ_PARTS_BUCKETS)
 
 	U4(arena, fl) U8(arena, free_bytes) A(arena, sl, "<u1", SHMQ_ARENA_FL)
 	A(arena, heads, "<u8", SHMQ_ARENA_FL * SHMQ_ARENA_SL)
@@ -197,7 +199,7 @@ static uint64_t mix(uint64_t hash, const void *data, size_t size)
 uint64_t shmq_layout_fingerprint(void)
 {
 	uint64_t hash = UINT64_C(14695981039346656037);
-	const char *libc = gnu_get_libc_version();
+	const char *libc = libc_name();
 	uint32_t facts[] = {SHMQ_LAYOUT_VERSION,
 	                    (uint32_t)sysconf(_SC_PAGESIZE),
 	                    (uint32_t)sizeof(pthread_mutex_t),
@@ -245,8 +247,8 @@ const shmq_constant *shmq_constants(size_t *count)
 		C(CREATE_BACKLOG), C(DELETE_TOPIC), C(DELETE_CHANNEL), C(CREATE_STORE), C(DELETE_STORE), C(JOIN_CHANNEL), C(TURN_PLAIN),
 		C(TURN_AWAKE), C(TURN_ASLEEP), C(TURN_LIMITED), C(STORES),
 		C(STORE_STRIPES), C(STORE_KEYS_MAX), C(KEY_MOST), C(ENTRY_FREE), C(ENTRY_LIVE),
-		C(ENTRY_DELETING), C(FLAG_EPHEMERAL), C(FLAG_DEAD), C(DUE_CONVICTED), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
-		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
+		C(ENTRY_DELETING), C(ENTRY_ERASING), C(FLAG_EPHEMERAL), C(FLAG_DEAD), C(DUE_CONVICTED), C(ROLE_BACKLOG), C(ROLE_CHANNEL), C(HEAP_WAYS), C(TRANSIT),
+		C(EPOCH_NS), C(ID_UNIT_NS), C(ID_NODE_BITS), C(CHUNK_SHIFT), C(LARGE), C(LATENCY_BUCKETS), C(LATENCY_FIRST), C(PARTS_BUCKETS), C(PARTS_FIRST), C(ARENA_UNIT), C(ARENA_HEAD),
 		C(POS_SHIFT), C(RECORD_HEAD), C(RECORD_MORE), C(ENVELOPE), C(PROPERTIES_MOST), C(PROPERTY_NAME), C(RING_REQUEST), C(RING_SPILLER),
 		C(RING_LEFT), C(RING_CHANGED), C(RING_DEADLINE), C(SPILL_READY), C(SPILL_ALL),
 		C(SPILL_PREPEND_FLUSH), C(SPILL_PREPEND), C(SPILL_REQUEUED), C(SPILL_DELIVERED),
@@ -255,7 +257,7 @@ const shmq_constant *shmq_constants(size_t *count)
 		C(SLOT_EXPIRES), C(SLOT_PROPERTIES), C(SLOT_SUSPECT), C(SLOT_WAS_DUE), C(SLOT_CONVICTED), C(SLOT_REASON_SHIFT),
 		C(DEAD_ATTEMPTS), C(DEAD_REJECTED), C(DEAD_EXPIRED), C(DEAD_OVERFLOW), C(POLICY_SECOND),
 		C(POLICY_LIMITS), C(POLICY_EXPIRY), C(POLICY_FAILURES), C(POLICY_BYTES), C(POLICY_MEMORY),
-		C(SLOTS_MAX), C(ARENA_MAX),
+		C(SLOTS_MAX), C(ARENA_MAX), C(LOCK_HOLDER),
 		/* clang-format on */
 	};
 #undef C

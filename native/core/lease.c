@@ -144,6 +144,7 @@ void lease_resolved(shmq_map *map)
 bool lease_free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
 {
 	int64_t realtime = realtime_ns();
+	uint64_t ns, held = latency_since(e->since, realtime);
 
 	while (e->left && most--) {
 		uint32_t slot = e->at;
@@ -154,7 +155,8 @@ bool lease_free_some(shmq_map *map, shmq_lease_desc *e, uint32_t most)
 		slots_ahead(map, slot);
 		e->at = s->next;
 		e->left--;
-		latency_record(map->latency, s->timestamp, realtime);
+		ns = latency_since(s->timestamp, realtime);
+		latency_record(map->latency, ns, held);
 		in_use_remove(map, slot);
 		st(&map->q->leased, ld(&map->q->leased) - 1);
 		slot_release(map, slot);

@@ -5,12 +5,12 @@
  * the lock. It must store that a repair is needed (a `dirty` word) BEFORE lock_consistent, because
  * from then on nobody else learns of the death.
  *
- * One attack remains possible. glibc keeps the list of the robust mutexes that a thread holds in
+ * One attack remains possible. glibc and musl keep the list of the robust mutexes that a thread holds in
  * the mutexes themselves (__list), so in shared memory. An unlock stores through the two pointers
  * of the list, and the kernel follows them when the thread dies. A process that may write the
  * segment can therefore make a holder store a word of the attacker's choice at any address of the
  * holder's own memory. Comparing the pointers with a private copy right before the unlock would not
- * prevent it: time passes between the comparison and glibc's own read, and an attacker that writes
+ * prevent it: time passes between the comparison and the library's own read, and an attacker that writes
  * in a loop wins. For `life`, which is held for long and where a comparison would help most, there
  * is no valid copy: its pointers change whenever its thread takes another robust mutex, also one of
  * another library or attachment, so an honest process would find differences. And a process that

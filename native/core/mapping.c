@@ -9,11 +9,11 @@
 #include "heap.h"
 #include "bounds.h"
 #include "segment.h"
+#include "libc.h"
 #include "shmq.h"
 #include "status.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -66,10 +66,10 @@ void broker_release(shmq_broker *b)
 	for (uint32_t i = 0; i < SHMQ_QUEUES; i++)
 		if (ld(&b->maps[i]))
 			map_release(ld(&b->maps[i]));
-	/* glibc links the robust mutexes that a thread holds through the mutexes themselves. If the
+	/* glibc and musl link the robust mutexes that a thread holds through the mutexes themselves. If the
 	 * thread that attached lives and still holds `life`, its next robust lock writes into this
 	 * mapping, so the mapping has to outlive the broker. */
-	if (!b->life || shmq_broker_forked(b) || tgkill(getpid(), b->life_tid, 0))
+	if (!b->life || shmq_broker_forked(b) || !thread_lives(b->life_tid))
 		segment_unmap(b->base, b->size);
 	pthread_mutex_destroy(&b->mutex);
 	free(b);

@@ -1,6 +1,7 @@
 #include "process.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,48 @@ process_identity process_identify(pid_t pid)
 	if (field)
 		who.program = strtoull(field + 1, NULL, 10);
 	return who;
+}
+
+/* The file behind a mapping, as a line of /proc/PID/maps names it. */
+typedef struct mapped_file {
+	unsigned major, minor;
+	unsigned long inode; /* 0: none */
+} mapped_file;
+
+/* Read a line of the form `from-to permissions offset major:minor inode path`. Returns false at the
+ * end. */
+static bool mapping_next(FILE *maps, uintptr_t *from, uintptr_t *to, mapped_file *file)
+{
+	int read = fscanf(maps, "%" SCNxPTR "-%" SCNxPTR " %*4s %*x %x:%x %lu%*[^\n]", from, to,
+	                  &file->major, &file->minor, &file->inode);
+
+	return read == 5;
+}
+
+bool process_may_map(pid_t thread, const void *address)
+{
+	uintptr_t at = (uintptr_t)address, from, to;
+	mapped_file ours = {0, 0, 0}, its;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char path[40];
+	bool told = false, maps_it = false;
+
+	if (!maps)
+		return true;
+	while (mapping_next(maps, &from, &to, &its))
+		if (at >= from && at < to)
+			ours = its;
+	fclose(maps);
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)thread);
+	maps = ours.inode ? fopen(path, "re") : NULL;
+	if (!maps)
+		return true;
+	while (!maps_it && mapping_next(maps, &from, &to, &its)) {
+		told = true;
+		maps_it = its.inode == ours.inode && its.major == ours.major && its.minor == ours.minor;
+	}
+	fclose(maps);
+	return maps_it || !told;
 }
 
 uint64_t pid_namespace_inode(void)

@@ -3,6 +3,7 @@
 #ifndef SHMQ_PROCESS_H
 #define SHMQ_PROCESS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -12,6 +13,10 @@ typedef struct process_identity {
 } process_identity;
 
 process_identity process_identify(pid_t pid);
+/* Returns false only if the kernel says that the thread's process maps no part of the file that this
+ * process has mapped at `address`. True if it does, if nothing is mapped there, if the memory has no
+ * file, and if the kernel does not tell (another user's process, no proc file system). */
+bool process_may_map(pid_t thread, const void *address);
 uint64_t pid_namespace_inode(void);
 void boot_identity(uint64_t out[2]);
 void random_identity(uint64_t out[2]);

@@ -31,6 +31,7 @@ static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *
 	*found = 0;
 	for (uint32_t i = 0; i < clients && *found < n; i++) {
 		shmq_client_desc *c = &b->clients[i];
+		uint32_t generation = ld_acquire(&c->generation); /* SYNC(client-generation) */
 		int r;
 
 		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE || ld(&c->orphan) || /* SYNC(client-state) */
@@ -43,13 +44,15 @@ static uint32_t reap_scan(shmq_broker *b, shmq_dead *out, uint32_t n, uint32_t *
 		if (r)
 			lock_consistent(&c->life);
 		lock_drop(&c->life);
-		if (ld_acquire(&c->state) != SHMQ_CLIENT_LIVE) /* SYNC(client-state) */
-			continue;                                  /* it detached just now */
-		out[(*found)++] = (shmq_dead){.client = i,
-		                              .generation = ld(&c->generation),
-		                              .pid = c->pid,
-		                              .start_time = c->start_time,
-		                              .program = c->program};
+		out[*found] = (shmq_dead){.client = i,
+		                          .generation = generation,
+		                          .pid = c->pid,
+		                          .start_time = c->start_time,
+		                          .program = c->program};
+		/* It may have detached just now, and the entry may be another client's. */
+		fence_full(); /* SYNC(client-generation) */
+		if (ld(&c->state) == SHMQ_CLIENT_LIVE && ld(&c->generation) == generation)
+			++*found;
 	}
 	return tried;
 }
@@ -174,7 +177,6 @@ int shmq_reap(shmq_broker *b, uint32_t client, uint32_t generation, int64_t unti
 			st_release(&b->waiters[i].owner, 0); /* SYNC(waiter-owner) */
 		}
 	SHMQ_KILLPOINT("reap.entry");
-	atomic_fetch_add(&c->generation, 1);
 	bump(&b->d->reaped, 1);
 	st_release(&c->state, SHMQ_CLIENT_FREE); /* SYNC(client-state) */
 	return 0;

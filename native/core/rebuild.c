@@ -383,7 +383,8 @@ static bool may_be_read(const shmq_slot_desc *s)
 	return state == SHMQ_IN_FLIGHT || state == SHMQ_LOANED || state == SHMQ_LEASED || s->pins;
 }
 
-void queue_discard(shmq_map *map)
+/* Give back the bodies that nobody can go on reading. */
+static void bodies_discard(shmq_map *map)
 {
 	uint32_t n = slots_of(map), mask = ring_mask_of(map), used = 0;
 	uint64_t arena = (uint64_t)(map->arena - map->base), from = 0;
@@ -406,6 +407,31 @@ void queue_discard(shmq_map *map)
 			from = end;
 	}
 	segment_punch(map->base, arena + from, arena + map->arena_max);
+}
+
+/* Give back the slots but those whose word says that a message is still its holder's. The word of a
+ * slot that went is 0, which is no copy's. */
+static void slots_discard(shmq_map *map)
+{
+	uint64_t slots = (uint64_t)((uint8_t *)map->slots - map->base), size = sizeof(shmq_slot_desc);
+	uint32_t n = slots_of(map), from = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (!may_be_read(&map->slots[i]))
+			continue;
+		segment_punch(map->base, slots + from * size, slots + i * size);
+		from = i + 1;
+	}
+	segment_punch(map->base, slots + from * size, slots + map->slots_max * size);
+}
+
+void queue_discard(shmq_map *map)
+{
+	bodies_discard(map);
+	slots_discard(map);
+	/* All rings and heaps: they lie between the slots and the sessions. */
+	segment_punch(map->base, (uint64_t)((uint8_t *)map->ready - map->base),
+	              (uint64_t)((uint8_t *)map->sessions - map->base));
 }
 
 bool adds_up(shmq_map *map)

@@ -72,6 +72,8 @@ record record_of(const shmq_slot_desc *slot, const uint8_t *body, uint32_t lengt
 
 	if (r.flags & SHMQ_SLOT_EXPIRES)
 		r.expires = slot->expires;
+	else
+		r.flags &= (uint8_t)~SHMQ_SLOT_WAS_DUE; /* the time when it was due is not written */
 	if (r.flags & SHMQ_SLOT_FAILED)
 		r.failures = (uint16_t)(ld(&slot->failures) >> 16);
 	return r;

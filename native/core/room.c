@@ -202,22 +202,32 @@ static bool slots_add(shmq_map *map, uint32_t from, uint32_t n)
  * take. */
 #define SLOTS_STEP 65536u
 
-/* Add slots: pages first, then one word, then the derived state. death: the next locker rebuilds
- * that. */
+/* How many slots the queue has after the next step: `want` or more, if it may have so many. */
+static uint32_t slots_next(shmq_map *map, uint32_t want)
+{
+	uint32_t have = slots_of(map), n = have + (have < SLOTS_STEP ? have : SLOTS_STEP);
+
+	if (n < want)
+		n = want;
+	return n < map->slots_max ? n : map->slots_max;
+}
+
+/* Add slots: pages first, without D, which consumers need; then one word, then the derived state.
+ * death: before the word, pages that nobody knows of; after it, the next locker rebuilds the rest. */
 static int slots_grow(shmq_broker *b, shmq_map *map, uint32_t want, int64_t until)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t have, n, mask, wide;
-	int r = queue_lock_under(b, map, until);
+	int r = queue_ready_slots(map, slots_next(map, want));
 
 	if (r)
 		return r;
+	SHMQ_KILLPOINT("grow.pages");
+	r = queue_lock_under(b, map, until);
+	if (r)
+		return r;
 	have = slots_of(map);
-	n = have + (have < SLOTS_STEP ? have : SLOTS_STEP);
-	if (n < want)
-		n = want;
-	if (n > map->slots_max)
-		n = map->slots_max;
+	n = slots_next(map, want); /* again: the lock may have repaired the queue */
 	for (mask = wide = ring_mask_of(map); wide < n - 1; wide = 2 * wide + 1)
 		;
 	r = queue_commit_slots(map, n);

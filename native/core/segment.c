@@ -13,17 +13,13 @@
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "status.h"
+#include "libc.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_READ 22
-#define MADV_POPULATE_WRITE 23
-#endif
 
 uint64_t round_page(uint64_t bytes)
 {
@@ -150,6 +146,8 @@ int segment_check(int fd, enum shmq_segment_kind kind, uint64_t *size)
 	if (s.ready != SHMQ_READY_STATE) /* SYNC(segment-ready) */
 		return fail(SHMQ_LAYOUT, "the word that says whether it is ready is garbage");
 	boot_identity(boot);
+	if (!boot[0] && !boot[1])
+		return fail(SHMQ_FOREIGN, "/proc cannot be read (mount it), so nothing says that it is");
 	if (boot[0] != s.boot_id[0] || boot[1] != s.boot_id[1])
 		return fail(SHMQ_LAYOUT, "it was made before the last boot, or in another machine's "
 		                         "container: remove it with shmq doctor");
@@ -227,9 +225,9 @@ uint64_t shmq_queue_bytes(const shmq_limits *l)
 	return plan_queue(l->mem_queue_size, l->in_flight_slots, round_page(l->arena_size)).size;
 }
 
-int queue_commit_slots(shmq_map *map, uint32_t n)
+/* Have the pages of the slots from `from` to n, and of their ring and heap entries. */
+static int slots_commit(const shmq_map *map, uint32_t from, uint32_t n)
 {
-	uint32_t from = ld(&map->slots_backed);
 	uint64_t rings = from ? power_of_two(from) : 0, cap = power_of_two(n);
 	struct {
 		const void *at;
@@ -246,9 +244,7 @@ int queue_commit_slots(shmq_map *map, uint32_t n)
 		{map->deferred.slot, from, n, 4},
 	};
 
-	if (n <= from)
-		return 0;
-	for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++) {
+	for (size_t i = 0; n > from && i < sizeof(part) / sizeof(part[0]); i++) {
 		uint64_t at = (uint64_t)((const uint8_t *)part[i].at - map->base);
 		int r = segment_commit(map->base, at + part[i].from * part[i].size,
 		                       (part[i].to - part[i].from) * part[i].size);
@@ -256,11 +252,23 @@ int queue_commit_slots(shmq_map *map, uint32_t n)
 		if (r)
 			return r;
 	}
-	if (n > ld(&map->slots_backed)) {
-		st(&map->slots_backed, n);
-		st(&map->rings_backed, (uint32_t)cap - 1);
-	}
 	return 0;
+}
+
+int queue_commit_slots(shmq_map *map, uint32_t n)
+{
+	int r = slots_commit(map, ld(&map->slots_backed), n);
+
+	if (!r && n > ld(&map->slots_backed)) {
+		st(&map->slots_backed, n);
+		st(&map->rings_backed, power_of_two(n) - 1);
+	}
+	return r;
+}
+
+int queue_ready_slots(const shmq_map *map, uint32_t n)
+{
+	return slots_commit(map, ld(&map->slots_backed), n);
 }
 
 uint32_t slots_back(shmq_map *map, uint32_t n)
@@ -302,6 +310,12 @@ int queue_commit_arena(shmq_map *map, uint64_t end)
 	if (!r && end > have)
 		st(&map->arena_backed, end);
 	return r;
+}
+
+bool arena_follow(shmq_map *map, uint64_t end, uint64_t committed)
+{
+	return end <= committed &&
+	       ((committed <= map->arena_max && arena_back(map, committed)) || arena_back(map, end));
 }
 
 int queue_grow_arena(shmq_map *map, uint64_t have, uint64_t end)

@@ -50,11 +50,17 @@ queue_plan plan_queue(uint32_t mem_queue_size, uint32_t in_flight_slots, uint64_
 /* Back with pages the first n slots with their ring and heap entries; the arena up to `end`; the
  * lease tables. */
 int queue_commit_slots(shmq_map *map, uint32_t n);
+/* Have the pages for that, and note nothing: a commit afterwards only looks whether they exist. */
+int queue_ready_slots(const shmq_map *map, uint32_t n);
 /* Back the first n slots. Returns n, or the number of slots that have pages. */
 uint32_t slots_back(shmq_map *map, uint32_t n);
 /* Returns true if a slot after the first n was ever used. Looks only at pages that exist. */
 bool slots_behind(const shmq_map *map, uint32_t n);
 int queue_commit_arena(shmq_map *map, uint64_t end);
+/* Have the pages of the arena up to `end`, and at the same time those up to `committed` (a word of
+ * shared memory), so that a mapping asks once for each growth of the arena and not for each body.
+ * Returns false if those up to `end` cannot be had. */
+bool arena_follow(shmq_map *map, uint64_t end, uint64_t committed);
 /* Back the arena with pages from `have` to `end`, also where it was backed before: those pages may
  * have been given back since. */
 int queue_grow_arena(shmq_map *map, uint64_t have, uint64_t end);
@@ -227,7 +233,7 @@ static inline bool body_in(shmq_map *map, const shmq_slot_desc *s, span *at)
 	                   capacity <= UINT32_MAX - 2 * SHMQ_ARENA_UNIT &&
 	                   (end <= ld(&map->arena_backed) ||
 	                    /* SYNC(arena-committed) */
-	                    (end <= ld_acquire(&map->q->arena_committed) && arena_back(map, end)))) &&
+	                    arena_follow(map, end, ld_acquire(&map->q->arena_committed)))) &&
 	       span_separate(s, at);
 }
 

@@ -30,4 +30,13 @@ static inline bool has_policy(const shmq_map *map, uint32_t policies)
 	return ld(&map->q->policy) & policies;
 }
 
+/* How long messages live, ns; INT64_MAX: for ever, also if a policy word that was overwritten tells
+ * of a time to live that the settings do not have. Such garbage must expire nothing. */
+static inline int64_t message_ttl_of(const shmq_map *map)
+{
+	int64_t ttl = settings_of(map)->message_ttl;
+
+	return ttl > 0 ? ttl : INT64_MAX;
+}
+
 #endif

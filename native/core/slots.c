@@ -10,6 +10,7 @@
 #include "handles.h"
 #include "heap.h"
 #include "killpoint.h"
+#include "latency.h"
 #include "bounds.h"
 #include "record.h"
 #include "segment.h"
@@ -66,6 +67,27 @@ void slot_release(shmq_map *map, uint32_t slot)
 	st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
 	SHMQ_KILLPOINT("release.free");
 	free_push(map, slot);
+}
+
+void slot_finish(shmq_map *map, uint32_t slot, int64_t realtime, int64_t monotonic)
+{
+	shmq_slot_desc *s = &map->slots[slot];
+	uint64_t ns = latency_since(s->timestamp, realtime);
+	unsigned next = s->pins ? SHMQ_PINNED : SHMQ_FREE;
+	shmq_session_desc *its;
+
+	st_release(&s->word, word_next(ld(&s->word), next)); /* SYNC(slot-state) */
+	SHMQ_KILLPOINT("finish.state");
+	latency_record(map->latency, ns, latency_since(s->delivered, monotonic));
+	heap_remove(&map->in_flight, slot);
+	SHMQ_KILLPOINT("finish.heap");
+	its = session_of(map, s);
+	if (its)
+		session_leave(its);
+	if (next == SHMQ_FREE) {
+		in_use_remove(map, slot);
+		free_push(map, slot);
+	}
 }
 
 void slot_requeue(shmq_map *map, uint32_t slot, uint64_t after)
@@ -165,23 +187,30 @@ int64_t expiry_of(const shmq_map *map, const shmq_slot_desc *s)
 	unsigned flags = once(s->flags); /* SYNC(slot-expiry) */
 	int64_t own = flags & SHMQ_SLOT_EXPIRES ? s->expires : INT64_MAX, its;
 	bool waits_to_be_due = SHMQ_STATE_OF(ld(&s->word)) == SHMQ_DEFERRED && !s->attempts;
+	bool was_due = flags & SHMQ_SLOT_WAS_DUE;
 
-	if (!has_policy(map, SHMQ_POLICY_EXPIRY) || flags & SHMQ_SLOT_WAS_DUE || waits_to_be_due)
+	if (!has_policy(map, SHMQ_POLICY_EXPIRY) || waits_to_be_due ||
+	    (was_due && flags & SHMQ_SLOT_EXPIRES))
 		return own;
-	its = later(s->timestamp, settings_of(map)->message_ttl);
+	its = later(was_due ? s->expires : s->timestamp, message_ttl_of(map));
 	return its < own ? its : own;
 }
 
 void slot_falls_due(shmq_broker *b, shmq_map *map, shmq_slot_desc *s)
 {
 	int64_t own = s->flags & SHMQ_SLOT_EXPIRES ? s->expires : INT64_MAX, its;
+	unsigned flags = SHMQ_SLOT_WAS_DUE;
 
-	if (has_policy(map, SHMQ_POLICY_EXPIRY) && !s->attempts && !(s->flags & SHMQ_SLOT_WAS_DUE)) {
-		its = later(slot_due(s), settings_of(map)->message_ttl);
-		s->expires = own = its < own ? its : own;
+	if (!s->attempts && !(s->flags & SHMQ_SLOT_WAS_DUE)) {
+		if (has_policy(map, SHMQ_POLICY_EXPIRY)) {
+			its = later(slot_due(s), message_ttl_of(map));
+			own = its < own ? its : own;
+			flags |= SHMQ_SLOT_EXPIRES;
+		}
+		s->expires = (s->flags | flags) & SHMQ_SLOT_EXPIRES ? own : slot_due(s);
 		fence_full(); /* SYNC(slot-expiry) */
 		SHMQ_KILLPOINT("due.expires");
-		s->flags |= SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE;
+		s->flags |= (uint8_t)flags;
 	}
 	if (own != INT64_MAX)
 		expiry_note(b, map, own);

@@ -17,6 +17,9 @@ void free_push(shmq_map *map, uint32_t slot);
 /* Make a slot, which is in no ring and no heap, FREE and add it to the free ring; or PINNED while a
  * view pins it. */
 void slot_release(shmq_map *map, uint32_t slot);
+/* Finish an IN_FLIGHT slot: FREE, or PINNED while a view pins it. realtime, monotonic:
+ * now, by both clocks, in ns. */
+void slot_finish(shmq_map *map, uint32_t slot, int64_t realtime, int64_t monotonic);
 /* Make a slot REQUEUED at the end of the requeue ring. after: the seq that it waits for; 0: it may
  * go first. */
 void slot_requeue(shmq_map *map, uint32_t slot, uint64_t after);

@@ -146,7 +146,7 @@ static void sweep_end(shmq_broker *b, shmq_map *map, const shmq_sweep *s)
 	int64_t next = s->earliest;
 
 	if (has_policy(map, SHMQ_POLICY_EXPIRY)) {
-		int64_t newest = later(s->now, settings_of(map)->message_ttl);
+		int64_t newest = later(s->now, message_ttl_of(map));
 
 		next = newest < next ? newest : next;
 	}

@@ -79,7 +79,8 @@ extern "C" {
 	X(REJECTED, -26, "Rejected", "a channel has reached its limit and rejects (overflow=reject)")  \
 	X(STORE_FULL, -27, "Full", "the results store has as many keys or bytes as it may")            \
 	X(NO_NUMBER, -28, "BadArgument", "the value is no whole number of 64 bits")                    \
-	X(OVERTAKEN, -29, "", "somebody else has changed it meanwhile")
+	X(OVERTAKEN, -29, "", "somebody else has changed it meanwhile")                                \
+	X(FOREIGN, -30, "OtherNamespace", "the PID namespace is not the broker's")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,
@@ -584,6 +585,23 @@ int shmq_redrive(shmq_consumer *c, const shmq_message *m, uint32_t n, uint32_t q
 /* Touch, as shmq_finish: the new deadline is now + msg_timeout, at most delivery +
  * max_msg_timeout. */
 int shmq_touch(shmq_consumer *c, const shmq_message *m, uint32_t n, uint8_t *ok, int64_t until);
+
+/* A message in flight, to whichever consumer of the queue. */
+typedef struct shmq_held {
+	uint64_t serial, id;
+	uint32_t queue;
+	int32_t pid; /* only if this process holds it; 0: whoever does */
+} shmq_held;
+/*
+ * Finish a message for its consumer, or requeue it: an operator's decision. Its consumer's own finish,
+ * requeue and touch then answer SHMQ_NOT_IN_FLIGHT, as after a time-out, and it may take another one.
+ * A requeue counts no failure; delay_ns: as shmq_requeue. SHMQ_NOT_IN_FLIGHT: nobody, or not that
+ * process, holds such a message; nothing was done. Two dead letters of one dead topic may have the same
+ * id: one of them is meant.
+ * death: as shmq_finish, as shmq_release.
+ */
+int shmq_held_finish(shmq_broker *b, const shmq_held *m, int64_t until);
+int shmq_held_requeue(shmq_broker *b, const shmq_held *m, int64_t delay_ns, int64_t until);
 
 /* Keep the body in place until shmq_unpin, also after the message is finished or times out.
  * SHMQ_NOT_IN_FLIGHT; SHMQ_TABLE_FULL: the client's log of pins is full (copy instead).

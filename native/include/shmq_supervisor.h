@@ -110,11 +110,13 @@ int shmq_queue_renamed(shmq_broker *b, uint32_t queue, const char *base, int64_t
  * it cannot be mapped any more. death: the entry is DELETING; call this again. */
 int shmq_queue_remove(shmq_broker *b, uint32_t queue, uint64_t serial, bool was_closed,
                       int64_t until);
-/* Remove the queue unless it has a consumer. This is decided under its deliver lock (D), so a
- * consumer that opens meanwhile either finds the queue gone or keeps it. removed: false if it has a
- * consumer, or if another thread holds D just now. death: as shmq_queue_remove. */
-int shmq_queue_remove_idle(shmq_broker *b, uint32_t queue, uint64_t serial, int64_t until,
-                           bool *removed);
+/* The same for a queue whose files are to be deleted: its entry stays, ERASING, so that a successor
+ * deletes them if the caller dies. Then call shmq_queue_remove. idle: only if the queue has no
+ * consumer. This is decided under its deliver lock (D), so a consumer that opens meanwhile either
+ * finds the queue gone or keeps it. erased: false if it has a consumer, or if another thread holds D
+ * just now. death: the entry is LIVE or ERASING. */
+int shmq_queue_erase(shmq_broker *b, uint32_t queue, uint64_t serial, bool idle, int64_t until,
+                     bool *erased);
 /* Remove a topic. SHMQ_INVALID: it still has a queue. */
 int shmq_topic_remove(shmq_broker *b, uint32_t topic, uint32_t generation, int64_t until);
 

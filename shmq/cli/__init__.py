@@ -14,24 +14,40 @@ from shmq import __version__
 from shmq.cli.status import ERROR, INTERRUPTED, NOT_RUNNING, OK, USAGE
 from shmq.errors import NotRunning, ShmqError
 
-#: Command -> the module of this package that defines it, imported when the command is called.
-_MODULES = {
-    "serve": "serve",
-    "stat": "stat",
-    "ls": "instances",
-    "rm": "instances",
-    "pub": "messages",
-    "tail": "tail",
-    "peek": "tail",
-    "topic": "admin",
-    "channel": "admin",
-    "lease": "lease",
-    "results": "results",
-    "dead": "dead",
-    "worker": "worker",
-    "inspect": "inspect",
-    "doctor": "doctor",
-    "bench": "bench",
+#: Command -> the module of this package that defines it, imported when the command is called, and
+#: the first sentence of its help, so that `shmq --help` imports none of them.
+COMMANDS = {
+    "serve": ("serve", "Run the supervisor of an instance until SIGTERM or Ctrl-C."),
+    "stat": ("stat", "Show what an instance is doing."),
+    "page": ("page", "Show an instance in a browser: what waits, who holds it, what failed."),
+    "ls": ("instances", "List the instances of this host, running or left behind."),
+    "rm": ("instances", "Remove the shared memory of INSTANCE, which must be dead."),
+    "pub": ("messages", "Publish each MESSAGE, or each line of --FILE or stdin, to TOPIC."),
+    "tail": ("tail", "Print the messages of TOPIC as they come, until Ctrl-C."),
+    "peek": (
+        "tail",
+        "Show messages of TOPIC's CHANNEL (without CHANNEL: of its backlog) and change nothing.",
+    ),
+    "topic": ("admin", "Create, delete, pause, unpause, empty, set or show a topic."),
+    "channel": (
+        "admin",
+        "Create, delete, pause, unpause, empty, set or show a channel of a topic.",
+    ),
+    "message": ("message", "Take a message away from the consumer that holds it."),
+    "lease": ("lease", "Show the open leases, or end one."),
+    "results": ("results", "Show results stores and what is in them, or delete one."),
+    "dead": ("dead", "Show the dead letters of a channel, send them back to it, or drop them."),
+    "deaths": (
+        "deaths",
+        "Show which processes of an instance died, and what was taken back from each.",
+    ),
+    "worker": (
+        "worker",
+        "Run worker processes for the durable pool MODULE:EXECUTOR, a `shmq.Executor`.",
+    ),
+    "inspect": ("inspect", "Show the contents of FILE, and its damages with their offsets."),
+    "doctor": ("doctor", "Check this host and its instances, and name a remedy for each problem."),
+    "bench": ("bench", "Measure throughput and round trips on a private instance."),
 }
 
 
@@ -39,25 +55,20 @@ class _Commands(click.Group):
     """A group that loads only the module of the command that is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(_MODULES)
+        return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        module = _MODULES.get(name)
-        if module is None:
+        if name not in COMMANDS:
             return None
+        module, _ = COMMANDS[name]
         found = getattr(importlib.import_module(f"shmq.cli.{module}"), name)
         assert isinstance(found, click.Command)
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List each command with the whole first sentence of its help."""
-        rows = []
-        for name in self.list_commands(context):
-            command = self.get_command(context, name)
-            assert command is not None
-            rows.append((name, command.get_short_help_str(limit=sys.maxsize)))
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 _EPILOG = """\b

@@ -40,6 +40,11 @@ def _choice(command: _Command) -> _Command:
     return command
 
 
+_EXACT = click.option(
+    "--exact",
+    is_flag=True,
+    help="Only those of exactly this reason and this error; what is not named they do not have.",
+)
 _COUNT = click.option(
     "-n", "count", type=click.IntRange(1), metavar="N", help="At most N, the oldest first."
 )
@@ -132,6 +137,7 @@ def _document(letter: DeadLetter) -> dict[str, Any]:
 
 @dead.command("redrive")
 @_choice
+@_EXACT
 @_COUNT
 def redrive(
     instance: str,
@@ -141,16 +147,18 @@ def redrive(
     reason: str | None,
     error: str | None,
     via: str | None,
+    exact: bool,
     count: int | None,
 ) -> int:
     """Move dead letters back to TOPIC's CHANNEL. With their old ids they begin a new life."""
     with shm.administration(), shmq.attach(instance) as broker, patience("redriving"):
-        done = broker.dead(topic, channel, via).redrive(count, reason, error)
+        done = broker.dead(topic, channel, via).redrive(count, reason, error, exact)
     return _say(as_json, "redriven", done)
 
 
 @dead.command("drop")
 @_choice
+@_EXACT
 @_COUNT
 def drop(
     instance: str,
@@ -160,11 +168,12 @@ def drop(
     reason: str | None,
     error: str | None,
     via: str | None,
+    exact: bool,
     count: int | None,
 ) -> int:
     """Delete dead letters of TOPIC's CHANNEL."""
     with shm.administration(), shmq.attach(instance) as broker, patience("dropping"):
-        done = broker.dead(topic, channel, via).drop(count, reason, error)
+        done = broker.dead(topic, channel, via).drop(count, reason, error, exact)
     return _say(as_json, "dropped", done)
 
 

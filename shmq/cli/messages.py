@@ -12,23 +12,13 @@ import click
 
 import shmq
 from shmq.cli.output import patience
-from shmq.cli.parameters import complete_topic, instance_option
+from shmq.cli.parameters import complete_topic, duration, instance_option
 from shmq.cli.status import OK
 from shmq.names import check_name, lane_name
-from shmq.option_types import parse_duration
 
 _BATCH_MESSAGES = 100
 _CHUNK = 256 << 10  # bytes read at once
 _LONG = 16 << 20  # bytes of input from which a progress bar is shown
-
-
-def _duration(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> float | None:
-    try:
-        return None if value is None else parse_duration(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from exc
 
 
 def _properties(
@@ -50,10 +40,10 @@ def _properties(
 @click.option(
     "--file", type=click.File("rb"), metavar="FILE", help="Read lines from FILE; -: from stdin."
 )
-@click.option("--defer", callback=_duration, metavar="DURATION", help="Deliver this much later.")
+@click.option("--defer", callback=duration, metavar="DURATION", help="Deliver this much later.")
 @click.option(
     "--timeout",
-    callback=_duration,
+    callback=duration,
     metavar="DURATION",
     help="Wait at most this long for room [for ever]; 0: do not wait.",
 )

@@ -32,10 +32,15 @@ _TEXT_COLUMNS = {
     "STATE",
     "LINE",
     "KIND",
+    "PROGRAM",
+    "END",
+    "HELD",
+    "LOCKS",
     "RING",
     "OWNER",
     "DATA PATH",
     "COMMAND",
+    "LAST MINUTE",
 }
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -47,17 +52,25 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def format_rows(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str = ""
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    indent: str = "",
+    style: Callable[[str, int | None, str], str] | None = None,
 ) -> list[str]:
     """The lines of a table. Columns are as wide as their cells; text is aligned to the left,
-    numbers to the right."""
+    numbers to the right. style: changes how a cell looks, from its title, the number of its row
+    (None: the titles) and its text in full width."""
     lines = []
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    for row in [titles, *rows]:
+    for number, row in enumerate([titles, *rows]):
         cells = [
             cell.ljust(width) if title in _TEXT_COLUMNS else cell.rjust(width)
             for cell, width, title in zip(row, widths, titles, strict=True)
         ]
+        if style is not None:
+            cells[-1] = cells[-1].rstrip()
+            place = number - 1 if number else None
+            cells = [style(*item) for item in zip(titles, [place] * len(cells), cells, strict=True)]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
 

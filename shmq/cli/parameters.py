@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from shmq import shm
+from shmq.option_types import parse_duration
 from shmq.ownership import OWNER_VARIABLE, uid_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -114,3 +115,11 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")(
         command
     )
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Read the value of an option that is a duration, as seconds."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc

@@ -66,7 +66,7 @@ def two_dashes(words: list[str]) -> list[str]:
 
 
 def _add_options(command: Any) -> Any:
-    """Add a click option for each of `options.py`, the last first because decorators nest."""
+    """Add a click option for each of `OptionFields`, the last first because decorators nest."""
     for option in reversed(OPTIONS.values()):
         command = click.option(
             option.flag,
@@ -103,10 +103,10 @@ def _show_version(context: click.Context, parameter: click.Parameter, wanted: bo
 
 
 class _Grouped(click.Command):
-    """A command whose help lists its options under the titles that `options.py` gives them."""
+    """A command whose help lists its options under the titles that `OptionFields` gives them."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options that `options.py` does not have come first, without a title."""
+        """Options that `OptionFields` does not have come first, without a title."""
         sections: dict[str, list[tuple[str, str]]] = {"": []}
         for parameter in self.get_params(context):
             record, known = parameter.get_help_record(context), OPTIONS.get(parameter.name or "")

@@ -2,71 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import shutil
-import sys
-import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 import click
 from click.core import ParameterSource
 
 from shmq import prometheus, shm, sources, stats
-from shmq.cli.output import command_name, format_rows, patience, print_json, shorten
+from shmq.cli.output import patience, print_json
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.stat_screen import Screen
+from shmq.cli.stat_table import (
+    COUNTERS,
+    SORT,
+    Line,
+    View,
+    client_table,
+    headline,
+    last_minute,
+    minute_lines,
+    queue_table,
+)
 from shmq.cli.status import DEGRADED, NOT_RUNNING, OK
-from shmq.diagnostics.readable import age, printable
-from shmq.stats import BrokerStats, ChannelStats, TopicStats
+from shmq.history import History
+from shmq.stats import BrokerStats
 
-_COUNTERS = ("message_count", "delivered", "requeue_count", "timeout_count")
+#: Most of a core that the looks of --watch may take: with 10 000 channels one takes a second.
+_SHARE: Final = 0.2
+#: Rates in the documents of --json.
+_JSON_RATES: Final = ("message_count", "delivered", "requeue_count", "timeout_count")
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A row of the table: a queue at one moment."""
+class _Chosen:
+    """Values of the options."""
 
-    topic: TopicStats
-    queue: ChannelStats
-    rates: list[float] | None = None
-    """Rates of the counters, in messages per second; None at the first look."""
+    instance: str
+    topic: str | None
+    channel: str | None
+    clients: bool
+    interval: float | None
+    count: int | None
+
+
+@dataclass(frozen=True)
+class _Look:
+    """An instance at a moment. cost: seconds of the processor that the look took."""
+
+    taken: BrokerStats
+    lines: list[Line]
+    with_rates: bool
+    cost: float
 
     @property
-    def name(self) -> str:
-        if self.queue.name is None:
-            return printable(f"{self.topic.name} (backlog)")
-        return printable(f"{self.topic.name}/{self.queue.name}")
-
-    @property
-    def counters(self) -> tuple[int, ...]:
-        return tuple(getattr(self.queue, name) for name in _COUNTERS)
-
-    def count(self, which: int) -> float:
-        """The rate of a counter, or its total at the first look."""
-        return self.rates[which] if self.rates is not None else self.counters[which]
-
-
-#: Sort keys of the table. Numbers sort with the largest first.
-_SORT: dict[str, Callable[[_Line], Any]] = {
-    "name": lambda line: (line.topic.name, line.queue.name or ""),
-    "depth": lambda line: -line.queue.depth,
-    "mem": lambda line: line.queue.backend_depth - line.queue.depth,
-    "disk": lambda line: -line.queue.backend_depth,
-    "inflt": lambda line: -line.queue.in_flight,
-    "leased": lambda line: -line.queue.leased,
-    "defer": lambda line: -line.queue.deferred,
-    "in": lambda line: -line.count(0),
-    "out": lambda line: -line.count(1),
-    "req": lambda line: -line.count(2),
-    "tmo": lambda line: -line.count(3),
-    "oldest": lambda line: -(line.queue.oldest_age or 0),
-    "p50": lambda line: -(line.queue.latency.percentile(0.5) or 0),
-    "p99": lambda line: -(line.queue.latency.percentile(0.99) or 0),
-    "clients": lambda line: -len(line.queue.sessions),
-}
+    def status(self) -> int:
+        return DEGRADED if self.taken.trouble else OK
 
 
 @click.command()
@@ -80,10 +75,13 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
 )
 @click.option(
     "-i",
+    "--watch",
     "interval",
     type=click.FloatRange(0.05),
+    is_flag=False,
+    flag_value=1.0,
     metavar="SECONDS",
-    help="Refresh every SECONDS, and show rates.",
+    help="Refresh every SECONDS (default: every second), and show rates and the last minute.",
 )
 @click.option(
     "-n", "count", type=click.IntRange(1), metavar="COUNT", help="End after COUNT refreshes."
@@ -97,11 +95,11 @@ _SORT: dict[str, Callable[[_Line], Any]] = {
 )
 @click.option(
     "--sort",
-    type=click.Choice(list(_SORT)),
+    type=click.Choice(list(SORT)),
     default="name",
     show_default=True,
     metavar="COLUMN",
-    help=f"Order of the table: {', '.join(_SORT)}.",
+    help=f"Order of the table: {', '.join(SORT)}.",
 )
 @click.option("--clients", is_flag=True, help="A line for each consumer and not for each channel.")
 def stat(
@@ -119,8 +117,9 @@ def stat(
 
     Only reads shared memory: this costs the broker nothing and works while the supervisor is dead.
     The exit status is 4 if the supervisor is dead, the data path cannot be written or /dev/shm is
-    full. Counters are totals; with -i they are rates since the previous refresh. A narrow terminal
-    shows fewer columns; a pipe and --json get all.
+    full. Counters are totals; with --watch they are rates since the previous refresh. A narrow
+    terminal shows fewer columns; a pipe and --json get all. In a terminal --watch takes the whole
+    screen: < and > choose the order, the arrows and Page Up and Down scroll, q ends it.
     """
     if not (as_json or as_prometheus) and _nothing_is_named(instance):
         from shmq.cli.instances import print_table
@@ -135,28 +134,22 @@ def stat(
             print_table(found)
             return NOT_RUNNING
     if as_prometheus and (as_json or interval or count):
-        raise click.UsageError("--prometheus is one look: leave out --json, -i and -n")
-    looks = itertools.count() if interval and count is None else range(count or 1)
-    pause = interval or 1.0
-    before: dict[int, tuple[int, ...]] = {}
-    taken_at, status, screen = 0.0, OK, _Screen(is_live=interval is not None)
-    for look in looks:
-        if look:
-            time.sleep(pause)
-        with patience("reading the shared memory"), sources.open_readonly(instance) as source:
-            now, elapsed = time.monotonic(), time.monotonic() - taken_at
-            taken, taken_at = stats.collect(source), now
-        status = DEGRADED if taken.trouble else OK
-        lines = sorted(_lines(taken, topic, channel, before, elapsed), key=_SORT[sort])
-        if as_prometheus:
-            click.echo(prometheus.exposition(taken, topic, channel), nl=False)
-        elif as_json:
-            _print_json(taken, lines, topic, channel)
-        else:
-            with_rates = interval is not None and look > 0
-            screen.show(_table(taken, lines, with_rates, clients, screen.columns))
-        before = {line.queue.serial: line.counters for line in lines}
-    return status
+        raise click.UsageError("--prometheus is one look: leave out --json, --watch and -n")
+    chosen = _Chosen(instance, topic, channel, clients, interval, count)
+    looks = _looks(chosen)
+    if not (as_json or as_prometheus):
+        return _show(chosen, looks, sort)
+    look = next(looks)
+    if as_prometheus:
+        click.echo(prometheus.exposition(look.taken, topic, channel), nl=False)
+        return look.status
+    for number in itertools.count(1):
+        _print_json(look, sorted(look.lines, key=SORT[sort]), chosen)
+        if number == (count or (None if interval else 1)):
+            break
+        time.sleep(interval or 1.0)
+        look = next(looks)
+    return look.status
 
 
 def _nothing_is_named(instance: str) -> bool:
@@ -166,247 +159,157 @@ def _nothing_is_named(instance: str) -> bool:
     return is_default and not os.path.exists(shm.directory_path(instance))
 
 
+# ---- looks ----
+
+
+def _looks(chosen: _Chosen) -> Iterator[_Look]:
+    """Looks at the instance, one at each `next`."""
+    before: dict[int, tuple[int, ...]] = {}
+    taken_at = 0.0
+    for number in itertools.count():
+        began = time.process_time()
+        # later looks may have the whole screen, where a line of progress would be in the way
+        first = patience("reading the shared memory") if number == 0 else contextlib.nullcontext()
+        with first, sources.open_readonly(chosen.instance) as source:
+            now, elapsed = time.monotonic(), time.monotonic() - taken_at
+            taken, taken_at = stats.collect(source), now
+        lines = _lines(taken, chosen, before, elapsed)
+        before = {line.queue.serial: line.counters for line in lines}
+        with_rates = chosen.interval is not None and number > 0
+        yield _Look(taken, lines, with_rates, time.process_time() - began)
+
+
 def _lines(
-    taken: BrokerStats,
-    topic: str | None,
-    channel: str | None,
-    before: dict[int, tuple[int, ...]],
-    elapsed: float,
-) -> list[_Line]:
+    taken: BrokerStats, chosen: _Chosen, before: dict[int, tuple[int, ...]], elapsed: float
+) -> list[Line]:
     lines = []
     for item in taken.topics:
-        if topic is not None and item.name != topic:
+        if chosen.topic is not None and item.name != chosen.topic:
             continue
         for queue in [*item.channels, *([item.backlog] if item.backlog else [])]:
-            if channel not in (None, queue.name):
+            if chosen.channel not in (None, queue.name):
                 continue
-            line, earlier = _Line(item, queue), before.get(queue.serial)
+            line, earlier = Line(item, queue), before.get(queue.serial)
             if earlier is not None:
                 steps = zip(line.counters, earlier, strict=True)
-                line = _Line(item, queue, [(new - old) / elapsed for new, old in steps])
+                line = Line(item, queue, [(new - old) / elapsed for new, old in steps])
             lines.append(line)
     return lines
 
 
-def _print_json(
-    taken: BrokerStats, lines: list[_Line], topic: str | None, channel: str | None
-) -> None:
-    document = {"time": time.time(), **taken.to_json(topic, channel)}
-    rates = [
-        {"topic": line.topic.name, "channel": line.queue.name}
-        | dict(zip(_COUNTERS, line.rates, strict=True))
-        for line in lines
-        if line.rates is not None
-    ]
+def _print_json(look: _Look, lines: list[Line], chosen: _Chosen) -> None:
+    document = {"time": time.time(), **look.taken.to_json(chosen.topic, chosen.channel)}
+    rates = []
+    for line in lines:
+        if line.rates is not None:
+            found = dict(zip(COUNTERS, line.rates, strict=True))
+            names = {"topic": line.topic.name, "channel": line.queue.name}
+            rates.append(names | {name: found[name] for name in _JSON_RATES})
     print_json({**document, "rates": rates} if rates else document)
 
 
-# ---- tables ----
-
-#: Columns that a narrow terminal does not show, in the order in which they are dropped.
-_DROPPED = ("LEASED", "P50", "MEM", "TMO", "REQ", "DEFER", "OLDEST", "P99", "OUT", "IN")
-_SPACE = "  "
+# ---- in a terminal ----
 
 
-def _queue_table(
-    taken: BrokerStats, lines: list[_Line], with_rates: bool, columns: int | None
-) -> list[str]:
-    """A table with a line for each queue. columns: width of the terminal; None: no limit."""
-    unit = "/s" if with_rates else ""
-    titles = ["TOPIC/CHANNEL", "DEPTH", "MEM", "DISK", "INFLT", "LEASED", "DEFER"]
-    titles += [f"{name}{unit}" for name in ("IN", "OUT", "REQ", "TMO")]
-    titles += ["OLDEST", "P50", "P99", "CLIENTS"]
-    idle = [item.name for item in taken.topics if not item.channels and item.backlog is None]
-    found: list[str] = []
-    for number in (str, _short):
-        rows = [_row(line, with_rates, number) for line in lines]
-        found = format_rows(titles, rows)
-        if columns is None or max(map(len, found)) <= columns:
-            break
-    else:
-        assert columns is not None
-        found = _narrow(titles, rows, columns)
-    if idle and not lines:
-        text = f"topics without a channel or messages: {printable(', '.join(idle))}"
-        found += textwrap.wrap(text, columns or sys.maxsize)
-    return found
+def _show(chosen: _Chosen, looks: Iterator[_Look], sort: str) -> int:
+    """Print tables, until Ctrl-C or `count` of them."""
+    most = chosen.count or (None if chosen.interval else 1)
+    look = next(looks)
+    with Screen(is_live=chosen.interval is not None) as screen:
+        page = _Page(chosen, screen, sort)
+        for number in itertools.count(1):
+            page.show(look)
+            if number == most:
+                break
+            pause = max(chosen.interval or 1.0, look.cost * (1 / _SHARE - 1))
+            if not page.wait(time.monotonic() + pause):
+                break
+            look = next(looks)
+    if screen.is_full and most is not None:
+        screen.print(page.whole())  # so that something of it stays
+    return look.status
 
 
-def _row(line: _Line, with_rates: bool, number: Callable[[int], str]) -> list[str]:
-    queue = line.queue
-    counts: Sequence[float] = line.counters
-    if with_rates:
-        counts = line.rates or [0.0] * len(_COUNTERS)
-    return [
-        line.name + (" (paused)" if queue.paused or line.topic.paused else ""),
-        number(queue.depth),
-        number(queue.depth - queue.backend_depth),
-        number(queue.backend_depth),
-        number(queue.in_flight),
-        number(queue.leased),
-        number(queue.deferred),
-        *(number(round(count)) for count in counts),
-        "-" if queue.oldest_age is None else age(queue.oldest_age),
-        *_percentiles(queue),
-        str(len(queue.sessions)),
-    ]
+class _Page:
+    """The newest look as a table, of which a whole screen shows a part."""
 
+    def __init__(self, chosen: _Chosen, screen: Screen, sort: str) -> None:
+        self._chosen, self._screen, self._sort = chosen, screen, sort
+        self._first = 0  # row at the top
+        self._room = self._count = 0  # rows that there is room for; all rows
+        self._look: _Look | None = None
+        self._past: History | None = None
 
-def _short(number: int) -> str:
-    """A count in at most six characters."""
-    for unit in ("", "k", "M", "G"):
-        if number < 99_999.5 or unit == "G":
-            break
-        number = round(number / 1000)
-    return f"{number}{unit}"
-
-
-def _narrow(titles: list[str], rows: list[list[str]], columns: int) -> list[str]:
-    """The table in at most `columns` columns: first columns are dropped, then names are cut in the
-    middle."""
-    cells = list(zip(titles, *rows, strict=True))
-    name, others = cells[0], cells[1:]
-    wanted = min(max(map(len, name)), columns * 2 // 5)
-
-    def room() -> int:
-        return columns - sum(len(_SPACE) + max(map(len, column)) for column in others)
-
-    for title in _DROPPED:
-        if room() >= wanted:
-            break
-        others = [column for column in others if column[0].removesuffix("/s") != title]
-    name = tuple(shorten(text, max(room(), len("TOPIC/CHANNEL"))) for text in name)
-    first, *rest = zip(name, *others, strict=True)
-    return format_rows(list(first), [list(row) for row in rest])
-
-
-def _client_table(lines: list[_Line], columns: int | None, foreign: bool) -> list[str]:
-    """A table with a line for each consumer. foreign: the processes are in another PID
-    namespace."""
-    now, rows = time.time_ns(), []
-    for line in lines:
-        for item in line.queue.sessions:
-            rows.append(
-                [
-                    line.name,
-                    str(item.client.pid),
-                    "" if foreign else command_name(item.client.pid, 16),
-                    str(item.in_flight),
-                    str(item.max_in_flight),
-                    age(max(now - item.since, 0) / 1e9),
-                    _short(item.delivered),
-                    _short(item.finished),
-                    _short(item.requeued),
-                    _short(item.timed_out),
-                ]
-            )
-    titles = [
-        "TOPIC/CHANNEL",
-        "PID",
-        "COMMAND",
-        "INFLT",
-        "MAX",
-        "SINCE",
-        "OUT",
-        "FIN",
-        "REQ",
-        "TMO",
-    ]
-    found = format_rows(titles, rows)
-    if columns is None or max(map(len, found)) <= columns:
-        return found
-    return _narrow(titles, rows, columns)
-
-
-class _Screen:
-    """The output for tables: a terminal, which has a width and can be overwritten, or a pipe."""
-
-    def __init__(self, is_live: bool) -> None:
-        """is_live: print each table over the one before, if the terminal can do that."""
-        self._is_terminal = sys.stdout.isatty()
-        can_move = os.environ.get("TERM", "dumb") not in ("", "dumb")
-        self._in_place = is_live and self._is_terminal and can_move
-        self._is_clear = False
-
-    @property
-    def columns(self) -> int | None:
-        """Width of the terminal; None if there is no limit."""
-        if not self._is_terminal:
-            return None
-        # if the last column is used, erasing the rest of the line erases that column
-        return shutil.get_terminal_size().columns - (1 if self._in_place else 0)
-
-    def show(self, lines: list[str]) -> None:
-        """Print the lines."""
-        if not self._in_place:
-            for line in lines:
-                click.echo(line)
+    def show(self, look: _Look) -> None:
+        """Show another look."""
+        self._look = look
+        self._past = last_minute(self._chosen.instance) if self._screen.is_full else None
+        if self._screen.is_full:
+            self._draw()
         else:
-            most = shutil.get_terminal_size().lines - 1
-            if len(lines) > most:
-                left = len(lines) - most + 1
-                lines = [*lines[: most - 1], f"... and {left} more (--sort, --topic)"]
-            # erase the rest of each line as it is written: to erase all first would flicker
-            text = "".join(f"{line}\x1b[K\n" for line in lines)
-            clear = "" if self._is_clear else "\x1b[2J"
-            if click.get_current_context().color is False:
-                text = "".join(f"{click.unstyle(line)}\x1b[K\n" for line in lines)
-            sys.stdout.write(f"{clear}\x1b[H{text}\x1b[J")
-            self._is_clear = True
-        sys.stdout.flush()
+            self._screen.show(self.whole())
 
+    def whole(self) -> list[str]:
+        """All lines of the look."""
+        return [*self._above(), *self._table(self._lines())]
 
-def _table(
-    taken: BrokerStats, lines: list[_Line], with_rates: bool, clients: bool, columns: int | None
-) -> list[str]:
-    """Lines of the headline, the troubles and the table."""
-    table = (
-        _client_table(lines, columns, taken.foreign)
-        if clients
-        else _queue_table(taken, lines, with_rates, columns)
-    )
-    wide = columns or sys.maxsize
-    troubles = [part for text in _troubles(taken) for part in textwrap.wrap(text, wide)]
-    return [*_headline(taken, wide), *(click.style(text, fg="red") for text in troubles), *table]
+    def _lines(self) -> list[Line]:
+        assert self._look is not None
+        return sorted(self._look.lines, key=SORT[self._sort])
 
+    def _above(self) -> list[str]:
+        assert self._look is not None
+        columns = self._screen.columns
+        return [*headline(self._look.taken, columns), *minute_lines(self._past, columns)]
 
-def _percentiles(queue: ChannelStats) -> list[str]:
-    """p50 and p99 of the time from publish to finish."""
-    found = [queue.latency.percentile(share) for share in (0.5, 0.99)]
-    return ["-" if seconds is None else age(seconds) for seconds in found]
+    def _table(self, lines: list[Line]) -> list[str]:
+        assert self._look is not None
+        columns = self._screen.columns
+        if self._chosen.clients:
+            return client_table(self._look.taken, lines, columns)
+        view = View(columns, self._look.with_rates, self._sort, self._past)
+        return queue_table(self._look.taken, lines, view)
 
-
-def _troubles(taken: BrokerStats) -> list[str]:
-    """Troubles of the instance, except a dead supervisor, which the headline shows."""
-    found = [printable(text) for text in taken.trouble[0 if taken.supervisor_alive else 1 :]]
-    since = taken.disk_trouble_since
-    if since is not None and found:
-        found[0] += f" (for {age(max(time.time() - since, 0))})"
-    return found
-
-
-def _headline(taken: BrokerStats, columns: int) -> list[str]:
-    """Supervisor, heartbeat and clients, on as many lines as the width needs."""
-    parts = [
-        time.strftime("%H:%M:%S"),
-        f"instance {taken.instance}",
-        f"supervisor pid {taken.supervisor_pid} {_life(taken)}",
-        f"heartbeat {age(taken.heartbeat_age)} ago",
-        f"epoch {taken.epoch}",
-        f"clients {len(taken.clients)}",
-    ]
-    if taken.stopping:
-        parts.append("stopping")
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(click.unstyle(lines[-1])) + len(_SPACE) + len(click.unstyle(part)) <= columns:
-            lines[-1] += _SPACE + part
+    def _draw(self) -> None:
+        """Fill the screen. Only the channels that are seen are made into text."""
+        above, lines = self._above(), self._lines()
+        self._room = max(self._screen.lines - len(above) - 2, 1)  # with titles and the last line
+        if self._chosen.clients:
+            title, *rows = self._table(lines)
+            self._scroll(len(rows))
+            rows = rows[self._first : self._first + self._room]
         else:
-            lines.append(part)
-    return lines
+            self._scroll(len(lines))
+            title, *rows = self._table(lines[self._first : self._first + self._room])
+        self._screen.show([*above, title, *rows, *self._foot(len(rows))])
 
+    def _scroll(self, count: int) -> None:
+        self._count = count
+        self._first = max(min(self._first, count - self._room), 0)
 
-def _life(taken: BrokerStats) -> str:
-    if taken.foreign:
-        return f"{'alive' if taken.supervisor_alive else 'SILENT'} in another PID namespace"
-    return "alive" if taken.supervisor_alive else click.style("DEAD", fg="red", bold=True)
+    def _foot(self, shown: int) -> list[str]:
+        """The last line: which rows these are, and the keys."""
+        place = f"{self._first + 1}-{self._first + shown} of {self._count}" if self._count else ""
+        if self._screen.has_keys:
+            text = f"{place}  by {self._sort}: < >  scroll: ↑ ↓  end: q".strip()
+        elif shown < self._count:
+            text = f"{place} (--sort, --topic)"
+        else:
+            return []
+        return [click.style(text[: self._screen.columns], dim=True)]
+
+    def wait(self, until: float) -> bool:
+        """Wait, and do what is typed. until: monotonic seconds. Returns False after q."""
+        while (key := self._screen.wait(until)) is not None:
+            if key == "q":
+                return False
+            steps = {"up": -1, "down": 1, "page up": -self._room, "page down": self._room}
+            steps |= {"home": -self._count, "end": self._count}
+            self._first += steps.get(key, 0)
+            if key in ("<", ">"):
+                keys = list(SORT)
+                step = 1 if key == ">" else -1
+                self._sort = keys[(keys.index(self._sort) + step) % len(keys)]
+            if self._screen.is_full:
+                self._draw()
+        return True

@@ -105,7 +105,8 @@ class DeadLetters:
     """The dead letters of one channel; returned by `Broker.dead`.
 
     `reason` (one of "attempts", "rejected", "expired", "overflow") and `error` (a part of the text)
-    choose among them; None chooses all.
+    choose among them; None chooses all. With `exact` they name one group of `ls`: `error` is the
+    whole text, and None means the letters that have no reason or no error.
     """
 
     def __init__(self, home: _Home, topic: str, channel: str, via: str | None) -> None:
@@ -163,7 +164,11 @@ class DeadLetters:
     # ---- change ----
 
     def redrive(
-        self, n: int | None = None, reason: str | None = None, error: str | None = None
+        self,
+        n: int | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        exact: bool = False,
     ) -> int:
         """Move dead letters back to the channel they came from, up to n of them. Each moves in one
         transaction, keeps id, body and properties, and begins a new life: it has not failed yet,
@@ -175,22 +180,27 @@ class DeadLetters:
         that were not moved are in the dead topic then.
         """
         queue = self._queue()
-        return self._settle(n, reason, error, lambda taker, letter: taker.redrive(letter, *queue))
+        chosen = self._filter(reason, error, exact)
+        return self._settle(n, chosen, lambda taker, letter: taker.redrive(letter, *queue))
 
     def drop(
-        self, n: int | None = None, reason: str | None = None, error: str | None = None
+        self,
+        n: int | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        exact: bool = False,
     ) -> int:
         """Delete dead letters, up to n of them. Returns how many. Raises as `ls`."""
-        return self._settle(n, reason, error, lambda taker, letter: letter.finish())
+        chosen = self._filter(reason, error, exact)
+        return self._settle(n, chosen, lambda taker, letter: letter.finish())
 
     def _settle(
         self,
         n: int | None,
-        reason: str | None,
-        error: str | None,
+        chosen: Callable[[DeadLetter], bool],
         act: Callable[[Consumer, Message], None],
     ) -> int:
-        chosen, done = self._filter(reason, error), 0
+        done = 0
         if n is not None and n < 1:
             raise ValueError(f"n must be 1 or more, or None for all, not {n}")
         if not self._exists():
@@ -221,7 +231,9 @@ class DeadLetters:
             seen.add(letter.id)
             yield letter
 
-    def _filter(self, reason: str | None, error: str | None) -> Callable[[DeadLetter], bool]:
+    def _filter(
+        self, reason: str | None, error: str | None, exact: bool = False
+    ) -> Callable[[DeadLetter], bool]:
         if reason is not None and reason not in REASONS:
             raise ValueError(f"reason must be one of {', '.join(REASONS)}, not {reason!r}")
 
@@ -231,6 +243,8 @@ class DeadLetters:
                 if letter.source is None
                 else letter.source == "/".join(self._place)
             )
+            if exact:
+                return ours and (letter.reason, letter.error) == (reason, error)
             return (
                 ours
                 and (reason is None or letter.reason == reason)

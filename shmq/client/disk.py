@@ -10,22 +10,51 @@ only if the lease is still held afterwards.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from shmq import _native, layout, peek
 from shmq.storage.diskqueue import DamagedFile, DiskQueue
+from shmq.storage.positions import pack, unpack
+from shmq.storage.records import Scanner
 from shmq.views import QueueView
 
 #: Bytes that are scanned at a time; a part of a lease begins where such a piece begins.
 _PIECE: Final = 256 << 10
+#: Files that are counted at a time, at most.
+_AT_ONCE: Final = 4
 
 Run = tuple[int, int, int, int, bytes]
 """A run of records as the core takes it: from and to (positions), bytes of the bodies, number of
 records, position of each part's first record."""
+
+
+@dataclass
+class _Counted:
+    """Records that follow each other and that one lease can have."""
+
+    end: int
+    """Position after the last one."""
+    count: int = 0
+    size: int = 0
+    """Bytes of their bodies."""
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    """Of each piece that was scanned: the records before it, and its position."""
+    whole: bool = False
+    """All that were asked for; False: a limit, damage or one that cannot be leased follows."""
+
+    def add(self, more: _Counted) -> None:
+        """Append the records that follow."""
+        self.pieces += [(self.count + before, position) for before, position in more.pieces]
+        self.end, self.whole = more.end, more.whole
+        self.count, self.size = self.count + more.count, self.size + more.size
 
 
 @dataclass(frozen=True)
@@ -38,8 +67,11 @@ class Files:
     max_msg_size: int
 
     def _disk(self) -> DiskQueue:
+        """The files, which are read into one buffer: what is read is counted or copied at once."""
         base = layout.text(self.view.header["base"])
-        return DiskQueue(self.directory, base, max_msg_size=self.max_msg_size)
+        disk = DiskQueue(self.directory, base, max_msg_size=self.max_msg_size)
+        disk.buffer = bytearray(_PIECE)
+        return disk
 
     def find(self, n: int, max_bytes: int, parts: int) -> Run | None:
         """Find the run of the next records on disk: with the messages that wait in memory before
@@ -52,32 +84,71 @@ class Files:
         n -= self.view.ring_length("requeue")
         if start == write or n <= 0 or peek.run_length(header) or not self.directory:
             return None
-        pieces: list[tuple[int, int]] = []  # records before it, position
-        position, count, size = start, 0, 0
+        found = self._count(start, write, n, max_bytes)
+        if not found.count:
+            return None
+        before = np.array([piece[0] for piece in found.pieces])
+        firsts = np.searchsorted(before, np.arange(parts) * found.count / parts)
+        chosen = np.unique(firsts[firsts < len(before)])
+        at = np.array([found.pieces[index][1] for index in chosen.tolist()], np.uint64)
+        return start, found.end, found.size, found.count, at.tobytes()
+
+    def _count(self, start: int, write: int, n: int, max_bytes: int) -> _Counted:
+        """Count the records from `start` on. Each file begins with a record, so a thread for each
+        core counts a file of its own."""
+        first, last = unpack(start)[0], unpack(write)[0]
+        ends = (start, *(pack(file, 0) for file in range(first + 1, last + 1)), write)
+        files = [span for span in pairwise(ends) if span[0] < span[1]]
+        at_once = min(_AT_ONCE, len(os.sched_getaffinity(0)), len(files))
+        counted = _Counted(start, whole=True)
+        with ThreadPoolExecutor(at_once) as pool:
+            for i in range(0, len(files), at_once):
+                group = files[i : i + at_once]
+                rows, size = n - counted.count, max_bytes - counted.size
+                count = partial(
+                    self._count_file,
+                    write=write,
+                    n=rows,
+                    max_bytes=size,
+                    at_least=not counted.count,
+                )
+                each = map(count, group) if len(group) == 1 else pool.map(count, group)
+                for file, found in zip(group, each, strict=True):
+                    rows, size = n - counted.count, max_bytes - counted.size
+                    if found.count > rows or found.size > size:  # the files before it left less
+                        found = self._count_file(file, write, rows, size, not counted.count)
+                    counted.add(found)
+                    if not counted.whole or counted.count == n:
+                        return counted
+        return counted
+
+    def _count_file(
+        self, file: tuple[int, int], write: int, n: int, max_bytes: int, at_least: bool
+    ) -> _Counted:
+        """Count the records of one file, between two positions. at_least: one may be larger."""
+        found, end = _Counted(file[0]), file[1]
         with self._disk() as disk:
-            while count < n and position != write:
+            while found.end < end:
                 try:
-                    chunk = disk.read(position, write, _PIECE, _at_most(n - count))
+                    chunk = disk.read(found.end, write, _PIECE, _at_most(n - found.count))
                 except (DamagedFile, OSError):
-                    break  # the supervisor reports damage; or it has removed the file since
+                    return found  # the supervisor reports damage; or it has removed the file since
+                if chunk.position >= end:
+                    found.end = end
+                    break
                 taken, bodies, used = _native.leasable_records(
-                    chunk.data, max(0, max_bytes - size), not count
+                    chunk.data, max(0, max_bytes - found.size), at_least and not found.count
                 )
                 if not taken:
-                    break
-                pieces.append((count, position))
+                    return found
+                found.pieces.append((found.count, chunk.position))
                 whole = taken == chunk.count
-                position = chunk.next_position if whole else chunk.position + used
-                count, size = count + taken, size + bodies
-                if taken < chunk.count:
-                    break
-        if not count:
-            return None
-        before = np.array([piece[0] for piece in pieces])
-        firsts = np.searchsorted(before, np.arange(parts) * count / parts)
-        chosen = np.unique(firsts[firsts < len(pieces)])
-        at = np.array([pieces[index][1] for index in chosen.tolist()], np.uint64)
-        return start, position, size, count, at.tobytes()
+                found.end = chunk.next_position if whole else chunk.position + used
+                found.count, found.size = found.count + taken, found.size + bodies
+                if not whole or found.count == n:
+                    return found
+        found.whole = True
+        return found
 
     def read(
         self,
@@ -112,7 +183,7 @@ class Files:
                 position = chunk.next_position
 
 
-def _at_most(records: int) -> Callable[[bytes, int], tuple[int, int, bool]]:
+def _at_most(records: int) -> Scanner:
     """A scanner that stops after this number of records."""
     most = min(records, layout.NONE)
     return lambda data, max_msg_size: _native.scan_records(data, max_msg_size, most)

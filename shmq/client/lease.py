@@ -7,16 +7,18 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, Self
 
 from shmq import _native
-from shmq.client.disk import Files
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.client.properties import unpack
 from shmq.errors import ShmqError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from shmq.client.disk import Files
 
 #: Default number of messages, and of bytes of bodies, of one batch that is read.
 READ_ROWS: Final = 16_384
@@ -81,21 +83,29 @@ class LeasedBatch:
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
         """Ids as numbers, uint64: `Message.id` is `f"{id:016x}"`."""
+        import numpy as np
+
         return np.frombuffer(self._ids, np.uint64)
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
         """Publish times, int64, ns since 1970."""
+        import numpy as np
+
         return np.frombuffer(self._timestamps, np.int64)
 
     @property
     def attempts(self) -> npt.NDArray[np.int32]:
         """Deliveries so far, int32; a lease counts as one, however often it is read."""
+        import numpy as np
+
         return np.frombuffer(self._attempts, np.int32)
 
     @property
     def offsets(self) -> npt.NDArray[np.int32]:
         """Where the bodies begin and end, int32: body i is data[offsets[i]:offsets[i + 1]]."""
+        import numpy as np
+
         return np.frombuffer(self._offsets, np.int32)
 
     @property
@@ -114,7 +124,7 @@ class LeasedBatch:
         if self._blocks is None:
             raise ValueError("the properties were not read: give read_lease properties=True")
         offsets, data = self._blocks
-        ends = np.frombuffer(offsets, np.int32).tolist()
+        ends = memoryview(offsets).cast("i").tolist()
         return [data[ends[i] : ends[i + 1]] for i in range(self._count)]
 
     def bodies(self) -> list[bytes]:

@@ -7,9 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from shmq import _native
 from shmq.client.consumer import Consumer
 from shmq.client.handle import Reduction, Shown
@@ -19,6 +16,9 @@ from shmq.client.waiting import Waiting
 from shmq.names import is_pattern
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from shmq.views import DirectoryView
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
         self.channel = channel
         """Name of the channel."""
         self._followed: dict[int, Consumer] = {}  # by index of the topic, those of patterns
-        self._seen: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._seen: npt.NDArray[np.int64] | None = None
         self._joiner: _Joiner | None = None  # once there is a topic that it is for
         weights = plan.level_weights
         super().__init__(
@@ -218,8 +218,8 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
         directory = self._home.directory()
         table = directory.topics
         now = directory.topic_marks(table)
-        before = self._seen
-        changed = np.flatnonzero(now[: len(before)] != before).tolist()
+        before = now[:0] if self._seen is None else self._seen
+        changed = (now[: len(before)] != before).nonzero()[0].tolist()
         self._seen = now
         for index in (*changed, *range(len(before), len(now))):
             gone = self._followed.pop(index, None)
@@ -228,22 +228,29 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
             name = directory.topic_name(table, index)
             level = None if name is None else self._plan.level_of(name)
             if name is not None and level is not None:
-                self._follow(index, name, level, missing)
+                self._follow(now, index, name, level, missing)
 
-    def _follow(self, index: int, name: str, level: int, missing: Missing) -> None:
+    def _follow(
+        self,
+        seen: npt.NDArray[np.int64],
+        index: int,
+        name: str,
+        level: int,
+        missing: Missing,
+    ) -> None:
         try:
             self._followed[index] = self._add(name, level, missing)
         except _native.Gone:
             if self.closed or self._broker.closed or self._broker.stopped:
                 raise
             if missing == "refuse":
-                self._seen[index] = -1  # look again with the next change: the channel was made
+                seen[index] = -1  # look again with the next change: the channel was made
                 if self._joiner is None:
                     self._joiner = _Joiner(self._home, self.channel, self.wake)
                 self._joiner.ask(name)
             # else it was deleted meanwhile; one that has come in its place is heard of
         except _native.ShmqError as exc:
-            self._seen[index] = -1  # try again with the next change
+            seen[index] = -1  # try again with the next change
             _left_out(name, self.channel, exc)
 
     def _gone(self, consumer: _native.Consumer) -> None:
@@ -260,6 +267,6 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
         """In a forked child: open its own consumers. Messages in flight stay the parent's."""
         if self.reopen(self._home.native()):
             self._followed = {}
-            self._seen = np.zeros(0, np.int64)
+            self._seen = None
             self._joiner = None  # its thread is the parent's
             self._fill("refuse")

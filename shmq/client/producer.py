@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeGuard
 
 from shmq import _native
 from shmq.client.handle import Reduction, Shown, home_of, reduction
@@ -13,43 +12,43 @@ from shmq.client.properties import Properties, pack_all
 from shmq.names import lane_name
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from shmq._native import _Body
 
 #: Distance between two ids of one batch: an id has 54 bits of clock above 10 bits of node id.
 ID_STEP: Final = 1 << 10
 
-# Arrow type -> whether its offsets are 64 bits wide
-_ARROW_OFFSETS: Final = {
-    "binary": False,
-    "string": False,
-    "large_binary": True,
-    "large_string": True,
-}
-
-
 _Properties: TypeAlias = Properties | Iterable[Properties | None] | None
 
 
 class _ArrowArray(Protocol):
-    """A pyarrow Array or ChunkedArray."""
+    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]: ...
 
-    @property
-    def null_count(self) -> int: ...
-    @property
-    def type(self) -> Any: ...
-    def __len__(self) -> int: ...
+
+class _ArrowStream(Protocol):
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+#: A column of any library that speaks Arrow's PyCapsule protocol.
+_ArrowColumn: TypeAlias = _ArrowArray | _ArrowStream
 
 
 _Terms: TypeAlias = tuple[float | None, float | None, _Properties, float | None]
 
 
-def _packed(terms: _Terms, count: int) -> tuple[Any, ...]:
+def _packed(terms: _Terms, count: int | None = None) -> tuple[Any, ...]:
     """The defer, timeout, properties and ttl of `count` messages as the extension's last arguments,
-    which may be left out."""
+    which may be left out. count: None if only the extension knows it."""
     defer, timeout, properties, ttl = terms
     if properties is None and ttl is None:
         return () if defer is None and timeout is None else (defer, timeout)
     return defer, timeout, pack_all(properties, count), ttl
+
+
+def _is_numpy(bodies: object) -> TypeGuard[np.ndarray[Any, Any]]:
+    numpy = sys.modules.get("numpy")  # who has an array has imported it
+    return numpy is not None and isinstance(bodies, numpy.ndarray)
 
 
 class Producer(_native.Producer, metaclass=Shown):
@@ -85,7 +84,7 @@ class Producer(_native.Producer, metaclass=Shown):
     __slots__ = ("__dict__", "__weakref__", "_home", "_priorities")
     _internal = frozenset(
         {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once"}
-        | {"publish_object", "publish_offsets", "publish_run"}
+        | {"publish_arrow", "publish_arrow_stream", "publish_object", "publish_run"}
     )
 
     def __init__(
@@ -110,7 +109,7 @@ class Producer(_native.Producer, metaclass=Shown):
 
     def publish_many(
         self,
-        bodies: Iterable[_Body] | _ArrowArray,
+        bodies: Iterable[_Body] | _ArrowColumn,
         defer: float | None = None,
         timeout: float | None = None,
         properties: _Properties = None,
@@ -120,10 +119,11 @@ class Producer(_native.Producer, metaclass=Shown):
         """Publish many bodies in order, all or none; nsqd's MPUB.
 
         bodies: a list, tuple or other iterable of bytes-likes; a numpy array of uint8 with shape
-        (messages, bytes of each); or a pyarrow Array or ChunkedArray of binary or string without
-        nulls. defer, timeout, ttl (seconds), priority: as in `publish`. properties: one mapping for
-        all messages, or a list with a mapping or None for each. Returns the ids as numbers, one for
-        each body: `Message.id` is `f"{id:016x}"`.
+        (messages, bytes of each); or a column of binary or string without nulls of any library that
+        speaks Arrow's PyCapsule protocol (a pyarrow Array or ChunkedArray, a Polars Series). defer,
+        timeout, ttl (seconds), priority: as in `publish`. properties: one mapping for all messages,
+        or a list with a mapping or None for each. Returns the ids as numbers, one for each body:
+        `Message.id` is `f"{id:016x}"`.
 
         Raises as `publish`, and MessageTooBig also if the batch as a whole can never fit in memory.
         Raises TypeError or ValueError for anything that is not such an array.
@@ -135,10 +135,12 @@ class Producer(_native.Producer, metaclass=Shown):
         terms = (defer, timeout, properties, ttl)
         if isinstance(bodies, list | tuple):
             first, count = self._list(bodies, terms)
-        elif isinstance(bodies, np.ndarray):
+        elif _is_numpy(bodies):
             first, count = self._numpy(bodies, terms)
-        elif hasattr(bodies, "null_count") and hasattr(bodies, "type"):
-            first, count = self._arrow(bodies, terms)
+        elif hasattr(bodies, "__arrow_c_array__") and not isinstance(bodies, _native.Batch):
+            first, count = self.publish_arrow(*bodies.__arrow_c_array__(), *_packed(terms))
+        elif hasattr(bodies, "__arrow_c_stream__") and not isinstance(bodies, _native.Batch):
+            first, count = self.publish_arrow_stream(bodies.__arrow_c_stream__(), *_packed(terms))
         elif isinstance(bodies, str | bytes | bytearray | memoryview):
             raise TypeError("publish_many takes many bodies; use publish for one")
         elif isinstance(bodies, Iterable):
@@ -168,7 +170,7 @@ class Producer(_native.Producer, metaclass=Shown):
 
     async def publish_many_async(
         self,
-        bodies: Iterable[_Body] | _ArrowArray,
+        bodies: Iterable[_Body] | _ArrowColumn,
         defer: float | None = None,
         timeout: float | None = None,
         properties: _Properties = None,
@@ -180,7 +182,7 @@ class Producer(_native.Producer, metaclass=Shown):
         from shmq.client import aio
 
         batch: Any = bodies
-        if not hasattr(batch, "__len__"):
+        if not hasattr(batch, "__len__") and not hasattr(batch, "__arrow_c_array__"):
             batch = list(batch)  # an iterator could not be tried twice
         return await aio.publish(
             lambda: self.publish_many(batch, defer, 0, properties, ttl, priority), timeout
@@ -216,6 +218,8 @@ class Producer(_native.Producer, metaclass=Shown):
         rows: np.ndarray[Any, Any],
         terms: _Terms,
     ) -> tuple[int, int]:
+        import numpy as np
+
         if rows.ndim != 2 or rows.dtype != np.uint8:
             raise TypeError(
                 f"publish_many takes a numpy array of uint8 with two dimensions (a row is a body), "
@@ -227,42 +231,6 @@ class Producer(_native.Producer, metaclass=Shown):
         data = np.ascontiguousarray(rows)
         packed = _packed(terms, count)
         return self.publish_fixed(data, count, width, *packed), count
-
-    def _arrow(self, array: Any, terms: _Terms) -> tuple[int, int]:
-        """An array of pyarrow, used by its methods: pyarrow is not imported."""
-        if array.null_count:
-            raise ValueError(
-                f"publish_many: {array.null_count} of the bodies are null; use drop_null()"
-            )
-        if hasattr(array, "chunks"):  # one transaction needs one array
-            array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-            if hasattr(array, "chunks"):
-                if array.num_chunks > 1:
-                    raise ValueError(
-                        "publish_many: more than 2 GiB in one batch; cast to large_binary"
-                    )
-                if not array.num_chunks:
-                    return 0, 0
-                array = array.chunk(0)
-        kind, count = str(array.type), len(array)
-        packed = _packed(terms, count)
-        if not count:
-            return 0, 0
-        if kind.startswith("fixed_size_binary"):
-            width = array.type.byte_width
-            start = array.offset * width
-            data = memoryview(array.buffers()[1] or b"")[start : start + count * width]
-            return self.publish_fixed(data, count, width, *packed), count
-        if kind not in _ARROW_OFFSETS:
-            raise TypeError(
-                f"publish_many takes an Arrow array of binary or string, not {kind}: cast it"
-            )
-        _, offsets, data = array.buffers()
-        wide, start = _ARROW_OFFSETS[kind], array.offset
-        first = self.publish_offsets(
-            b"" if data is None else data, offsets, wide, start, count, *packed
-        )
-        return first, count
 
     def __enter__(self) -> Self:
         return self

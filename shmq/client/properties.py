@@ -53,10 +53,11 @@ def unpack(block: bytes) -> Mapping[str, bytes]:
 
 
 def pack_all(
-    properties: Properties | Iterable[Properties | None] | None, count: int
+    properties: Properties | Iterable[Properties | None] | None, count: int | None
 ) -> bytes | list[bytes] | None:
     """The blocks for `count` messages: one for all of them if `properties` is one mapping, else one
-    for each. Raises as `pack`, and ValueError if there are more or fewer than `count`."""
+    for each. Raises as `pack`, and ValueError if there are more or fewer than `count`; None if that
+    is not known yet."""
     if properties is None:
         return None
     if isinstance(properties, Mapping):
@@ -68,6 +69,6 @@ def pack_all(
             f"{type(each).__name__}"
         )
     blocks = [pack(one) for one in each]
-    if len(blocks) != count:
+    if count is not None and len(blocks) != count:
         raise ValueError(f"{len(blocks)} properties for {count} messages: give one for each")
     return blocks

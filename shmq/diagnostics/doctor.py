@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shmq.diagnostics import host
+from shmq.diagnostics.container import check_container
 from shmq.diagnostics.findings import Finding
 from shmq.diagnostics.instance_checks import check_instance
 from shmq.diagnostics.instances import instance_names, owners
@@ -28,6 +29,7 @@ def examine(
     yield from host.check_kernel()
     yield from host.check_limits()
     yield from host.check_memory()
+    yield from check_container()
     yield from host.check_remove_ipc([os.geteuid(), *owners(names)])
     if data_path is not None:
         yield from host.check_data_path(Path(data_path), None)

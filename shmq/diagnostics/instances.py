@@ -28,7 +28,7 @@ def instance_names() -> list[str]:
             if file.startswith("sem."):
                 name = name.removesuffix(".attach") if name.endswith(".attach") else ""
             else:
-                name = re.sub(r"\.[0-9]+(\.bad)?\Z", "", name)
+                name = re.sub(r"(\.[0-9]+(\.bad)?|:history)\Z", "", name)
             if name and valid_instance(name):
                 found.add(name)
     return sorted(found)

@@ -138,6 +138,24 @@ class Access:
             return near and not any(name in headers for name in _PROXY_HEADERS)
         return self._debug == "true"
 
+    def page_cookie(self, token: str) -> str | None:
+        """The cookie of a browser that knows this token. It stays the same when the gateway starts
+        again, and opens nothing but the page. None: it is no token."""
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        found = [known for known in self._tokens if hmac.compare_digest(digest, known)]
+        return _cookie_of(found[0]) if found else None
+
+    def is_known(self, headers: Mapping[str, str], cookie: str) -> bool:
+        """Whether tokens are configured and a request shows that it knows one: by its header
+        Authorization, or by this cookie of the page."""
+        if not self._tokens:
+            return False
+        given = cookie.encode("utf-8", "surrogateescape")
+        mine = [_cookie_of(known).encode() for known in self._tokens]
+        if any(hmac.compare_digest(given, known) for known in mine):
+            return True
+        return self._without_token(headers) is None
+
     def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
         if not self._tokens:
             return None
@@ -167,6 +185,10 @@ class Access:
         if _host_of(parts.netloc) in self._allowed:
             return True
         return parts.netloc == host.lower() and self._is_good_host(host)
+
+
+def _cookie_of(digest: bytes) -> str:
+    return hmac.new(digest, b"shmq page", "sha256").hexdigest()
 
 
 def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:

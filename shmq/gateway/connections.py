@@ -38,6 +38,12 @@ class Connection(Protocol):
         """Close the connection because the process's buffers exceed their limit. Returns true if
         that frees memory."""
 
+    def changed(self) -> None:
+        """The process's options have changed."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return `Session.describe`."""
+
     def stop(self) -> None:
         """Close the connection because the process ends."""
 
@@ -126,7 +132,12 @@ class Connections:
     def describe(self) -> list[dict[str, Any]]:
         """Return `Session.describe` of each connection, with this process's `pid`."""
         pid = os.getpid()
-        return [{**connection.session.describe(), "pid": pid} for connection in self.all]
+        return [{**connection.describe(), "pid": pid} for connection in self.all]
+
+    def changed(self) -> None:
+        """The process's options have changed."""
+        for connection in self.all:
+            connection.changed()
 
     def stop(self) -> None:
         """Close all connections because the process ends."""

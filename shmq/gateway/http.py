@@ -17,8 +17,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
-from shmq.gateway import http_messages, http_server, nsqd_stats
-from shmq.gateway.access import Access, Action, Listener, tokens_of
+from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
+from shmq.gateway.access import Access, Action, Listener, Refusal, tokens_of
 from shmq.gateway.context import Context
 from shmq.gateway.http_config import ConfigPages
 from shmq.gateway.http_debug import Busy, DebugPages
@@ -64,6 +64,7 @@ class Http:
         self._tokens = tokens_of(context.options)
         self._access = Access(context.options, self._tokens)
         self._config = ConfigPages(context)
+        self._page = http_page.PageRoutes(context)
         self._refused = Seldom(_log, "refused requests")
         self._failed = Seldom(_log, "failed requests")
         topic, channel = "/topic/", "/channel/"
@@ -112,6 +113,10 @@ class Http:
         self._access = Access(options, self._tokens)
         set_log_level(options)
 
+    async def close(self) -> None:
+        """Let the browsers go that watch the page."""
+        await self._page.close()
+
     # ---- every request ----
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -134,6 +139,8 @@ class Http:
         if path not in ("/pub", "/mpub"):
             took = (time.perf_counter() - began) * 1000
             status, remote = response.status, request.remote or "@"
+            if http_page.is_page(path):
+                raw = raw.partition("?")[0]  # a token may follow
             _log.info("%d %s %s (%s) %.3fms", status, request.method, raw, remote, took)
         return response
 
@@ -164,7 +171,7 @@ class Http:
         handler = methods.get(request.method)
         if handler is None:
             return not_allowed(methods)
-        plain = path == "/ping" or path.startswith("/debug/")
+        plain = path == "/ping" or path.startswith("/debug/") or http_page.is_page(path)
         try:
             answer = await handler(request, params_of(query))
         except HttpError as error:
@@ -197,14 +204,25 @@ class Http:
         """Return the answer to a client that is not allowed to send this request, or None."""
         action, key = _action_of(request.method, path)
         refusal = self._access.refusal(action, key, request.headers, client.peer, client.listener)
-        if refusal is None:
+        of_page = http_page.is_page(path) and action is Action.READ
+        if refusal is None or (of_page and self._may_open_page(request, refusal)):
             return None
         if refusal.why:
             text = "%s %s of %s refused: %s"
             self._refused(logging.WARNING, text, request.method, path, client.by, refusal.why)
         if refusal.status == 401:
             audit.note("login", result="refused", method=request.method, path=path)
-        return refused(refusal)
+        return http_page.refused(refusal) if of_page else refused(refusal)
+
+    def _may_open_page(self, request: web.BaseRequest, refusal: Refusal) -> bool:
+        """Whether a browser, which sends no header Authorization, shows that it knows a token."""
+        cookie = request.cookies.get(http_page.COOKIE, "")
+        return refusal.status == 401 and (
+            "token" in request.query or self._access.is_known(request.headers, cookie)
+        )
+
+    async def _show_page(self, request: web.BaseRequest, params: Params) -> Answer:
+        return await self._page.answer(request, params, self._access)
 
     def _unparsed(self, method: str, target: str) -> web.StreamResponse:
         """Answer a method or a target that aiohttp's parser refuses. The connection is closed,
@@ -220,6 +238,8 @@ class Http:
         found = self._routes.get(path)
         if found is None and re.fullmatch(r"/config/[^/]+", path):
             return {"GET": self._config.get, "PUT": self._config.put}
+        if http_page.is_page(path):
+            return {"GET": self._show_page}
         return found
 
     def _unknown(self, method: str, path: str, query: str) -> web.StreamResponse:

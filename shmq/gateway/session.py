@@ -168,14 +168,12 @@ class Session:
         """Execute the complete PUB commands at `start` that publish to the same topic as the last
         one, or one such MPUB. Returns as `receive`; `start` itself if there is none or if one is
         not valid. Call it only while the session `goes_on`."""
-        publishing = self.publishing
-        line = publishing.run_line
-        if not line or self.reader is not None or data[start] not in _MAY_PUBLISH:
+        if data[start] not in _MAY_PUBLISH:
             return start
-        topic, host = line[5:-1], self._host
-        producer, options = host.producers.get(topic), host.options
-        if producer is None:
+        run, options = self.run, self._host.options
+        if run is None:
             return start
+        producer, line = run
         try:
             at, count, answers = producer.publish_run(
                 data, start, end, line, options.max_msg_size, options.max_body_size
@@ -183,13 +181,29 @@ class Session:
         except (ShmqError, OSError):
             return start
         if count:
-            counts = publishing.counts
-            counts[topic] = counts.get(topic, 0) + count
             self.say(protocol.OK if answers == 1 else protocol.OK * answers)
-            heartbeat = self.settings.heartbeat
-            if heartbeat:
-                self._read_until = self.now + 2 * heartbeat
+            self.published(count, self.now)
         return int(at)
+
+    @property
+    def run(self) -> tuple[Any, bytes] | None:
+        """The producer of the last topic and `MPUB <topic>\\n`; None if there is no producer, the
+        client must show its permission for each command, or a command is not complete."""
+        line = self.publishing.run_line
+        if not line or self.reader is not None:
+            return None
+        producer = self._host.producers.get(line[5:-1])
+        return None if producer is None else (producer, line)
+
+    def published(self, count: int, now: float) -> None:
+        """Messages to the topic of `run` were published. now: when the last command came."""
+        if not count:
+            return
+        counts, topic = self.publishing.counts, self.publishing.run_line[5:-1]
+        counts[topic] = counts.get(topic, 0) + count
+        heartbeat = self.settings.heartbeat
+        if heartbeat:
+            self._read_until = now + 2 * heartbeat
 
     def _read_by(self, waits: bool, begun: bool) -> None:
         """Set the deadline of the next command. waits: a command has just ended. begun: a part of

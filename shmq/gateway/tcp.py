@@ -12,7 +12,7 @@ import select
 import time
 from typing import Any, Final
 
-from shmq import audit
+from shmq import _native, audit
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -65,6 +65,12 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes in its buffers, as last reported."""
         self._pushed_at = self._asked_at = -_ASK_EVERY
         self._peer: select.poll | None = None  # made when input first takes more than one turn
+        # While the client does nothing but publish to one topic, the extension has its input
+        # (`_direct`). It is given the next input if the last was such (`_plain`).
+        self._intake = intake = _native.Intake(self._get_buffer, self._buffer_updated, self._unsent)
+        self.get_buffer = intake.get_buffer  # type: ignore[assignment,method-assign]
+        self.buffer_updated = intake.buffer_updated  # type: ignore[assignment,method-assign]
+        self._direct = self._plain = False
 
     # ---- called by asyncio ----
 
@@ -77,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._context, address, ip, self._loop.time(), time.time())
         self._by = audit.by_peer(transport)
+        self._fd = transport.get_extra_info("socket").fileno()
         refusal = self._connections.enter(self)
         if refusal:
             self.session.refuse("E_CONNECT_FAILED", refusal)
@@ -86,12 +93,19 @@ class Connection(asyncio.BufferedProtocol):
         self.count()
         self._arm()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def _get_buffer(self, sizehint: int) -> memoryview:
         if self._stack is not None:
             return self._scratch
         return self._view[self._end :]
 
-    def buffer_updated(self, nbytes: int) -> None:
+    def _buffer_updated(self, nbytes: int) -> None:
+        if self._direct:
+            self._end_direct()
+        elif self._plain and not self._end and self._begin_direct():
+            if self._intake.publishes(nbytes):
+                return
+            self._end_direct()
+        self._plain = False
         if self._stack is not None:
             self._stack.push(bytes(self._scratch[:nbytes]))
             self._pushed_at = self._loop.time()
@@ -104,8 +118,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         # a shortcut for what `_work` does for a producer: publish, answer, wait for nothing
         session.now = self._loop.time()
+        self._plain = not self._start
         self._start = session.publish_run(self._data, self._start, self._end)
         if self._start != self._end:
+            self._plain = False
             self._start = session.receive(self._data, self._start, self._end)
             if not session.goes_on or self._timer is None:
                 self._work()
@@ -134,6 +150,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._end_direct()
+        self._intake.close()
         known = self._connections.leave(self)
         self._connections.hold(-self.held)
         self.held = 0
@@ -156,8 +174,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def stop(self) -> None:
         """Close the connection because the process ends."""
+        self._end_direct()
         self.session.abort()
         self._settle()
+
+    def changed(self) -> None:
+        """The process's options have changed."""
+        self._end_direct()
+
+    def describe(self) -> dict[str, Any]:
+        """Return `Session.describe`."""
+        self._end_direct()
+        return self.session.describe()
 
     def count(self) -> None:
         """Report the size of the buffers."""
@@ -183,6 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost or self._shed:
             return False
         self._shed = True
+        self._end_direct()
         _log.error(
             "PROTOCOL(V2): [%s] %s: %d of them are its", self.session.address, reason, self.held
         )
@@ -203,6 +232,37 @@ class Connection(asyncio.BufferedProtocol):
         """Take messages: there may be some in the channel."""
         self._watched = False
         self._work()
+
+    # ---- a client that only publishes ----
+
+    def _begin_direct(self) -> bool:
+        """Give the extension the input. Returns false if the client cannot publish now, or if
+        output is on its way, which answers must not overtake."""
+        session, transport = self.session, self._transport
+        if self._full_since or not session.goes_on or transport.get_write_buffer_size():
+            return False
+        run = session.run
+        if run is None:
+            return False
+        producer, line = run
+        options = self._context.options
+        room = self._view[:]  # `_view` is released while the transport still holds this
+        self._intake.begin(
+            self._fd, room, producer, line, options.max_msg_size, options.max_body_size
+        )
+        self._direct = True
+        return True
+
+    def _end_direct(self) -> None:
+        """Take the input back, before anything else is done for the client."""
+        if self._direct:
+            self._direct = False
+            self.session.published(*self._intake.end())
+
+    def _unsent(self, data: bytes) -> None:
+        """Write the answers that the socket did not take."""
+        self.session.say(data)
+        self._write()
 
     # ---- work ----
 
@@ -237,6 +297,7 @@ class Connection(asyncio.BufferedProtocol):
         """Do all work that is possible now: input, delivery, output; then set what to wait for."""
         if self._lost or self._working:
             return
+        self._end_direct()
         self._working = True
         try:
             self.session.now = self._loop.time()
@@ -345,6 +406,7 @@ class Connection(asyncio.BufferedProtocol):
             self._resize(size)
 
     def _resize(self, size: int) -> None:
+        self._end_direct()
         held = self._end - self._start
         data = bytearray(size)
         data[:held] = self._view[self._start : self._end]
@@ -355,6 +417,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- output ----
 
     def _write(self) -> None:
+        self._end_direct()
         session = self.session
         if session.output:
             data = session.output[0] if len(session.output) == 1 else b"".join(session.output)
@@ -511,6 +574,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = None
         if self._lost:
             return
+        self._end_direct()
         session = self.session
         now = session.now = self._loop.time()
         if self._full_since and now >= self._full_since + session.patience:

@@ -177,6 +177,7 @@ class Worker:
             for server in (*self._servers, *self._secure):
                 server.close()
             self._connections.stop()
+            await self._http.close()
             await asyncio.sleep(0)
             for task in (following, *tasks):
                 task.cancel()
@@ -248,6 +249,7 @@ class Worker:
         self._context.options = options
         self._context.tls_context = tls_context
         self._http.changed()
+        self._connections.changed()
         if tls_context is not None and self._secure:
             before, self._secure = self._secure, await self._serve_web("https", tls_context)
             for server in before:
@@ -271,6 +273,7 @@ class Worker:
             self._version = version
             self._context.options = self._context.options.replace(**options)
             self._http.changed()
+            self._connections.changed()
 
 
 def _socket_of(fd: int) -> socket.socket:

@@ -145,7 +145,7 @@ class Crew(threading.Thread):
     def run(self) -> None:
         try:
             if self._site.durable:
-                self._expect_letters()  # some may be left of a crew that has ended
+                self._expect_letters()  # an earlier crew may have left some
             while self.broken is None and not self._is_done():
                 self._turn()
         except ShmqError as exc:

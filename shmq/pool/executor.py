@@ -114,12 +114,12 @@ class Executor(concurrent.futures.Executor):
             max_tasks_per_child,
         )
         """How the workers are started, for the rest of the package."""
-        self._max_workers = self.terms.size or len(os.sched_getaffinity(0))  # others look at it
+        self._max_workers = self.terms.size or len(os.sched_getaffinity(0))  # Dask reads it
         self._begin()
         _alive.add(self)
 
     def _begin(self) -> None:
-        """Nothing is open yet; also in a forked child, for which the parent's handles are not."""
+        """Begin with nothing open. A forked child does too: the handles are its parent's."""
         self._lock = threading.Lock()
         self._site: Site | None = None
         self._inbox: Inbox | None = None

@@ -76,8 +76,8 @@ class Inbox:
             raise TimeoutError
 
     def poll(self, future: Future[Any]) -> bool:
-        """Give the future its outcome if that is there and nobody else is about to. Returns whether
-        it has one."""
+        """Give the future its outcome if that is there and no other thread is about to. Returns
+        whether it has one."""
         with self.lock:
             if future._state != PENDING or future._bell is not None or future._held:
                 return future._state != PENDING
@@ -100,13 +100,13 @@ class Inbox:
             return future._bell
 
     def _release(self, future: Future[Any], stored: bytes | None) -> None:
-        """The thread that held the future has its outcome, or gives up."""
+        """End the hold of a thread on a future: the thread has the outcome, or gives up."""
         if stored is not None:
             self.accept(future, stored)
         with self.lock:
             future._held = False
             if stored is None and future._bell is not None and future._state == PENDING:
-                self._give(future)  # others began to wait meanwhile
+                self._give(future)  # other threads began to wait meanwhile
 
     def _give(self, future: Future[Any]) -> None:
         """Hand a future to the thread that collects. The caller has the lock."""
@@ -152,14 +152,14 @@ class Inbox:
                 if found is not None and found[0] is key:
                     return found[1]
                 if found is not None:
-                    self._store.set(*found)  # the alarm is for everybody
+                    self._store.set(*found)  # the alarm, which all waiters must see
                 self.make_room()
             stored = self.look(key)
         return stored
 
     def make_room(self) -> None:
         """Move all outcomes from a store that has refused one to the memory of this process. A
-        worker may be waiting for room with the very one that somebody waits for."""
+        worker may be waiting for room for the very outcome that a thread here waits for."""
         if self._site.durable:
             return
         refused = self._store.stats().refused
@@ -184,7 +184,8 @@ class Inbox:
             self._moved.setdefault(key, stored)
 
     def sweep(self) -> None:
-        """Delete outcomes that nobody can ask for any more. Of a durable pool any process can."""
+        """Delete outcomes that nobody can ask for any more. A durable pool has none of these: any
+        process may ask for its outcomes."""
         if self._site.durable:
             self.dropped.clear()
             return

@@ -83,11 +83,11 @@ class Site:
         self.store = self.broker.results(outcomes, _KEYS, _BYTES)
         """The outcomes by the keys of their tasks."""
         self.signs = self.broker.results(signs, _KEYS, _BYTES)
-        """Words between processes: which tasks are cancelled, which workers were ready and ended in
+        """Signs between processes: which tasks are cancelled, which workers were ready and ended in
         order. They have room when there is none for outcomes."""
         self.producer: Producer = self.broker.producer(place.topic)
         self.alarm = _ALARM
-        """The key that is stored when the pool breaks, for those who wait for another one."""
+        """The key that is stored when the pool breaks, for threads that wait for another key."""
         self.alarms = 0 if place.durable else 1 << self.store.stripe(_ALARM)
 
     def hold(self, most: int = _AHEAD) -> None:
@@ -116,7 +116,7 @@ class Site:
         return KEPT if self.durable else None
 
     def ring(self, why: bytes) -> None:
-        """The pool is broken: give everybody who waits this outcome."""
+        """Break the pool: all that wait get this outcome."""
         self.broken = why
         with contextlib.suppress(ShmqError):
             self.store.set(_ALARM, why)

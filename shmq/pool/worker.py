@@ -51,7 +51,7 @@ class Duty:
     began: int | None
     """When that process was started, in clock ticks since boot."""
     name: bytes
-    """Of this worker, for its keys in the store."""
+    """The name of this worker in its keys in the store."""
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
     max_tasks: int | None

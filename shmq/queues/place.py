@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from shmq import layout
 from shmq.broker import Broker, joined
@@ -15,7 +13,9 @@ from shmq.client import Consumer, Producer
 from shmq.errors import Gone
 from shmq.layout import State
 from shmq.queues.hold import Hold
-from shmq.views import QueueEntry, QueueView
+
+if TYPE_CHECKING:
+    from shmq.views import QueueView
 
 #: The only channel of a queue's topic.
 CHANNEL: Final = "queue"
@@ -98,7 +98,7 @@ class Place:
         while True:
             before = view.read("ready_tail")
             states = layout.state(view.slots["word"])
-            busy = bool(np.any((states != State.FREE) & (states != State.PINNED)))
+            busy = bool(((states != State.FREE) & (states != State.PINNED)).any())
             if busy or view.read("ready_tail") == before:
                 return busy
 
@@ -109,7 +109,7 @@ class Place:
         found = topic and native.find_queue(topic[0], CHANNEL)
         if not found:
             raise Gone(f"there is no queue {self.topic!r} on instance {self.instance!r}")
-        return broker.views().queue(QueueEntry(*found, 0, CHANNEL, False))
+        return broker.views().queue_at(*found)
 
     # ---- the end ----
 

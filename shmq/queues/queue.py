@@ -41,14 +41,15 @@ _numbers = itertools.count()
 
 class _Ends:
     """Both ends of a queue in one process: a producer and a consumer that are opened when they are
-    first used. `_publish` and `_take` are their methods, so that a call costs no more than that."""
+    first used. `_publish` and `_take` are their methods, so that a call costs no more than that;
+    before, they are functions that do nothing and so lead to the slow paths. A `__getattr__` in
+    their place would slow down each look for an attribute."""
 
     __slots__ = (
         "__weakref__",
         "_closed",
         "_consumer",
         "_named",
-        "_opened",
         "_place",
         "_producer",
         "_publish",
@@ -59,9 +60,8 @@ class _Ends:
     _closed: bool
     _publish: Callable[[list[Any], object], Any]
     _take: Callable[..., bytes | Message | None]
-    _producer: Producer
-    _consumer: Consumer
-    _opened: Consumer | None
+    _producer: Producer | None
+    _consumer: Consumer | None
 
     def __init__(self, maxsize: int, broker: Broker | None, name: str | None) -> None:
         topic = _unique() if name is None else check_name(name, "queue")
@@ -70,17 +70,19 @@ class _Ends:
         place.create(max(maxsize, 0))
         self.__setstate__((place, name is not None))
 
-    def __getattr__(self, name: str) -> Any:
-        """Open the end that is used for the first time."""
-        if name in ("_publish", "_producer"):
-            self._producer = producer = self._place.producer()
-            self._publish = producer.publish_object
-        elif name in ("_take", "_consumer"):
-            self._consumer = self._opened = consumer = self._place.consumer()
-            self._take = consumer.take_body
-        else:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self, name)
+    def _writer(self) -> Producer:
+        """The producer, which is opened at the first call."""
+        if self._producer is None:
+            self._producer = self._place.producer()
+            self._publish = self._producer.publish_object
+        return self._producer
+
+    def _reader(self) -> Consumer:
+        """The consumer, which is opened at the first call."""
+        if self._consumer is None:
+            self._consumer = self._place.consumer()
+            self._take = self._consumer.take_body
+        return self._consumer
 
     def __getstate__(self) -> tuple[Place, bool]:
         if not self._named:
@@ -90,7 +92,8 @@ class _Ends:
     def __setstate__(self, state: tuple[Place, bool]) -> None:
         self._place, self._named = state
         self._closed = False
-        self._opened = None
+        self._publish = self._take = _unopened
+        self._producer = self._consumer = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -120,19 +123,19 @@ class _Ends:
         finished go back to the queue. May be called again."""
         self._closed = True
         self._publish = self._take = _refuse
-        if self._opened is not None:
-            self._opened.close()
+        if self._consumer is not None:
+            self._consumer.close()
 
     # ---- the slow paths ----
 
     def _put(self, obj: object, pickled: Any, block: bool, timeout: float | None) -> None:
         """Put a large object, or one that must not wait for ever. pickled: the pickler that has it
-        already, or False."""
+        already, or what is false."""
         if self._closed:
             _refuse()
         wait = 0.0 if not block else None if timeout is None else max(timeout, 0.0)
         packed = Packed(b"", *pickled[2:]) if pickled else pack(obj)
-        publish(self._producer, packed, wait)
+        publish(self._writer(), packed, wait)
 
     def _next(self, take: Callable[[float], Any], block: bool, timeout: float | None) -> Any:
         """The next body or message, after a first look has found none. Raises queue.Empty and
@@ -154,7 +157,7 @@ class _Ends:
     def _received(self, found: bytes | Message | None, block: bool, timeout: float | None) -> Any:
         """The item in a body or message, which is finished. found: None if the first look found
         none."""
-        body: bytes | Message = found or self._next(self._take, block, timeout)
+        body: bytes | Message = found or self._next(self._reader().take_body, block, timeout)
         if isinstance(body, bytes):
             return unpack(body)
         view = body.view
@@ -285,7 +288,7 @@ class Queue(_Ends):
         """The message of the next item, which is in flight to this process."""
         if self._closed:
             _refuse()
-        take = self._consumer.take
+        take = self._reader().take
         found = take(_SLICE if timeout is None and block else 0)
         return self._next(take, block, timeout) if found is None else found
 
@@ -374,6 +377,10 @@ class JoinableQueue(Queue):
 
 def _unique() -> str:
     return f"queue-{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
+
+
+def _unopened(*args: object) -> None:
+    """Stand for `_publish` and `_take` until this process has used the end."""
 
 
 def _refuse(*args: object) -> NoReturn:

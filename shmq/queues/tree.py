@@ -86,7 +86,7 @@ def _started() -> Broker:
     made = Broker.owned(instance, **_sizes())
     _config()[_KEY] = instance
     util.Finalize(None, made.close, exitpriority=_AFTER_CHILDREN)
-    atexit.register(_leave_threads)  # runs before that, and before the attachment ends
+    atexit.register(_leave_threads)  # it runs before `made.close`, and before the attachment ends
     return made
 
 
@@ -141,7 +141,7 @@ def _supervised(instance: str) -> bool:
 
 def _in_child() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread of the parent may have held the other
+    _lock = threading.Lock()  # a thread of the parent may have held the parent's
 
 
 os.register_at_fork(after_in_child=_in_child)

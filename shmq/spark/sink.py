@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from shmq.options import TRANSIT
+from shmq.option_fields import TRANSIT
 from shmq.spark import staging
 from shmq.spark.options import Settings
 from shmq.spark.reading import attached

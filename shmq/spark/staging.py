@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 import shmq
 from shmq import procfs
-from shmq.options import TRANSIT
+from shmq.option_fields import TRANSIT
 from shmq.spark.options import Settings
 from shmq.spark.private import Private
 

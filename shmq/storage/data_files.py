@@ -34,6 +34,8 @@ class DataFiles:
         self.base = base
         self.lowest: int | None = None
         """No file below this number exists. None: not known."""
+        self.buffer: bytearray | None = None
+        """Where `read_at` reads to, if given: what it returned is valid until its next call."""
         self._read_fd = self._write_fd = -1
         self._read_file = self._write_file = -1
         self._unsynced: set[int] = set()  # files written since their last fsync
@@ -74,23 +76,33 @@ class DataFiles:
                 done = os.pwrite(fd, view, offset)
                 view, offset = view[done:], offset + done
 
-    def read_at(self, file: int, offset: int, size: int) -> bytes:
+    def read_at(self, file: int, offset: int, size: int) -> bytes | memoryview:
         """Read up to `size` bytes: fewer at the file's end, or if the disk cannot read the rest."""
         fd = self.open_read(file)
+        if self.buffer is not None and len(self.buffer) < size:
+            self.buffer = bytearray(size)
+        into = None if self.buffer is None else memoryview(self.buffer)
         parts: list[bytes] = []
-        while size > 0:
+        done = 0
+        while done < size:
             try:
-                part = os.pread(fd, size, offset)
+                if into is None:
+                    parts.append(os.pread(fd, size - done, offset + done))
+                    got = len(parts[-1])
+                else:
+                    got = os.preadv(fd, [into[done:size]], offset + done)
             except OSError as exc:
                 if exc.errno != errno.EIO:
                     exc.filename = str(self.file_path(file))
                     raise
-                _log.error("%s: cannot read at offset %d: %s", self.file_path(file), offset, exc)
+                where = offset + done
+                _log.error("%s: cannot read at offset %d: %s", self.file_path(file), where, exc)
                 break
-            if not part:
+            if not got:
                 break
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
+            done += got
+        if into is not None:
+            return into[:done]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @contextlib.contextmanager

@@ -322,7 +322,7 @@ class DiskQueue(DataFiles):
             raise self._damage(position, write_position, reason)
         return end, file == write_file
 
-    def _record_length(self, data: bytes, file: int, offset: int, end: int) -> int:
+    def _record_length(self, data: bytes | memoryview, file: int, offset: int, end: int) -> int:
         """How many bytes to read to have the first record whole, or all that exists of it."""
         if len(data) < 4:
             data = self.read_at(file, offset, min(4, end - offset))
@@ -333,7 +333,7 @@ class DiskQueue(DataFiles):
             return 4
         return min(4 + length, end - offset)
 
-    def _what_is_wrong(self, data: bytes, room: int) -> str:
+    def _what_is_wrong(self, data: bytes | memoryview, room: int) -> str:
         """Describe the damage in `data`, read where the file has `room` more bytes."""
         if len(data) < min(4, room):
             return "the file ends before the write position, or the disk cannot read it"

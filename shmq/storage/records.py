@@ -27,7 +27,7 @@ RECORD_MORE = 64  # bytes by which shmq's own entries may make a record longer t
 LENGTH_PREFIX = struct.Struct(">i")
 _RECORD = struct.Struct(">iqH16s")
 
-Scanner = Callable[[bytes, int], tuple[int, int, bool]]
+Scanner = Callable[[bytes | memoryview, int], tuple[int, int, bool]]
 """(buffer, max_msg_size) -> (number of whole records, their bytes, damaged). damaged: the scan
 ended at an impossible length. A record cut off by the end of the buffer is not damage. The C core
 has a fast scanner."""
@@ -118,7 +118,7 @@ def scan_records(buffer: bytes | bytearray | memoryview, max_msg_size: int) -> S
     return Scan(offsets, np.array(lengths, dtype=np.int64), offset, stop)
 
 
-def count_records(buffer: bytes, max_msg_size: int) -> tuple[int, int, bool]:
+def count_records(buffer: bytes | memoryview, max_msg_size: int) -> tuple[int, int, bool]:
     """The Scanner used where the caller passes none."""
     scan = scan_records(buffer, max_msg_size)
     return len(scan.offsets), scan.used, scan.stop == "length"
@@ -128,7 +128,7 @@ def count_records(buffer: bytes, max_msg_size: int) -> tuple[int, int, bool]:
 class RecordRun:
     """A run of whole records from one file, as on disk. Empty when everything has been read."""
 
-    data: bytes
+    data: bytes | memoryview
     position: int  # of data[0]; in the next file if the requested one was at the end of a file
     next_position: int  # the read position once these records are taken
     count: int  # records

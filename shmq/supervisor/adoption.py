@@ -6,8 +6,6 @@ import contextlib
 import logging
 from pathlib import Path
 
-import numpy as np
-
 from shmq import _native, shm
 from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
 from shmq.layout import EntryState
@@ -48,11 +46,11 @@ def adopt(
         manager.files = files
     adoption = _Adoption(broker, registry, manager, None if had_another else files)
     adoption.take_over(notifier)
+    _finish_deletions(broker, directory, manager, ours=not had_another)
     if had_another:
         create_missing(manager, data_path, notifier)
     elif lost:
         directory_recovery.create_rescued(manager, registry, data_path, rescued)
-    _finish_deletions(broker, directory, options)
     _sweep(directory, options.instance)
     _log.info("adopted %d topics, %d queues", len(registry.topics), len(registry.queues))
 
@@ -207,19 +205,28 @@ def _can_be_used(broker: Broker, entry: QueueEntry) -> bool:
     return True
 
 
-def _finish_deletions(broker: Broker, directory: DirectoryView, options: Options) -> None:
-    """Finish the removals of queues that a death cut short."""
-    table = directory.queues
-    for index in np.flatnonzero(table["state"] == EntryState.DELETING).tolist():
-        serial = int(table[index]["serial"])
+def _finish_deletions(
+    broker: Broker, directory: DirectoryView, manager: TopicManager, *, ours: bool
+) -> None:
+    """Finish the removals of queues that a death cut short. ours: the files on disk are this
+    instance's, and no other broker's."""
+    topics = {topic.index: topic.name for topic in directory.live_topics()}
+    erasing = directory.queues_in(EntryState.ERASING)
+    # A removal that could not take its entry out has deleted its files. If a queue of that name was
+    # made since, the files are that one's.
+    live = {(entry.topic, entry.channel) for entry in directory.live_queues()}
+    for entry in [*directory.queues_in(EntryState.DELETING), *erasing]:
+        is_live = (entry.topic, entry.channel) in live
+        if ours and entry in erasing and entry.topic in topics and not is_live:
+            manager.erase_files(base_name(topics[entry.topic], entry.channel))
         try:
             try:
-                broker.remove_queue(index, serial)
+                broker.remove_queue(entry.index, entry.serial)
             except (Gone, LayoutMismatch):  # its segment is closed or gone already
-                broker.remove_queue(index, serial, closed=True)
+                broker.remove_queue(entry.index, entry.serial, closed=True)
         except ShmqError as exc:
-            _log.error("queue %d: cannot finish its removal: %s", serial, exc)
-        shm.unlink_queue(options.instance, serial)
+            _log.error("queue %d: cannot finish its removal: %s", entry.serial, exc)
+        shm.unlink_queue(manager.instance, entry.serial)
 
 
 def _sweep(directory: DirectoryView, instance: str) -> None:

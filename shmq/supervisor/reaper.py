@@ -25,15 +25,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from shmq._native import Broker, Busy, Gone, ShmqError
-from shmq.layout import ClientState
+from shmq.deaths import How
+from shmq.layout import ClientState, lock_holder
 from shmq.procfs import Process, is_running, program_name
 from shmq.supervisor import rlimits
+from shmq.supervisor.death_log import DeathLog
 from shmq.supervisor.loops import Bell
 from shmq.supervisor.registry import Registry
 
 _SCAN_EVERY = 0.010  # seconds
 _LOOK_EVERY = 0.250  # seconds between two looks at the client table, for new and spared clients
-_TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK: of the first word of a glibc mutex
 _EXEC = "became another program (exec)"
 _RETRY_AFTER = 0.5  # seconds until a client whose reaping failed is tried again
 
@@ -52,13 +53,17 @@ class _Watched:
     pidfd: int  # -1: no descriptor was left; then its lock and /proc show its death
     title: str  # for the log, because /proc cannot be read after the death
     thread: int  # the thread that holds its life lock, 0 if none did
+    program_name: str
 
 
 class Reaper:
     """The loop that reaps clients. `freed` is called after each client entry that becomes free."""
 
-    def __init__(self, broker: Broker, registry: Registry, freed: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: Broker, registry: Registry, deaths: DeathLog, freed: Callable[[], None]
+    ) -> None:
         self._broker = broker
+        self._deaths = deaths
         self._directory = registry.directory
         self._freed = freed
         self._watched: dict[tuple[int, int], _Watched] = {}
@@ -120,13 +125,18 @@ class Reaper:
     def _look(self) -> None:
         """Watch new clients. A client that was spared may also have become another program."""
         clients = self._directory.clients
+        # A client may leave, and another one take its entry, between any two of these reads. The
+        # fields are of this generation if it is read before LIVE, and again after them.
+        generations = clients["generation"].copy()
         live = np.flatnonzero(clients["state"] == ClientState.LIVE)
         live = live[live != self._broker.client]
-        present = {*zip(live.tolist(), clients["generation"][live].tolist(), strict=True)}
+        present = {*zip(live.tolist(), generations[live].tolist(), strict=True)}
         for key in present - self._watched.keys():
             entry = clients[key[0]]
             pid, start = int(entry["pid"]), int(entry["start_time"])
-            self._watch(*key, pid, start, int(entry["program"]))
+            program = int(entry["program"])
+            if int(entry["generation"]) == key[1]:
+                self._watch(*key, pid, start, program)
         for index in live[clients["orphan"][live] != 0].tolist():
             watched = self._watched.get((index, int(clients[index]["generation"])))
             if watched is not None:
@@ -157,10 +167,10 @@ class Reaper:
                 os.close(pidfd)
             self._ended(client, generation, pid, _how(process, start_time))
             return
-        title = ", ".join(filter(None, (f"pid {pid}", program_name(pid))))
-        life = bytes(self._directory.clients[client]["life"])
-        thread = int.from_bytes(life[:4], "little") & _TID_MASK
-        watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread)
+        name = program_name(pid)
+        title = ", ".join(filter(None, (f"pid {pid}", name)))
+        thread = lock_holder(self._directory.clients[client]["life"])
+        watched = _Watched(client, generation, pid, start_time, program, pidfd, title, thread, name)
         self._watched[client, generation] = watched
         if pidfd >= 0:
             self._by_fd[pidfd] = watched
@@ -179,9 +189,11 @@ class Reaper:
             return
         watched = self._watched.get(key)
         title = watched.title if watched is not None else f"pid {pid}"
+        self._deaths.notice(client, generation, How.EXEC if how == _EXEC else How.DIED)
         try:
             returned = self._broker.reap(client, generation)
         except Gone:  # it detached meanwhile
+            self._deaths.forget(client, generation)
             if watched is not None:
                 self._unwatch(watched)
             return
@@ -200,6 +212,8 @@ class Reaper:
             self._unwatch(watched)
         self.reaped += 1
         _log.info("client %d (%s) %s; %d messages returned", client, title, how, returned)
+        program = watched.program_name if watched is not None else ""
+        self._deaths.record(client, generation, program, returned)
         self._freed()
 
 

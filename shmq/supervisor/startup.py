@@ -32,7 +32,7 @@ import numpy as np
 
 from shmq import _native, layout, ownership, shm
 from shmq._native import ShmqError
-from shmq.layout import Ready
+from shmq.layout import ClientKind, ClientState, Ready
 from shmq.names import is_ephemeral
 from shmq.options import Options
 from shmq.procfs import is_alive
@@ -219,6 +219,28 @@ def _running(instance: str, fd: int) -> str:
         f"instance {instance!r} is already running ({who}): stop that supervisor first, or use "
         "another name (--instance)"
     )
+
+
+def dead_supervisor(directory: Directory) -> tuple[int, int] | None:
+    """(pid, uid) of the supervisor that left an instance by its death; None if there is none, or it
+    kept the instance and detached. To be called before this process attaches."""
+    kind, client = layout.dtype("directory"), layout.dtype("client")
+    header = np.frombuffer(_head(directory.fd, kind.itemsize), kind)[0]
+    place = int(header["supervisor_client"]) - 1
+    if directory.fresh or not 0 <= place < layout.constant("CLIENTS"):
+        return None
+    try:
+        at = int(header["clients_at"]) + place * client.itemsize
+        raw = os.pread(directory.fd, client.itemsize, at).ljust(client.itemsize, b"\0")
+    except (OSError, OverflowError):  # the header is damaged
+        return None
+    entry = np.frombuffer(raw, client)[0]
+    is_its = (int(entry["pid"]), int(entry["kind"])) == (
+        int(header["supervisor_pid"]),
+        ClientKind.SUPERVISOR,
+    )
+    is_left = int(entry["state"]) == ClientState.LIVE
+    return (int(entry["pid"]), int(entry["uid"])) if is_its and is_left else None
 
 
 def _user_of(pid: int) -> int:

@@ -32,6 +32,8 @@ from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
 from shmq.supervisor.book import SettingsBook, from_document
+from shmq.supervisor.death_log import DeathLog
+from shmq.supervisor.historian import Historian, open_chronicle
 from shmq.supervisor.loops import Loops
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
@@ -174,7 +176,10 @@ class Supervisor:
         self._scanner_bell = loops.add(
             "scanner", Scanner(self._broker, self._registry, options, self._is_broken).run
         )
-        loops.add("reaper", Reaper(self._broker, self._registry, self._client_reaped).run)
+        deaths = self._deaths
+        loops.add("reaper", Reaper(self._broker, self._registry, deaths, self._client_reaped).run)
+        if self._chronicle is not None:
+            loops.add("historian", Historian(self._registry, self._chronicle).run)
         loops.add("results keeper", self._results.run)
         self._metadata_bell = loops.add("metadata writer", self._metadata_writer.run)
         watchdog = Watchdog(
@@ -223,6 +228,7 @@ class Supervisor:
         def opener(serial: int) -> int:
             return startup.open_queue(options, serial)
 
+        began, dead = time.monotonic(), startup.dead_supervisor(directory)
         self._broker = broker = Broker(directory.fd, opener, 1, options.instance)
         before = int(DirectoryView(broker.view()).limits["max_msg_size"])
         self._registry = Registry(broker, options, max(before, options.max_msg_size))
@@ -246,6 +252,10 @@ class Supervisor:
             adopt(broker, self._registry, self._manager, options, self._notifier)
             self._results.adopt()
         self._metadata_writer.flush()
+        self._chronicle = open_chronicle(options)
+        self._deaths = DeathLog(self._chronicle, self._registry)
+        if dead is not None:
+            self._deaths.record_adoption(*dead, began)
         mode, group = options.permissions()
         free = self._registry.directory.free_clients
         self._permits = Permits.create(options.instance, free, mode, group)

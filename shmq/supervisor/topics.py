@@ -274,11 +274,12 @@ class TopicManager:
         self._note("delete_topic", name)
 
     def remove(self, queue: Queue, idle: bool = False) -> bool:
-        """Remove a queue from the directory, then unlink its segment and delete its files. idle:
-        only if it has no consumer. Returns whether it was removed."""
+        """Close a queue, unlink its segment, delete its files and take it out of the directory. If
+        this process dies in between, the next supervisor goes on. idle: only if it has no consumer.
+        Returns whether it was removed."""
         with queue.lock:
             try:
-                if not self._broker.remove_queue(queue.index, queue.serial, idle=idle):
+                if not self._broker.erase_queue(queue.index, queue.serial, idle=idle):
                     return False
             except Gone:
                 pass
@@ -290,7 +291,22 @@ class TopicManager:
                 queue.deferred_store.remove_all()
             except OSError as exc:
                 _log.error("%s: cannot delete its files: %s", queue, exc)
+            with contextlib.suppress(Gone):
+                self._broker.remove_queue(queue.index, queue.serial, closed=True)
         return True
+
+    def erase_files(self, base: str) -> None:
+        """Delete the files of a queue whose removal a death cut short."""
+        if "/" in base or not base:  # something has overwritten its name
+            return
+        _log.info("%s: its removal was cut short; deleting its files", base)
+        disk, store = self._registry.disk_queue(base), self._registry.deferred_store(base)
+        store.take_up(self.chunks.pop(base, ()))
+        try:
+            disk.remove_all()
+            store.remove_all()
+        except OSError as exc:
+            _log.error("%s: cannot delete its files: %s", base, exc)
 
     # -- replace
 

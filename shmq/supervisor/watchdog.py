@@ -35,7 +35,7 @@ import numpy as np
 
 from shmq import _native, shm
 from shmq._native import Broker
-from shmq.layout import Array
+from shmq.layout import Array, lock_holder
 from shmq.options import Options
 from shmq.supervisor.loops import Bell, Loops, Pace
 from shmq.supervisor.registry import Queue, Registry, hot_array
@@ -52,7 +52,6 @@ _EXTEND_BY = 30.0
 _CUT = 1  # exit status
 _STALLED = 60.0  # seconds without progress of a stop after which it asks for no more time
 
-_TID_MASK = 0x3FFFFFFF  # FUTEX_TID_MASK
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
@@ -216,8 +215,7 @@ class Watchdog:
         return ""
 
     def _held(self) -> dict[str, int]:
-        """The locks that are held now, with the ids of their holders' threads. glibc keeps that id
-        in the first word of a robust mutex, because the kernel needs it there."""
+        """The locks that are held now, with the ids of their holders' threads."""
         directory = self._registry.directory
         locks = {"the registry lock": directory.header["registry"]}
         topics = directory.topics
@@ -225,7 +223,7 @@ class Watchdog:
             locks[f"the publish lock of {topic.name}"] = topics[topic.index]["publish"]
         for queue in self._registry.queues:
             locks[f"the deliver lock of {queue}"] = queue.view.header["deliver"]
-        held = {name: _thread_in(mutex) for name, mutex in locks.items()}
+        held = {name: lock_holder(mutex) for name, mutex in locks.items()}
         return {name: thread for name, thread in held.items() if thread}
 
     # -- the line
@@ -298,7 +296,3 @@ class Watchdog:
                     self._notifier.alive()
             if ended.wait(_EXTEND_EVERY):
                 return
-
-
-def _thread_in(mutex: Any) -> int:
-    return int.from_bytes(bytes(mutex)[:4], "little") & _TID_MASK

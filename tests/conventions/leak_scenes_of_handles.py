@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conventions.leak_scenes import Scene, scene
 
@@ -55,14 +57,12 @@ def objects(s: Scene) -> None:
     assert pickle.loads(s.consumer.take_body(0)) == (1, "a")
 
 
-@scene("Producer.publish_list", "Producer.publish_fixed", "Producer.publish_offsets")
+@scene("Producer.publish_list", "Producer.publish_fixed")
 def publish_many(s: Scene) -> None:
     for bodies in ([b"a", b"b"], (b"a", bytearray(b"b")), iter([b"a", b"b"]), [b"x" * 70_000]):
         s.producer.publish_list(bodies, None, 0)  # type: ignore[arg-type]
     s.producer.publish_list([b"x"] * 150, None, 0)
     s.producer.publish_fixed(b"abcdef", 3, 2, None, 0)
-    offsets = np.array([0, 2, 3], np.int32)
-    s.producer.publish_offsets(b"abc", offsets, False, 0, 2, None, 0)
     for call in (
         lambda: s.producer.publish_list([b"a", "b"]),
         lambda: s.producer.publish_list([bytearray(b"a"), None]),
@@ -70,11 +70,26 @@ def publish_many(s: Scene) -> None:
         lambda: s.producer.publish_list([b"x" * 90_000] * 9, None, 0),
         lambda: s.producer.publish_fixed(b"abc", 3, 2),
         lambda: s.producer.publish_fixed("abc", 3, 2),
-        lambda: s.producer.publish_offsets(b"ab", offsets, False, 0, 2),
-        lambda: s.producer.publish_offsets(b"ab", None, False, 0, 2),
     ):
         with pytest.raises((TypeError, ValueError, ShmqError)):
             call()
+    s.broker.empty(s.queue, s.serial)
+
+
+@scene("Producer.publish_arrow", "Producer.publish_arrow_stream")
+def publish_arrow(s: Scene) -> None:
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(20)):
+        array = pa.array([b"x" * 20] * 3, kind)
+        s.producer.publish_arrow(*array.__arrow_c_array__(), None, 0, b"")
+        chunks = pa.chunked_array([array, array.slice(1)])
+        s.producer.publish_arrow_stream(chunks.__arrow_c_stream__(), None, 0)
+    for wrong in (pa.array([b"a", None]), pa.array([1]), pa.array([b"x" * 90_000] * 9)):
+        with pytest.raises((TypeError, ValueError, ShmqError)):
+            s.producer.publish_arrow(*wrong.__arrow_c_array__(), None, 0)
+        with pytest.raises((TypeError, ValueError, ShmqError)):
+            s.producer.publish_arrow_stream(pa.chunked_array([wrong]).__arrow_c_stream__(), None, 0)
+        with pytest.raises(ValueError, match="PyCapsule"):
+            s.producer.publish_arrow_stream(wrong)
     s.broker.empty(s.queue, s.serial)
 
 
@@ -165,6 +180,10 @@ def batches(s: Scene) -> None:
         with pytest.raises((ValueError, TypeError)):
             batch.column(wrong)
     table = batch.to_arrow()
+    for exported in (batch, s.consumer.take_many(5, 0)):
+        capsules = exported.__arrow_c_array__(), exported.__arrow_c_stream__()  # never imported
+        tables = pa.table(exported), pa.RecordBatchReader.from_stream(exported)
+    del capsules, tables
     batch.requeue()
     batch = s.consumer.take_many(10, 0)
     messages = list(batch)
@@ -228,3 +247,21 @@ def messages(s: Scene) -> None:
         del message
         view.release()
         s.broker.empty(s.queue, s.serial)
+
+
+@scene("Broker.held_finish", "Broker.held_requeue")
+def held(s: Scene) -> None:
+    first, second = s.message(), s.message()
+    s.broker.held_finish(s.queue, s.serial, int(first.id, 16), os.getpid())
+    s.broker.held_requeue(s.queue, s.serial, int(second.id, 16), 0, 0)
+    for wrong in (
+        lambda: s.broker.held_finish(s.queue, s.serial, int(first.id, 16), 0),
+        lambda: s.broker.held_requeue(s.queue, s.serial, int(second.id, 16), 0, 10**9),
+        lambda: s.broker.held_requeue(s.queue, s.serial, 2**64, 0, 0),
+        lambda: s.broker.held_finish(s.queue, s.serial + 1, 1, 0),
+    ):
+        with pytest.raises((ShmqError, OverflowError)):
+            wrong()
+    again = s.consumer.take(0)
+    assert again is not None
+    again.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import tokenize
@@ -86,10 +87,9 @@ def _python_prose(text: str) -> Iterator[tuple[int, str]]:
     if block:
         yield first, "\n".join(block)
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = ast.get_docstring(node)
-            if docstring:
-                yield node.body[0].lineno, docstring
+        # the docstring of a module, a class, a function or a field
+        if isinstance(node, ast.Expr) and isinstance(value := node.value, ast.Constant):
+            yield node.lineno, inspect.cleandoc(str(value.value))
 
 
 def _c_prose(text: str) -> Iterator[tuple[int, str]]:

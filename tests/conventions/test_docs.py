@@ -1,9 +1,9 @@
 """The pages say what there is: every command, option and exit status, and no others.
 
-The tables of docs/reference.md are made here from the command line itself and from options.py.
+The tables of docs/reference.md are made here from the command line itself and from the options.
 After a change:
 
-    .venv/bin/python tests/conventions/test_docs.py      writes them anew
+    tools/dev tables      writes them anew
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PAGES = [
     ROOT / "SECURITY.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs" / "monitoring" / "README.md",
 ]
 
 #: Options of other programs that the pages name: of tools/dev, of containers, of systemctl.
@@ -41,7 +42,6 @@ FOREIGN = {
     "--streaming",
     "--spark",
     "--only",
-    "--pid",
     "--ipc",
     "--create",
     "--now",
@@ -53,6 +53,8 @@ FOREIGN = {
     "--shm-size",
     "--hours",
     "--operation",
+    # of `manage.py shmq_worker`
+    *("--queues", "--backend", "--max-tasks", "--burst", "--reload", "--no-reload", "--verbosity"),
 }
 
 
@@ -173,7 +175,7 @@ def written_anew(text: str) -> str:
 
 def test_the_tables_of_the_reference_are_what_there_is() -> None:
     text = REFERENCE.read_text()
-    assert text == written_anew(text), "run: .venv/bin/python tests/conventions/test_docs.py"
+    assert text == written_anew(text), "the tables are out of date: run tools/dev tables"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -198,6 +200,14 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    folders = "docs|native|shmq|systemd|tests|tools"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()))
+    missing = [path for path in sorted(named) if not (ROOT / path).exists()]
+    assert not missing, f"{page.name} names what does not exist: {missing}"
+
+
 def test_every_option_of_the_broker_is_one_of_serve() -> None:
     names = {option.name for option in options(commands()["serve"])}
     assert set(OPTIONS) <= names
@@ -214,8 +224,9 @@ def test_every_command_and_option_has_a_help(words: str) -> None:
 
 
 def test_every_table_has_json() -> None:
-    # a log, nothing, groups of commands
-    without = {"serve", "pub", "topic", "channel", "lease", "dead", "results", "worker"}
+    # groups of commands, and those that print a log or nothing
+    groups = {"topic", "channel", "message", "lease", "dead", "results"}
+    without = groups | {"serve", "pub", "worker", "page"}
     for words, command in commands().items():
         if words not in without:
             assert "--json" in {flag for option in options(command) for flag in option.opts}, words
@@ -236,6 +247,16 @@ def test_limits_of_the_pages_are_those_of_the_code() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     assert f"1 to {names.MAX_NAME_BYTES} of" in text
     assert shm.SHM_DIRECTORY == "/dev/shm"
+
+
+@pytest.mark.parametrize("name", settings.KEYS)
+def test_every_setting_is_on_its_page_and_in_the_help(name: str) -> None:
+    page = (ROOT / "docs" / "policies.md").read_text()
+    has_row = re.search(rf"^\| (?:`\w+`, )*`{name}`", page, re.MULTILINE)
+    assert has_row, f"{name} has no row in docs/policies.md"
+    for words in ("topic set", "channel set"):
+        is_shown = f"{name}=" in (commands()[words].help or "")
+        assert is_shown, f"name {name} in _SET of shmq/cli/admin.py"
 
 
 def their_words() -> list[tuple[str, str]]:

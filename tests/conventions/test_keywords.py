@@ -1,8 +1,8 @@
 """The keywords of `shmq.Broker`, for type checkers and `help`, are the options.
 
-shmq/keywords.py is made here from options.py. After a change:
+shmq/keywords.py is made here from option_fields.py. After a change:
 
-    .venv/bin/python tests/conventions/test_keywords.py      writes it anew
+    tools/dev tables      writes it anew
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FILE = Path(__file__).parents[2] / "shmq" / "keywords.py"
 
 HEAD = '''"""The options of `shmq.Broker` as keywords, for type checkers and editors.
 
-Made from options.py by tests/conventions/test_keywords.py, which also says what to run after a
+Made from option_fields.py by tests/conventions/test_keywords.py; `tools/dev tables` runs it after a
 change.
 """
 
@@ -72,7 +72,8 @@ def written() -> str:
 
 
 def test_the_keywords_are_the_options() -> None:
-    assert FILE.read_text() == written(), "run: .venv/bin/python tests/conventions/test_keywords.py"
+    is_current = FILE.read_text() == written()
+    assert is_current, "shmq/keywords.py is out of date: run tools/dev tables"
 
 
 def test_broker_takes_exactly_these() -> None:

@@ -1,19 +1,14 @@
-"""The order of the modules: which may import and which may include which. This file is also the
-documentation.
+"""The order of the modules: which may import and which may include which.
 
-Left never knows right:
-
-    C       the floors of `FLOORS` below, from the lowest to the highest
-    binding <Python.h>, the headers of native/include and its own only; core/ is closed to it
-    Python  _native <- errors <- names, objects, ownership, procfs <- shm <- options, layout
-            <- views <- sources, peek <- stats <- storage <- client <- broker <- queues
-            <- { supervisor | gateway | spark }
-            <- diagnostics <- cli
+C includes by the floors of `FLOORS`, Python imports by the ranks of `RANKS`; docs/architecture.md
+shows both. The binding sees <Python.h>, the headers of native/include and its own; core/ is closed
+to it.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +24,18 @@ PACKAGE = TOP / "shmq"
 #: The floors of the core, the lowest first. A file includes only headers of the floors below its
 #: own. The compiler refuses a call without a declaration, so it also calls only these.
 FLOORS = (
-    ("arena clock heap killpoint latency layout_table names process properties record status wire"),
+    (
+        "arena clock heap killpoint latency layout_table libc names process properties record "
+        "status wire"
+    ),
     ("doorbell lock segment settings writer"),
     ("mapping slots store_table"),
     ("failure lease"),
     ("rebuild lease_read"),
     ("create locking session"),
     (
-        "batch consumer directory disk expire lease_holder reaper room store_segment supervisor "
-        "sweep trim"
+        "batch consumer directory disk expire held lease_holder reaper room store_segment "
+        "supervisor sweep trim"
     ),
     ("chunk client lane prepend producer requests store store_directory store_expire waiter"),
     ("fanout lanes restore spill store_wait"),
@@ -147,11 +145,15 @@ RANKS = {
     "option_types": 2,
     "host_defaults": 2,
     "settings": 3,
-    "options": 4,
+    "option_fields": 4,
+    "options": 5,
     "audit": 4,
-    "logs": 5,
+    "logs": 6,
     "layout": 4,
     "views": 5,
+    "chronicle": 5,
+    "history": 6,
+    "deaths": 6,
     "sources": 6,
     "peek": 6,
     "stats": 7,
@@ -163,6 +165,7 @@ RANKS = {
     "finder": 9,
     "configurable": 10,
     "embedded": 11,
+    "held": 11,
     "answers": 11,
     "broker": 12,
     "queues": 13,
@@ -170,6 +173,7 @@ RANKS = {
     "integrations": 15,
     "supervisor": 14,
     "gateway": 14,
+    "page": 13,
     "spark": 14,
     "otel": 14,
     "diagnostics": 15,
@@ -184,6 +188,7 @@ RESERVED = {
         "__init__",
         "answers",
         "errors",
+        "option_fields",
         "options",
         "layout",
         "views",
@@ -199,15 +204,21 @@ RESERVED = {
         "diagnostics",
     },
     "click": {"cli"},
-    "asyncio": {"client/aio.py", "client/results_aio.py", "gateway"},
-    "aiohttp": {"gateway"},
+    "asyncio": {"cli/page.py", "client/aio.py", "client/results_aio.py", "gateway", "page"},
+    "aiohttp": {"gateway", "page"},
     "re2": {"gateway"},
     "opentelemetry": {"otel"},
     "pyspark": {"spark"},
-    "pyarrow": {"spark", "client/message.py"},
+    "pyarrow": {"spark", "client/message.py", "page/arrow_reader.py"},
     "posix_ipc": {"shm"},
     "rich": {"pool/mapping.py"},
     "joblib": {"integrations"},
+    "anyio": {"integrations"},
+    "celery": {"integrations"},
+    "django": {"integrations"},
+    "dramatiq": {"integrations"},
+    "kombu": {"integrations"},
+    "taskiq": {"integrations"},
     "cloudpickle": {"integrations"},
 }
 
@@ -234,7 +245,17 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def test_every_part_has_a_rank() -> None:
-    assert {part_of(path) for path in modules()} <= set(RANKS)
+    without = {part_of(path) for path in modules()} - set(RANKS)
+    assert not without, f"{without}: add each to RANKS, above all that it imports"
+
+
+def test_the_order_of_the_map_is_that_of_the_ranks() -> None:
+    text = (TOP / "docs" / "architecture.md").read_text()
+    chain = text.partition("Left never imports right")[2].partition("\n\n")[2].partition("\n\n")[0]
+    steps = [re.findall(r"\w+", step) for step in chain.split("<-")]
+    assert len(steps) > 10
+    for left, right in itertools.pairwise(steps):
+        assert max(RANKS[name] for name in left) < min(RANKS[name] for name in right), (left, right)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

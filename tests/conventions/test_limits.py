@@ -22,7 +22,8 @@ def test_no_file_is_long() -> None:
         for path in files("python", "c", "shell")
         if path.suffix != ".pyi"
     }
-    assert not {name: count for name, count in lines.items() if count > FILE_LINES}
+    long = {name: count for name, count in lines.items() if count > FILE_LINES}
+    assert not long, f"{FILE_LINES} lines at most; give a part a file of its own: {long}"
 
 
 def test_no_function_is_long() -> None:
@@ -31,14 +32,16 @@ def test_no_function_is_long() -> None:
         for path in files("python", "c")
         for name, count in functions(path)
     }
-    assert not {name: count for name, count in lines.items() if count > FUNCTION_LINES}
+    long = {name: count for name, count in lines.items() if count > FUNCTION_LINES}
+    assert not long, f"{FUNCTION_LINES} lines at most; make a part a function: {long}"
 
 
 def test_no_public_function_of_c_takes_many_arguments() -> None:
     """Those that belong together are a structure, which a caller fills by name."""
     counts = {name: len(arguments) for name, arguments in public_functions().items()}
     assert counts["shmq_publish"] == 6
-    assert not {name: count for name, count in counts.items() if count > ARGUMENTS}
+    many = {name: count for name, count in counts.items() if count > ARGUMENTS}
+    assert not many, f"{ARGUMENTS} parameters at most; make some a structure: {many}"
 
 
 def test_the_formatter_is_seldom_told_to_look_away() -> None:

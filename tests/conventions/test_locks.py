@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "tools" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS, GROUPS = PROJECT["project"]["optional-dependencies"], PROJECT["dependency-groups"]
+#: Extras that one lock covers together.
+FRAMEWORKS = ("celery", "django", "dramatiq", "taskiq")
 #: The requirements that each lock covers, as `lock_all` of tools/dev has them.
 COVERS = {
     "dev": [
@@ -28,7 +30,12 @@ COVERS = {
         *EXTRAS["test"],
     ],
     "spark": EXTRAS["spark"],
-    **{name: GROUPS[name] for name in ("java", "bench", "fuzz", "lock")},
+    "frameworks": [*(want for name in FRAMEWORKS for want in EXTRAS[name]), *GROUPS["frameworks"]],
+    **{f"{name}-tests": [] for name in FRAMEWORKS},  # source packages with their tests
+    **{
+        name: GROUPS[name]
+        for name in ("arrow", "axe", "java", "bench", "fuzz", "monitoring", "lock", "wheels")
+    },
 }
 #: Which Pythons and machines may install them.
 PLACES = [
@@ -65,8 +72,9 @@ def entries(name: str) -> list[tuple[Requirement, list[str]]]:
 
 def test_every_file_is_known_and_every_group_has_one() -> None:
     assert {path.stem for path in LOCKS.iterdir()} == COVERS.keys()
-    assert set(GROUPS) == (COVERS.keys() - {"dev", "spark"}) | {"build"}
-    assert set(EXTRAS) == {"gateway", "joblib", "otel", "spark", "test"}
+    no_group = {"dev", "spark", *(f"{name}-tests" for name in FRAMEWORKS)}
+    assert set(GROUPS) == (COVERS.keys() - no_group) | {"build"}
+    assert set(EXTRAS) == {"gateway", "joblib", "otel", "spark", "test", *FRAMEWORKS}
 
 
 @pytest.mark.parametrize("name", COVERS)

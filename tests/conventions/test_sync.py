@@ -2,9 +2,9 @@
 
 A label is a comment, `/* SYNC(name) */`, on the line or alone on the line above it. Each name has a
 releasing and an acquiring place. The table in docs/protocol.md says what the name publishes and
-where both sides are; to write the places of that table again:
+where both sides are. After a change:
 
-    .venv/bin/python tests/conventions/test_sync.py
+    tools/dev tables      writes the places of that table again
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABEL = re.compile(r"SYNC\(([\w-]+)\)")
 FUNCTION = re.compile(r"^[a-zA-Z].*?\b(\w+)\(")
 
 #: Its acquiring side is not in the core.
-READ_IN_PYTHON = {"names-written": "shmq/supervisor/start.py"}
+READ_IN_PYTHON = {"names-written": "shmq/supervisor/startup.py"}
 
 
 class Place(NamedTuple):
@@ -120,9 +120,10 @@ def test_every_label_has_both_sides() -> None:
 
 
 def test_the_table_of_labels_is_that_of_the_code() -> None:
-    text = PROTOCOL.read_text()
-    assert "?" not in published().values()
-    assert BEGIN + table() + END in text, f"run {__file__}"
+    unsaid = [label for label, says in published().items() if says == "?"]
+    assert not unsaid, f"say in the table of docs/protocol.md what {unsaid} publish"
+    is_current = BEGIN + table() + END in PROTOCOL.read_text()
+    assert is_current, "docs/protocol.md is out of date: run tools/dev tables"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""No sentence of a comment or docstring begins with Who, What, Whoever or Whatever, unless it asks:
-such a clause has no subject that a reader could name."""
+"""No sentence of a comment, docstring or page begins with Who, What, Whoever or Whatever, unless it
+asks: such a clause has no subject that a reader could name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from conventions.sources import files, name_of, prose
+from support.processes import ROOT
 
 #: A sentence begins where the text does, after the end of another, after an empty line or a dash.
 SENTENCE = re.compile(
@@ -28,6 +29,20 @@ def subjectless(path: Path) -> list[str]:
 
 def test_sentences_have_subjects() -> None:
     found = [line for path in files("python", "c", "shell") for line in subjectless(path)]
+    assert not found, "\n".join(found)
+
+
+def test_sentences_of_the_pages_have_subjects() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"]
+    assert len(pages) > 20
+    found = []
+    for page in pages:
+        text = re.sub(
+            r"^(?:```.*?^```|#[^\n]*)", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        )
+        for sentence in SENTENCE.finditer(text):
+            if sentence["end"] != "?":
+                found.append(f"{page.name}: {' '.join(sentence['all'].split())[:80]}")
     assert not found, "\n".join(found)
 
 

@@ -119,14 +119,26 @@ def run(at: int, name: str, value: int, ending: str) -> str:
         logging.getLogger().error("it ended", exc_info=True)
         return f"{type(exc).__name__}: {exc}"
     finally:
-        signal.alarm(0)
+        signal.alarm(SECONDS)
         with contextlib.suppress(Exception):
             rig.leave()
+        signal.alarm(0)
         shm.unlink_instance(instance)
         for bad in Path("/dev/shm").glob(f"shmq.{instance}.*.bad"):
             bad.unlink()
         shutil.rmtree(path)
     return ""
+
+
+def looks_held(at: int, value: int) -> bool:
+    """Whether the garbage cannot be told from a lock that is held: it names process 1, and the
+    kernel does not show that one's mappings."""
+    if at != _native.LAYOUT["queue"]["deliver"][1] or value != 1:
+        return False
+    try:
+        return not Path("/proc/1/maps").read_bytes()
+    except OSError:
+        return True
 
 
 def hangs(number: int, frame: FrameType | None) -> None:
@@ -141,7 +153,12 @@ def main() -> int:
     logging.basicConfig(level="CRITICAL")
     faults.heal()
     signal.signal(signal.SIGALRM, hangs)
-    cases = [(at, name, value) for at, name in words() if name.startswith(only) for value in VALUES]
+    cases = [
+        (at, name, value)
+        for at, name in words()
+        for value in VALUES
+        if name.startswith(only) and not looks_held(at, value)
+    ]
     number = 0
     for ending in ("stop", "adopt"):
         for at, name, value in cases[::stride]:

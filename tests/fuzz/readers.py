@@ -13,6 +13,7 @@ import gc
 import inspect
 import logging
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import atheris
-from support.session_without_socket import Host, drive
+from support.session_without_socket import Direct, Host, drive
 
 import shmq
 from shmq import _native, option_types, settings
@@ -217,6 +218,7 @@ def record(data: bytes) -> None:
 
 
 _consumer: Any = None  # of an empty channel: commands of a subscriber are read too
+_direct: Direct | None = None  # the extension's way, where pieces are whole publishes
 
 
 def session(data: bytes) -> None:
@@ -226,13 +228,17 @@ def session(data: bytes) -> None:
     whole = drive(stream, [], Host(_consumer))
     pieces = drive(stream, cuts or list(range(1, len(stream))), Host(_consumer))
     assert pieces == whole, (pieces, whole)
+    cuts += [match.end() for match in re.finditer(rb"(?=M?PUB )", stream)]
+    pieces = drive(stream, sorted(set(cuts)), Host(_consumer), _direct)
+    assert pieces == whole, (pieces, whole)
 
 
 def _subscribe() -> None:
-    global _consumer
+    global _consumer, _direct
     directory = tempfile.mkdtemp(prefix="shmq-fuzz-")
     broker = shmq.Broker(directory, instance=os.environ.get("FUZZ_INSTANCE"))
     _consumer = broker.consumer("t", "c", 1)
+    _direct = Direct(broker.producer("published"), broker.consumer("published", "c", MOST))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -433,7 +433,7 @@ def test_doctor_removes_what_is_dead_and_only_that(
         if item["level"] == "problem"
     )
     assert problem["fixable"]
-    assert "removed 2 objects" in shown("doctor", "--fix", "--yes", where)
+    assert "removed 3 objects" in shown("doctor", "--fix", "--yes", where)
     assert not shm.list_objects(instance)
     shown("doctor", where, status=NOT_RUNNING)
 

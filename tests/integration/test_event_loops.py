@@ -21,12 +21,16 @@ Spawn = Callable[..., Child]
 
 @pytest.fixture(autouse=True)
 def _threads_end() -> Iterator[None]:
+    # the broker of a process tree, which tests of queues and executors start, stays for the process
+    before = set(threading.enumerate())
     yield
     gc.collect()
-    eventually(
-        lambda: not [t for t in threading.enumerate() if t.name.startswith("shmq-")],
-        what="the threads ended",
-    )
+
+    def left() -> list[str]:
+        new = set(threading.enumerate()) - before
+        return [thread.name for thread in new if thread.name.startswith("shmq-")]
+
+    eventually(lambda: not left(), what="the threads of this test ended")
     assert not aio._keepers
 
 

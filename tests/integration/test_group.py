@@ -126,14 +126,15 @@ def test_two_users_of_a_group_work_together(
     assert made.wait() == 0, made.errors
 
     objects = shm.list_objects(instance, everybodys=True)
-    assert {item.kind for item in objects} == {"directory", "queue", "semaphore"}
+    assert {item.kind for item in objects} == {"directory", "history", "queue", "semaphore"}
     for item in objects:
         path = shm.path_of(item.name)
         if item.kind == "semaphore":
             path = shm.semaphore_path_of(item.name)
         status = os.stat(path)
         owner = (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode))
-        assert owner == (SUPERVISOR, GROUP, 0o660), path
+        mode = 0o640 if item.kind == "history" else 0o660  # the supervisor alone writes it
+        assert owner == (SUPERVISOR, GROUP, mode), path
 
     server.process.terminate()
     assert server.wait() == 0

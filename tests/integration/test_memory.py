@@ -81,6 +81,34 @@ def test_a_deleted_channel_that_overflowed_gives_its_memory_back(open_broker: Op
     os.close(fd)
 
 
+def test_a_deleted_channel_gives_back_all_of_it_though_clients_have_it_mapped(
+    open_broker: Open,
+) -> None:
+    """Slots, rings and bodies, also while a message of it is in flight."""
+    broker = open_broker(mem_queue_size=200_000)
+    broker.create_channel("t", "c")
+    fd = open_segment(broker, "t", "c")
+    producer, consumer = broker.producer("t"), broker.consumer("t", "c")
+    producer.publish(b"kept")
+    kept = consumer.take(timeout=10)
+    assert kept is not None
+    before = in_use(fd)
+    for _ in range(100):
+        producer.publish_many([b"x" * 100] * 1000, timeout=30)
+    during = in_use(fd)
+    assert during > 24 * MIB  # of which 16 MiB are slots and rings
+    broker.delete_channel("t", "c")
+    assert deleted_maps(os.getpid(), broker.instance) == 1
+    assert in_use(fd) <= before
+    assert kept.body == b"kept"
+    with pytest.raises(shmq.Gone):
+        kept.finish()
+    with pytest.raises(shmq.Gone):
+        consumer.take(timeout=0)
+    assert in_use(fd) <= before
+    os.close(fd)
+
+
 def test_a_drained_channel_gives_its_memory_back_and_grows_again(open_broker: Open) -> None:
     broker = open_broker(arena_size=32 * MIB, mem_queue_size=50_000)
     consumer = broker.consumer("t", "c", max_in_flight=1000)

@@ -6,17 +6,11 @@ Terminals are ptys that the tests hold; once also tmux.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,74 +18,12 @@ from typing import Any
 import pytest
 from support.external_programs import peer
 from support.processes import WATCHDOG, Child, eventually
+from support.terminal import Terminal
 
 import shmq
 from shmq.cli.status import DEGRADED, INTERRUPTED, OK
 
 SHMQ = [sys.executable, "-m", "shmq"]
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Terminal:
-    """A process with a pty as stdin, stdout, stderr and controlling terminal."""
-
-    def __init__(self, argv: list[str], columns: int = 100) -> None:
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execvp(argv[0], argv)
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        self._text = ""
-        self._status: int | None = None
-
-    def _read(self, seconds: float) -> bool:
-        """Take what comes within a time; False at its end."""
-        if select.select([self._fd], [], [], seconds)[0]:
-            try:
-                data = os.read(self._fd, 65536)
-            except OSError:  # EIO: nobody has the other end any more
-                return False
-            self._text += data.decode(errors="replace")
-            return bool(data)
-        return True
-
-    @property
-    def raw(self) -> str:
-        """All it wrote, as it wrote it."""
-        return self._text
-
-    @property
-    def text(self) -> str:
-        """All it wrote, without colours and movements, with line feeds only."""
-        return _ESCAPE.sub("", self._text).replace("\r\n", "\n")
-
-    def shows(self, pattern: str, times: int = 1) -> None:
-        """Wait until it has shown this so often."""
-        deadline = time.monotonic() + WATCHDOG
-        while len(re.findall(pattern, self.text)) < times:
-            going = self._read(0.1)
-            assert going, f"ended without {pattern!r}: {self.text!r}"
-            assert time.monotonic() < deadline, f"no {pattern!r} in {self.text!r}"
-
-    def type(self, keys: str) -> None:
-        """Keys: "\\x03" is Ctrl-C."""
-        os.write(self._fd, keys.encode())
-
-    def wait(self) -> int:
-        """Read to the end; the exit status."""
-        deadline = time.monotonic() + WATCHDOG
-        while self._read(0.1):
-            assert time.monotonic() < deadline, f"does not end: {self.text!r}"
-        if self._status is None:
-            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._status
-
-    def close(self) -> None:
-        """Kill and reap it."""
-        if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
-        os.close(self._fd)
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +65,8 @@ def test_stat_is_written_anew_in_its_place(
     screen = terminal(*words)
     assert screen.wait() == OK
     assert screen.raw.count("\x1b[2J") == 1
-    assert screen.raw.count("\x1b[H") == screen.text.count("TOPIC/CHANNEL") == 4
+    assert screen.raw.count("\x1b[H") == 4
+    assert screen.text.count("TOPIC/CHANNEL") == 5  # the last one stays below what was there before
     monkeypatch.setenv("TERM", "dumb")
     screen = terminal(*words)
     assert screen.wait() == OK
@@ -271,6 +204,18 @@ def test_bench_shows_progress(terminal: Callable[..., Terminal]) -> None:
     assert "100%" in screen.text
 
 
+def test_a_map_of_an_executor_shows_its_progress(keep: Callable[[Any], Any]) -> None:
+    program = """
+import shmq
+if __name__ == "__main__":
+    with shmq.Executor(2) as pool:
+        assert list(pool.map(abs, range(-50, 0), progress="text")) == list(range(50, 0, -1))
+"""
+    screen = keep(Terminal([sys.executable, "-c", program]))
+    screen.shows(r"tasks .*100%")
+    assert screen.wait() == 0, screen.text
+
+
 def test_doctor_asks_before_it_removes(instance: str, terminal: Callable[..., Terminal]) -> None:
     path = Path(shmq.shm.path_of(shmq.shm.directory_name(instance)))
     path.touch(0o600)  # half-made
@@ -351,7 +296,13 @@ def test_an_afternoon_in_tmux(broker: shmq.Broker, tmux: Callable[..., str]) -> 
     broker.producer("jobs").publish_many([b"x"] * 1234)
     eventually(lambda: re.search(r"jobs/workers +1234 ", screen()))
     assert screen().count("TOPIC/CHANNEL") == 1  # in its place
+    tmux("send-keys", "C-z")
+    eventually(lambda: "Stopped" in screen())
+    assert "TOPIC/CHANNEL" not in screen()
+    type("fg")
+    eventually(lambda: "TOPIC/CHANNEL" in screen())
     interrupt()
+    assert "TOPIC/CHANNEL" not in screen()
     type("echo status=$?")
     eventually(lambda: "\nstatus=130" in screen())
     assert "Traceback" not in screen()

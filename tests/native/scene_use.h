@@ -262,6 +262,21 @@ static void scan(void)
 			            shortly(), &expired, &due));
 }
 
+static void take_away(void)
+{
+	shmq_held m = {.serial = s->serial[0], .queue = s->queue[0]};
+	shmq_message taken[3];
+	uint32_t got;
+
+	if (CALL(shmq_take(s->c, taken, 3, shortly(), &got)))
+		return;
+	for (uint32_t i = 0; i < got; i++) {
+		m.id = taken[i].id;
+		(void)(i ? CALL(shmq_held_requeue(s->b, &m, i == 1 ? 0 : NS_PER_S, shortly()))
+		         : CALL(shmq_held_finish(s->b, &m, shortly())));
+	}
+}
+
 static void another_consumer(void)
 {
 	shmq_consumer *other;
@@ -344,6 +359,7 @@ static void (*const operations[])(void) = {
 	spill_to_a_chunk,
 	restore,
 	scan,
+	take_away,
 	another_consumer,
 	pump_and_audit,
 	registry,

@@ -170,7 +170,7 @@ static void a_topic_is_removed_after_its_queues(void)
 	world_stop(w);
 }
 
-static void an_idle_queue_is_removed_and_one_with_a_consumer_is_not(void)
+static void an_idle_queue_is_erased_and_one_with_a_consumer_is_not(void)
 {
 	world *w = world_start(small_limits(300, 300));
 	uint32_t generation, topic = world_topic(w, "t", &generation), queue, found, got;
@@ -178,28 +178,33 @@ static void an_idle_queue_is_removed_and_one_with_a_consumer_is_not(void)
 	uint64_t serial, again;
 	shmq_consumer *c, *d;
 	shmq_message m;
-	bool removed;
+	bool erased;
 
 	queue = world_queue(w, topic, "c#ephemeral", &serial);
 	c = world_consumer(w, b, queue, serial, 10);
 	EQUAL(MAPPED(w, w->supervisor,
-	             shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed)),
+	             shmq_queue_erase(w->supervisor, queue, serial, true, soon(), &erased)),
 	      0);
-	CHECK(!removed);
+	CHECK(!erased);
 	EQUAL(shmq_queue_find(b, topic, "c#ephemeral", &found, &again), 0);
 	EQUAL(shmq_take(c, &m, 1, soon(), &got), SHMQ_EMPTY);
 	EQUAL(shmq_consumer_close(c, soon()), 0);
 	/* with the publish lock held, a deliver lock that is held is not waited for */
 	EQUAL(lock_take(&c->map->q->deliver, 0), 0);
-	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), 0);
-	CHECK(!removed);
+	EQUAL(shmq_queue_erase(w->supervisor, queue, serial, true, soon(), &erased), 0);
+	CHECK(!erased);
 	lock_drop(&c->map->q->deliver);
 	shmq_consumer_free(c);
-	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), 0);
-	CHECK(removed);
+	EQUAL(shmq_queue_erase(w->supervisor, queue, serial, true, soon(), &erased), 0);
+	CHECK(erased);
 	EQUAL(shmq_queue_find(b, topic, "c#ephemeral", &found, &again), SHMQ_GONE);
 	EQUAL(shmq_consumer_open(b, queue, serial, 1, 0, soon(), &d), SHMQ_GONE);
-	EQUAL(shmq_queue_remove_idle(w->supervisor, queue, serial, soon(), &removed), SHMQ_GONE);
+	EQUAL(shmq_queue_reserve(w->supervisor, soon(), &found, &again), 0);
+	CHECK(found != queue); /* its entry stays until its files are deleted */
+	EQUAL(shmq_queue_remove(w->supervisor, queue, serial, true, soon()), 0);
+	EQUAL(shmq_queue_erase(w->supervisor, queue, serial, true, soon(), &erased), SHMQ_GONE);
+	EQUAL(shmq_queue_reserve(w->supervisor, soon(), &found, &again), 0);
+	EQUAL(found, queue);
 	EQUAL(shmq_broker_detach(b, soon()), 0);
 	shmq_broker_close(b);
 	world_stop(w);
@@ -476,7 +481,7 @@ int main(void)
 	a_queue_is_entered_and_found();
 	handles_on_a_removed_queue_are_told();
 	a_topic_is_removed_after_its_queues();
-	an_idle_queue_is_removed_and_one_with_a_consumer_is_not();
+	an_idle_queue_is_erased_and_one_with_a_consumer_is_not();
 	a_backlog_is_taken_over_once();
 #ifndef __SANITIZE_THREAD__ /* which lets a thread hold 64 locks; here one has \
                                1024 clients */

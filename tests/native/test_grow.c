@@ -185,8 +185,56 @@ static void who_opens_it_half_grown_repairs_it(void)
 	world_stop(w);
 }
 
+static bool has_page(const shmq_map *map, uint32_t slot)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t at = (uint64_t)((uint8_t *)&map->slots[slot] - map->base) / page * page;
+	unsigned char there;
+
+	EQUAL(mincore(map->base + at, page, &there), 0);
+	return there & 1;
+}
+
+/* Their pages are there before D is asked for: consumers do not wait for pages. */
+static void slots_get_their_pages_without_the_deliver_lock(void)
+{
+	world *w = world_start(small_limits(1000, 500));
+	uint32_t generation, topic = world_topic(w, "t", &generation), queue, got;
+	shmq_broker *b = world_attach(w, SHMQ_AS_CLIENT);
+	shmq_body body = {"x", 1};
+	uint64_t serial, id;
+	shmq_message m;
+	shmq_producer *p;
+	shmq_consumer *c;
+	shmq_map *map;
+
+	queue = world_queue(w, topic, "c", &serial);
+	EQUAL(shmq_producer_open(b, topic, generation, &p), 0);
+	c = world_consumer(w, b, queue, serial, 1000);
+	for (uint32_t i = 0; i < SHMQ_SLOTS_FIRST; i++)
+		EQUAL(world_publish(w, b, p, "x"), 0);
+	map = world_view(w, queue);
+	CHECK(!has_page(map, 2 * SHMQ_SLOTS_FIRST - 1));
+	EQUAL(lock_take(&map->q->deliver, 0), 0);
+	EQUAL(shmq_publish(p, &body, 1, 0, 0, &id), SHMQ_AGAIN);
+	lock_drop(&map->q->deliver);
+	CHECK(has_page(map, 2 * SHMQ_SLOTS_FIRST - 1));
+	EQUAL(ld(&map->q->slots_committed), SHMQ_SLOTS_FIRST); /* nobody knows of them yet */
+	SOUND(w);
+	EQUAL(world_publish(w, b, p, "x"), 0);
+	EQUAL(ld(&map->q->slots_committed), 2 * SHMQ_SLOTS_FIRST);
+	for (uint32_t i = 0; i <= SHMQ_SLOTS_FIRST; i++) {
+		EQUAL(shmq_take(c, &m, 1, soon(), &got), 0);
+		EQUAL(shmq_finish(c, &m, 1, NULL, soon()), 0);
+	}
+	SOUND(w);
+	world_leave(w, b, p, c);
+	world_stop(w);
+}
+
 int main(void)
 {
+	slots_get_their_pages_without_the_deliver_lock();
 	a_queue_grows_under_traffic(1, 1);
 	a_queue_grows_under_traffic(1, 1500);
 	a_queue_grows_under_traffic(12, 300);

@@ -1,8 +1,11 @@
 /* Robust locks: a death is noticed by exactly one, a stopped holder is waited for. */
 #include "harness.h"
+#include "libc.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 
 static shmq_lock_desc *lock;
 
@@ -104,6 +107,67 @@ static void a_waiter_learns_of_a_death_while_it_waits(void)
 	}
 }
 
+/* A garbage word may name any live thread. Only one whose process maps the lock can hold it. */
+static void a_thread_of_a_process_that_does_not_map_the_lock_is_no_holder(void)
+{
+	char *const program[] = {"sleep", "1000", NULL};
+	char *const nothing[] = {NULL};
+	pid_t stranger, member = fork();
+	int status;
+
+	if (!member)
+		for (;;)
+			pause();
+	EQUAL(posix_spawnp(&stranger, "sleep", NULL, NULL, program, nothing), 0);
+	*mutex_holder(&lock->mutex) = (uint32_t)member;
+	EQUAL(lock_take(lock, shmq_now() + NS_PER_MS), SHMQ_AGAIN);
+	*mutex_holder(&lock->mutex) = (uint32_t)stranger;
+	EQUAL(lock_take(lock, 0), SHMQ_AGAIN); /* a try looks at nothing */
+	EQUAL(lock_take(lock, shmq_now() + NS_PER_MS), SHMQ_LOCK_DIED);
+	lock_consistent(lock);
+	lock_drop(lock);
+	EQUAL(kill(member, SIGKILL), 0);
+	EQUAL(kill(stranger, SIGKILL), 0);
+	EQUAL(waitpid(member, &status, 0), member);
+	EQUAL(waitpid(stranger, &status, 0), stranger);
+}
+
+/* Others read from a lock who holds it. */
+static void a_lock_names_its_holder(void)
+{
+	EQUAL(lock_take(lock, 0), 0);
+	EQUAL(*mutex_holder(&lock->mutex), thread_id());
+	CHECK(lock_drop(lock));
+	EQUAL(*mutex_holder(&lock->mutex), 0);
+#ifndef __SANITIZE_THREAD__ /* it reports the unlock of a lock that is not held, as it should */
+	CHECK(!lock_drop(lock));
+#endif
+}
+
+/* A C library links the locks of a thread through the locks themselves. A child holds none of its
+ * parent's, so what it locks is linked to none of them. */
+static void a_lock_of_a_child_leaves_those_of_its_parent_alone(void)
+{
+	shmq_lock_desc *other = lock + 1, before;
+	int status;
+	pid_t pid;
+
+	EQUAL(lock_init(other), 0);
+	EQUAL(lock_take(lock, 0), 0);
+	memcpy(&before, lock, sizeof(before));
+	pid = fork();
+	if (!pid) {
+		EQUAL(lock_take(other, 0), 0);
+		raise(SIGKILL);
+	}
+	EQUAL(waitpid(pid, &status, 0), pid);
+	EQUAL(memcmp(&before, lock, sizeof(before)), 0);
+	CHECK(lock_drop(lock));
+	EQUAL(lock_take(other, 0), SHMQ_LOCK_DIED);
+	lock_consistent(other);
+	lock_drop(other);
+}
+
 static void *take_and_end(void *unused)
 {
 	EQUAL(lock_take(lock, soon()), 0);
@@ -145,7 +209,7 @@ static void garbage_in_a_lock_is_mended(void)
 			for (uint32_t k = 0; k < words; k++) /* one of them, or all */
 				if (i == k || i == words)
 					memcpy((uint8_t *)&garbage + 4 * k, &values[v], 4);
-			if ((!i || i == words) && values[v] == 1)
+			if ((i == SHMQ_LOCK_HOLDER / 4 || i == words) && values[v] == 1)
 				continue; /* held by a process that is there */
 			take_and_drop(&garbage, shmq_now() + NS_PER_MS);
 			take_and_drop(&garbage, 0);
@@ -153,6 +217,26 @@ static void garbage_in_a_lock_is_mended(void)
 	EQUAL(lock_take(&garbage, 0), 0);
 	EQUAL(lock_take(&garbage, shmq_now() + NS_PER_MS), SHMQ_AGAIN);
 	lock_drop(&garbage);
+}
+
+/* A wait for a semaphore with any garbage in it ends at its time, with or without a ring. */
+static void garbage_in_a_semaphore_ends_no_waiter(void)
+{
+	static const uint32_t values[] = {0,          1,          0x3fffffff, 0x40000000, 0x5a5a5a5a,
+	                                  0x7fffffff, 0x80000000, 0xa5a5a5a5, 0xffffffff};
+	uint32_t words = sizeof(sem_t) / 4;
+	sem_t sem;
+
+	for (uint32_t i = 0; i <= words; i++)
+		for (uint32_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
+			EQUAL(sem_init(&sem, 1, 0), 0);
+			for (uint32_t k = 0; k < words; k++) /* one of them, or all */
+				if (i == k || i == words)
+					memcpy((uint8_t *)&sem + 4 * k, &values[v], 4);
+			(void)sem_wait_until(&sem, shmq_now() + NS_PER_MS / 10);
+			(void)sem_wait_by_realtime(&sem, shmq_now() + NS_PER_MS / 10);
+			sem_post(&sem);
+		}
 }
 
 /* A stopped holder of a publish lock, a deliver lock or the registry lock: the others wait and say
@@ -218,6 +302,36 @@ static void a_stopped_client_is_waited_for(void)
 	world_stop(w);
 }
 
+/* The wait of a process whose C library cannot wait against CLOCK_MONOTONIC. */
+static void a_wait_by_the_other_clock_ends_at_its_time_or_with_the_lock(void)
+{
+	pid_t pid = holder(true);
+	int64_t until;
+	int status;
+	sem_t sem;
+
+	EQUAL(waitpid(pid, &status, WUNTRACED), pid);
+	until = shmq_now() + 2 * NS_PER_MS;
+	EQUAL(mutex_lock_by_realtime(&lock->mutex, until), ETIMEDOUT);
+	CHECK(shmq_now() >= until);
+	EQUAL(kill(pid, SIGKILL), 0);
+#ifndef __SANITIZE_THREAD__ /* it does not see that pthread_mutex_timedlock takes a dead one's lock */
+	EQUAL(mutex_lock_by_realtime(&lock->mutex, soon()), EOWNERDEAD);
+	lock_consistent(lock);
+	lock_drop(lock);
+#endif
+	EQUAL(waitpid(pid, &status, 0), pid);
+
+	EQUAL(sem_init(&sem, 0, 0), 0);
+	until = shmq_now() + 120 * NS_PER_MS; /* more than one slice */
+	EQUAL(sem_wait_by_realtime(&sem, until), -1);
+	EQUAL(errno, ETIMEDOUT);
+	CHECK(shmq_now() >= until);
+	EQUAL(sem_post(&sem), 0);
+	EQUAL(sem_wait_by_realtime(&sem, until), 0); /* a time long past: as sem_clockwait */
+	sem_destroy(&sem);
+}
+
 int main(void)
 {
 	lock = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -228,8 +342,13 @@ int main(void)
 	the_repairer_may_die_as_well();
 	a_waiter_learns_of_a_death_while_it_waits();
 	a_thread_that_ends_is_a_death_too();
+	a_lock_names_its_holder();
+	a_lock_of_a_child_leaves_those_of_its_parent_alone();
+	a_thread_of_a_process_that_does_not_map_the_lock_is_no_holder();
 	garbage_in_a_lock_is_mended();
+	garbage_in_a_semaphore_ends_no_waiter();
 	a_stopped_client_is_waited_for();
+	a_wait_by_the_other_clock_ends_at_its_time_or_with_the_lock();
 	munmap(lock, 4096);
 	return 0;
 }

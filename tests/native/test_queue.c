@@ -102,6 +102,98 @@ static void timed_out_messages_come_back_and_late_finish_fails(void)
 	stage_close(x);
 }
 
+/* Somebody else, who names its id. */
+static shmq_held held(const stage *x, const shmq_message *m)
+{
+	return (shmq_held){.serial = x->serial, .id = m->id, .queue = x->queue};
+}
+
+static void leave(stage *x, shmq_broker *other)
+{
+	EQUAL(MAPPED(x->w, other, shmq_broker_detach(other, soon())), 0);
+	shmq_broker_close(other);
+}
+
+static void check_counts(stage *x, uint32_t in_flight, uint64_t finished, uint64_t requeued)
+{
+	EQUAL(ld(&world_view(x->w, x->queue)->sessions[x->c->session].in_flight), in_flight);
+	EQUAL(ld(&x->q->in_flight_len), in_flight);
+	EQUAL(ld(&x->q->finished), finished);
+	EQUAL(ld(&x->q->requeued), requeued);
+	SOUND(x->w);
+}
+
+static void what_another_holds_is_finished_once(void)
+{
+	stage x = stage_open(small_limits(300, 300), "c");
+	shmq_broker *other = world_attach(x.w, SHMQ_AS_CLIENT);
+	shmq_message m, left;
+	shmq_held it;
+	uint32_t got;
+
+	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "b"), 0);
+	m = take(&x);
+	left = take(&x);
+	EQUAL(shmq_pin(x.c, &m, 0), 0);
+	it = held(&x, &m);
+	it.pid = 1;
+	EQUAL(MAPPED(x.w, other, shmq_held_finish(other, &it, soon())), SHMQ_NOT_IN_FLIGHT);
+	it.pid = x.b->clients[x.b->client].pid;
+	check_counts(&x, 2, 0, 0);
+	EQUAL(shmq_held_finish(other, &it, soon()), 0);
+	EQUAL(shmq_held_finish(other, &it, soon()), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(shmq_held_requeue(other, &it, 0, soon()), SHMQ_NOT_IN_FLIGHT);
+	check_counts(&x, 1, 1, 0);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(shmq_requeue(x.c, &m, 1, 0, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(shmq_touch(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	CHECK(body_is(&m, "a")); /* its view is pinned */
+	EQUAL(shmq_unpin(x.c, &m, 0), 0);
+	EQUAL(shmq_finish(x.c, &left, 1, NULL, 0), 0);
+	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
+	check_counts(&x, 0, 2, 0);
+	leave(&x, other);
+	stage_close(x);
+}
+
+static void what_another_holds_is_requeued_and_has_not_failed(void)
+{
+	stage x = stage_open(small_limits(300, 300), "c");
+	shmq_broker *other = world_attach(x.w, SHMQ_AS_CLIENT);
+	shmq_settings strict = {.max_attempts = 1};
+	shmq_message m, again;
+	uint32_t got, expired, due;
+	shmq_held it;
+
+	EQUAL(shmq_queue_configure(x.b, x.queue, x.serial, NULL, &strict, soon()), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "a"), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "b"), 0);
+	m = take(&x);
+	it = held(&x, &m);
+	EQUAL(MAPPED(x.w, other, shmq_held_requeue(other, &it, -1, soon())), 0);
+	check_counts(&x, 0, 0, 1);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), SHMQ_NOT_IN_FLIGHT);
+	again = take(&x);
+	CHECK(body_is(&again, "b")); /* it waits its turn */
+	EQUAL(shmq_finish(x.c, &again, 1, NULL, 0), 0);
+	again = take(&x);
+	EQUAL(again.id, m.id);
+	EQUAL(again.attempts, 2);
+	EQUAL(shmq_held_requeue(other, &it, 60 * NS_PER_S, soon()), 0);
+	EQUAL(shmq_held_requeue(other, &it, 60 * NS_PER_S, soon()), SHMQ_NOT_IN_FLIGHT);
+	EQUAL(shmq_take(x.c, &m, 1, 0, &got), SHMQ_EMPTY);
+	check_counts(&x, 0, 1, 2);
+	EQUAL(shmq_expire(x.s, x.queue, &(shmq_expiry){.realtime = INT64_MAX, .limit = 10}, soon(),
+	                  &expired, &due),
+	      0);
+	EQUAL(due, 1);
+	m = take(&x);
+	EQUAL(shmq_finish(x.c, &m, 1, NULL, 0), 0);
+	leave(&x, other);
+	stage_close(x);
+}
+
 static void deferred_messages_wait_until_they_are_due(void)
 {
 	stage x = stage_open(small_limits(300, 300), "c");
@@ -304,6 +396,8 @@ int main(void)
 	a_full_queue_says_so_and_has_room_again();
 	a_requeued_message_waits_its_turn();
 	timed_out_messages_come_back_and_late_finish_fails();
+	what_another_holds_is_finished_once();
+	what_another_holds_is_requeued_and_has_not_failed();
 	deferred_messages_wait_until_they_are_due();
 	large_bodies_and_loans_come_whole();
 	pinned_bodies_stay_though_finished();

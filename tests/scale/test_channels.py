@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import Child, answers, eventually
 from support.resources import MIB, need_shared_memory
+from support.terminal import Terminal
 
 import shmq
 from shmq import sources, views
+from shmq.cli.status import OK
 from shmq.storage import metadata
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 
@@ -81,9 +85,12 @@ def test_ten_thousand_channels(
     attach: Callable[[], shmq.Broker],
     instance: str,
     data_path: Path,
+    keep: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     need_shared_memory(1280 * MIB)
+    monkeypatch.setenv("TERM", "xterm")
 
     def tell(what: str, *seconds: float) -> None:
         with capsys.disabled():
@@ -110,6 +117,13 @@ def test_ten_thousand_channels(
     server = start("made from nsqd.dat in")
     broker = attach()
     assert depths() == dict.fromkeys(NAMES, 0)
+
+    screen = keep(
+        Terminal([sys.executable, "-m", "shmq", "stat", "--watch", f"--instance={instance}"])
+    )
+    screen.shows(rf"1-\d+ of {len(NAMES)} ", times=2, seconds=LONG)
+    screen.type("q")
+    assert screen.wait() == OK
 
     chosen, medians = random.Random(250), list[float]()
     while not medians or (min(medians) > NOTICED and len(medians) < ROUNDS):

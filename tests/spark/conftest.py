@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.spark_home import spark_home
 
 import shmq
 
@@ -50,6 +51,7 @@ def spark(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         # where Spark's own Python looks for pyspark_shmq, as if it were installed there
         patch.setenv("PYTHONPATH", str(TOP))
+        patch.setenv("SPARK_HOME", str(spark_home(tmp_path_factory.mktemp("home") / "spark")))
         made = shmq.spark.session(
             "local[2,4]",
             spark_sql_shuffle_partitions=2,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.deliveries import take_all
 from support.processes import ROOT
+from support.spark_home import spark_home
 
 import shmq
 
@@ -18,17 +19,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("installed"), pytest.ma
 
 MESSAGES = 2000
 JOB = Path(__file__).with_name("cluster_job.py")
-
-
-def spark_home(directory: Path) -> Path:
-    """The installed Spark, but what it writes beside itself (its executors' logs) goes here."""
-    import pyspark
-
-    directory.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":
-            (directory / entry.name).symlink_to(entry)
-    return directory
 
 
 def test_executors_in_two_processes_share_one_broker(broker: shmq.Broker, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.external_programs import missing, peer
+from support.spark_home import spark_home
 
 import shmq
 
@@ -30,12 +31,14 @@ def java() -> None:
 
 
 def demo(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    home = spark_home(directory.parent / "spark")
     return subprocess.run(
         [sys.executable, str(TOP / "tools" / "demo" / "demo.py"), *options, str(directory)],
         capture_output=True,
         text=True,
         timeout=850,
         check=False,
+        env={**os.environ, "SPARK_HOME": str(home)},
     )
 
 

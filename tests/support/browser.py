@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import importlib.util
 import itertools
 import os
 import re
@@ -18,11 +20,20 @@ from typing import Any
 
 import aiohttp
 
-from support.external_programs import peer
+from support.external_programs import missing, peer
 from support.processes import WATCHDOG, eventually
 
 PROGRAM = "chromium-headless-shell"
 _LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+
+
+def axe_core() -> Path:
+    """The script of axe-core, which checks a page for people with disabilities. A package of Python
+    brings it along."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        missing("axe-core", "`tools/dev test tests/page` installs it")
+    return Path(found.origin).with_name("axe.min.js")
 
 
 @dataclass
@@ -30,23 +41,33 @@ class Page:
     """One that was opened."""
 
     text: str = ""
-    """What can be read on it."""
+    """The text that can be read on it."""
     errors: list[str] = field(default_factory=list)
     """Exceptions of its scripts, what its console calls an error, requests that failed."""
+    requests: list[str] = field(default_factory=list)
+    """The addresses that it asked for."""
 
 
 def look(directory: Path, pages: Sequence[tuple[str, Sequence[str]]]) -> list[Page]:
     """Open each address until all its words are on the page; AssertionError if they never are."""
 
     async def look_at_all() -> list[Page]:
-        async with _browser(directory) as browser:
-            return [await browser.open(url, words) for url, words in pages]
+        found = []
+        async with opened(directory) as browser:
+            for url, words in pages:
+                tab = await browser.tab()
+                await tab.go(url)
+                await tab.shows(*words)
+                await tab.close()
+                found.append(tab.page)
+        return found
 
     return asyncio.run(look_at_all())
 
 
 @asynccontextmanager
-async def _browser(directory: Path) -> AsyncIterator[_Browser]:
+async def opened(directory: Path) -> AsyncIterator[Browser]:
+    """A browser of its own, which ends with the block. directory: for its profile and log."""
     log = directory / "browser.log"
     argv = [
         peer(PROGRAM),
@@ -67,40 +88,31 @@ async def _browser(directory: Path) -> AsyncIterator[_Browser]:
                 aiohttp.ClientSession() as session,
                 session.ws_connect(found[1], max_msg_size=0) as socket,
             ):
-                yield _Browser(socket)
+                yield Browser(socket)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Browser:
-    """Commands and their answers, in one connection; events are kept for the page that is open."""
+class Browser:
+    """Commands and their answers, in one connection."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
-        self._page = Page()
+        self._pages: dict[str, Page] = {}
 
-    async def open(self, url: str, words: Sequence[str]) -> Page:
-        page = self._page = Page()
-        target = (await self._tell("Target.createTarget", url="about:blank"))["targetId"]
-        session = (await self._tell("Target.attachToTarget", targetId=target, flatten=True))[
-            "sessionId"
-        ]
+    async def tab(self) -> Tab:
+        """A new empty tab."""
+        target = (await self.tell("Target.createTarget", url="about:blank"))["targetId"]
+        answer = await self.tell("Target.attachToTarget", targetId=target, flatten=True)
+        session = answer["sessionId"]
+        self._pages[session] = page = Page()
         for domain in ("Runtime", "Log", "Network", "Page"):
-            await self._tell(f"{domain}.enable", session)
-        await self._tell("Page.navigate", session, url=url)
-        deadline = time.monotonic() + WATCHDOG
-        while lacking := [word for word in words if word not in page.text]:
-            assert time.monotonic() < deadline, f"{url} lacks {lacking}: {page}"
-            answer = await self._tell(
-                "Runtime.evaluate", session, expression="document.body?.innerText ?? ''"
-            )
-            page.text = answer["result"]["value"]
-            await asyncio.sleep(0.02)
-        await self._tell("Target.closeTarget", targetId=target)
-        return page
+            await self.tell(f"{domain}.enable", session)
+        return Tab(self, target, session, page)
 
-    async def _tell(self, method: str, session: str | None = None, **params: Any) -> Any:
+    async def tell(self, method: str, session: str | None = None, **params: Any) -> Any:
+        """Send a command and return its answer; events meanwhile are noted."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
         if session is not None:
@@ -108,19 +120,107 @@ class _Browser:
         await self._socket.send_json(message)
         async with asyncio.timeout(WATCHDOG):
             while (answer := await self._socket.receive_json()).get("id") != number:
-                self._note(answer.get("method"), answer.get("params", {}))
+                page = self._pages.get(answer.get("sessionId"))
+                if page is not None:
+                    _note(page, answer.get("method"), answer.get("params", {}))
         assert "result" in answer, answer
         return answer["result"]
 
-    def _note(self, method: str | None, params: dict[str, Any]) -> None:
-        errors = self._page.errors
-        if method == "Runtime.exceptionThrown":
-            errors.append(str(params["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
-            errors.append(str(params["args"]))
-        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
-            errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
-        elif method == "Network.loadingFailed":
-            errors.append(params["errorText"])
-        elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
-            errors.append(f"{params['response']['status']} {params['response']['url']}")
+
+class Tab:
+    """An open page."""
+
+    def __init__(self, browser: Browser, target: str, session: str, page: Page) -> None:
+        self._browser = browser
+        self._target = target
+        self._session = session
+        self.page = page
+
+    async def tell(self, method: str, **params: Any) -> Any:
+        """Send a command of the protocol for this tab."""
+        return await self._browser.tell(method, self._session, **params)
+
+    async def go(self, url: str) -> None:
+        """Open an address."""
+        await self.tell("Page.navigate", url=url)
+
+    async def run(self, script: str) -> Any:
+        """The value of a JavaScript expression, which may be a promise."""
+        answer = await self.tell(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def until(self, script: str, what: str = "") -> Any:
+        """Wait until a JavaScript expression is true; return its value."""
+        deadline = time.monotonic() + WATCHDOG
+        while not (value := await self.run(script)):
+            assert time.monotonic() < deadline, f"never {what or script}: {await self.text()}"
+            await asyncio.sleep(0.05)
+        return value
+
+    async def text(self) -> str:
+        """All that can be read on the page."""
+        self.page.text = str(await self.run("document.body?.innerText ?? ''"))
+        return self.page.text
+
+    async def shows(self, *words: str) -> None:
+        """Wait until all these words are on the page."""
+        deadline = time.monotonic() + WATCHDOG
+        while lacking := [word for word in words if word not in await self.text()]:
+            assert time.monotonic() < deadline, f"lacks {lacking}: {self.page}"
+            await asyncio.sleep(0.02)
+
+    async def press(self, *keys: str) -> None:
+        """Press keys by their names ("Tab", "Enter", "ArrowDown", or a character)."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, "Escape": 27, " ": 32}
+        for key in keys:
+            code = codes.get(key, ord(key[0]))
+            text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+            how = {"key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}
+            down = "keyDown" if text else "rawKeyDown"
+            await self.tell("Input.dispatchKeyEvent", type=down, **how)
+            await self.tell("Input.dispatchKeyEvent", type="keyUp", **how)
+
+    async def window(self, width: int, height: int = 900, dark: bool = False) -> None:
+        """Set the size of the window and the colours that the person prefers."""
+        await self.tell(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.tell("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def picture(self, path: Path) -> None:
+        """Write what is seen as PNG."""
+        answer = await self.tell("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    async def renderers(self) -> list[int]:
+        """The processes that draw the browser's pages."""
+        answer = await self._browser.tell("SystemInfo.getProcessInfo")
+        return [each["id"] for each in answer["processInfo"] if each["type"] == "renderer"]
+
+    async def close(self) -> None:
+        """Close the tab."""
+        await self._browser.tell("Target.closeTarget", targetId=self._target)
+
+
+def _note(page: Page, method: str | None, params: dict[str, Any]) -> None:
+    errors = page.errors
+    if method == "Runtime.exceptionThrown":
+        errors.append(str(params["exceptionDetails"]))
+    elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
+        errors.append(str(params["args"]))
+    elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+        errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+    elif method == "Network.requestWillBeSent":
+        page.requests.append(params["request"]["url"])
+    elif method == "Network.loadingFailed":
+        errors.append(params["errorText"])
+    elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
+        errors.append(f"{params['response']['status']} {params['response']['url']}")

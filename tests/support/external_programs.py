@@ -22,6 +22,8 @@ _REMEDIES = {
     "systemd-analyze": "install Debian's systemd",
     "systemd-sysusers": "install Debian's systemd",
     "systemd-tmpfiles": "install Debian's systemd",
+    "prometheus": "tools/dev test tests/monitoring unpacks Debian's",
+    "promtool": "tools/dev test tests/monitoring unpacks Debian's",
     "openssl": "install Debian's openssl",
     "unshare": "install Debian's util-linux",
     "tmux": "install Debian's tmux",

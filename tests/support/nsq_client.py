@@ -259,8 +259,14 @@ class Client:
             self.send(b"RDY %d\n" % ready)
 
     def pub(self, topic: str, body: bytes) -> None:
-        """PUB that must succeed."""
-        assert self.ask(f"PUB {topic}\n".encode() + sized(body)) == OK
+        """PUB that must succeed. To a subscriber, nsqd may send the message before its OK; then it
+        is the next frame."""
+        self.send(f"PUB {topic}\n".encode() + sized(body))
+        early = b""
+        while (frame := self.frame()) is not None and frame[0] == MESSAGE:
+            early += struct.pack(">ii", len(frame[1]) + 4, MESSAGE) + frame[1]
+        self._held = early + self._held
+        assert frame == OK, frame
 
     def delivery(self) -> Delivery:
         """The next frame, which must be a message."""

@@ -126,8 +126,9 @@ class Queue:
     def is_over(self, msg: Msg, now: int) -> bool:
         ends = [] if msg.expires is None else [msg.expires]
         waits = msg.id in self.deferred and not msg.attempts
-        if self.settings.message_ttl and not msg.was_due and not waits:
-            ends.append(msg.timestamp + int(self.settings.message_ttl * SECOND))
+        if self.settings.message_ttl and not waits and not (msg.was_due and ends):
+            begin = msg.timestamp if msg.begin is None else msg.begin
+            ends.append(begin + int(self.settings.message_ttl * SECOND))
         return bool(ends) and min(ends) <= now
 
     def cast_out(self, msg: Msg, reason: str) -> None:
@@ -371,9 +372,12 @@ class Queue:
     def came_due(self, msg: Msg) -> None:
         del self.deferred[msg.id]
         ttl = self.settings.message_ttl
-        if ttl and not msg.attempts and not msg.was_due:
-            its = msg.due + int(ttl * SECOND)
-            msg.expires = its if msg.expires is None else min(its, msg.expires)
+        if not msg.attempts and not msg.was_due:
+            if ttl:
+                its = msg.due + int(ttl * SECOND)
+                msg.expires = its if msg.expires is None else min(its, msg.expires)
+            elif msg.expires is None:
+                msg.begin = msg.due
             msg.was_due = True
         self.put_back(msg, 0 if msg.suspect else self.topic.seq + 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,12 +48,19 @@ class Msg:
     suspect: bool = False
     reason: str = ""  # of its conviction
     expires: int | None = None  # by its own time to live
-    was_due: bool = False  # `expires` has the channel's time to live, too
+    was_due: bool = False  # if it expires, `expires` has the channel's time to live, too
+    begin: int | None = None  # of a time to live that the channel gets: when it was due
+
+    def written(self) -> Msg:
+        """As it is on disk."""
+        was_due = self.was_due and self.expires is not None
+        return replace(self, pins=0, holder=None, was_due=was_due, begin=None)
 
     @property
     def record_bytes(self) -> int:
         more = EXPIRES_ENTRY if self.expires is not None else 0
-        more += FAILURES_ENTRY if self.failed or self.suspect or self.was_due else 0
+        final = self.was_due and self.expires is not None
+        more += FAILURES_ENTRY if self.failed or self.suspect or final else 0
         return len(self.body) + RECORD_HEAD + (ENVELOPE + more if more else 0)
 
 

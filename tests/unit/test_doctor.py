@@ -13,6 +13,7 @@ from support.fake_segments import FakeDirectory, FakeQueue
 
 from shmq import procfs, shm
 from shmq.diagnostics import host, instance_checks, instances, removal
+from shmq.diagnostics.container import check_container, memory_limit
 from shmq.diagnostics.findings import Finding
 from shmq.diagnostics.segment import boot_id
 from shmq.errors import ShmqError
@@ -332,3 +333,33 @@ def test_missing_and_stray_segments(
     assert "queue 4 (c) was removed" in text
     assert "semaphore is gone" in text
     assert "belong to no queue" in " ".join(item.text for item in found if item.level == "note")
+
+
+# ---- a container ----
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "none"),
+    [
+        ("0::/a/b\n", "sys/fs/cgroup/a/memory.max", "max\n"),
+        ("0::/a/b\n", "sys/fs/cgroup/memory.max", "max\n"),  # of which the path is not to be seen
+        ("4:cpu:/\n3:memory:/a\n", "sys/fs/cgroup/memory/a/memory.limit_in_bytes", f"{2**63}\n"),
+    ],
+)
+def test_a_memory_limit_below_the_shared_memory_is_a_problem(
+    tmp_path: Path, line: str, file: str, none: str
+) -> None:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    assert "mount /proc" in next(iter(check_container(tmp_path))).remedy
+    (tmp_path / "proc/self/ns/pid").touch()
+    (tmp_path / "proc/self/cgroup").write_text(line)
+    assert levels(list(check_container(tmp_path))) == {"ok"}
+    limit = tmp_path / file
+    limit.parent.mkdir(parents=True)
+    limit.write_text(none)
+    assert levels(list(check_container(tmp_path))) == {"ok"}
+    limit.write_text("4096\n")
+    assert "4.0 KiB" in problems(list(check_container(tmp_path)))
+    assert memory_limit(tmp_path) == (4096, str(limit))
+    limit.write_text(f"{2**59}\n")
+    assert levels(list(check_container(tmp_path))) == {"ok"}

@@ -6,9 +6,11 @@ import time
 
 import numpy as np
 import pytest
+from support.processes import eventually
 
 import shmq
-from shmq import layout
+from shmq import layout, sources
+from shmq.page import heat
 from shmq.stats import Latency
 
 
@@ -53,3 +55,43 @@ def test_finished_messages_are_counted_with_their_age() -> None:
         document = broker.stats().to_json()["topics"][0]["channels"][0]
         assert document["shmq"]["latency_count"] == 100
         assert document["shmq"]["latency_ms"]["p50"] >= 50
+
+
+def test_a_wait_and_a_processing_time_are_counted_apart() -> None:
+    with shmq.Broker() as broker:
+        producer, consumer = broker.producer("t"), broker.consumer("t", "c")
+
+        def one(waits: float, is_held: float) -> tuple[int, int]:
+            """The buckets in which a message was counted."""
+            before = parts(broker)
+            producer.publish(b"x")
+            time.sleep(waits)
+            message = consumer.take(timeout=10)
+            time.sleep(is_held)
+            message.finish()
+            passed = parts(broker) - before
+            assert passed.sum(axis=1).tolist() == [1, 1]
+            wait, processing = passed.argmax(axis=1).tolist()
+            return wait, processing
+
+        place = np.searchsorted(heat.bounds(), 40)  # ms; the clock of a take ticks
+        eventually(lambda: (found := one(0.05, 0))[0] >= place > found[1])
+        eventually(lambda: (found := one(0, 0.05))[0] < place <= found[1])
+        eventually(lambda: one(0, 0) == (0, 0))
+        producer.publish(b"x")
+        before = parts(broker)
+        holder = broker.lease_holder("t", "c", "holder")
+        lease = holder.lease(1, timeout=10)
+        assert lease is not None
+        time.sleep(0.05)
+        holder.finish_lease(lease.id)
+        eventually(lambda: (parts(broker) - before)[1, place:].sum() == 1)
+
+
+def parts(broker: shmq.Broker) -> np.ndarray:
+    with sources.open_readonly(broker.instance) as source:
+        entry = source.directory.find_topic("t")
+        assert entry is not None
+        found = source.directory.find_queue(entry.index, "c")
+        assert found is not None
+        return heat.counts(source.queue(found))

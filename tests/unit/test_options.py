@@ -130,7 +130,7 @@ def test_the_arena_grows_with_the_largest_message_unless_it_was_given() -> None:
 
 def test_slots_together_are_bounded() -> None:
     with pytest.raises(OptionError, match="together"):
-        Options(mem_queue_size=1 << 22, in_flight_slots=(1 << 22) + 1)
+        Options(mem_queue_size=1 << 24, in_flight_slots=(1 << 24) + 1)
 
 
 def test_an_instance_must_have_a_name_that_can_be_one() -> None:

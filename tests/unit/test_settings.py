@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 from shmq import _native
 from shmq.errors import BadArgument, BadName
 from shmq.options import OptionError, Options
-from shmq.settings import KEYS, NONE, OVERFLOWS, Patterns, Settings, dead_topic, parse_words
+from shmq.settings import (
+    KEYS,
+    NONE,
+    OVERFLOWS,
+    Patterns,
+    Settings,
+    SettingWords,
+    dead_topic,
+    parse_words,
+)
 from shmq.storage import metadata
 from shmq.storage.metadata import MetadataError
 from shmq.supervisor.book import SettingsBook, from_document, to_document
@@ -26,6 +36,12 @@ FULL = Settings(
     expired_to_dead=True,
     overflow_to_dead=True,
 )
+
+
+def test_every_setting_is_a_field_a_keyword_and_in_these_tests() -> None:
+    assert tuple(field.name for field in dataclasses.fields(Settings)) == KEYS
+    assert tuple(SettingWords.__annotations__) == KEYS
+    assert tuple(FULL.differing()) == KEYS, "give FULL another value than the default of each"
 
 
 def test_the_words_of_overflow_have_the_numbers_of_the_core() -> None:

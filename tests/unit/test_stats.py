@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from support.fake_segments import SECOND, FakeDirectory, FakeQueue, FakeSource
 
+import shmq
 from shmq import procfs, stats
 from shmq.layout import ClientKind, ClientState, State
 
@@ -203,3 +205,18 @@ def test_json_filters_answer_as_nsqd_does() -> None:
     assert [topic["topic_name"] for topic in only] == ["orders"]
     assert only[0]["channels"][0]["clients"] is None
     assert only[0]["channels"][0]["client_count"] == 1
+
+
+def test_held_bytes_are_those_that_consumers_hold(open_broker: Callable[..., shmq.Broker]) -> None:
+    broker = open_broker()
+    with broker.consumer("t", "c") as consumer:
+        broker.producer("t").publish_many([b"x" * 1000] * 3)
+        first, second = consumer.take(timeout=5), consumer.take(timeout=5)
+        assert first is not None
+        assert second is not None
+        both = broker.channel_stats("t", "c").held_bytes
+        assert both >= 2000
+        first.requeue(0)  # it waits again, in memory
+        assert broker.channel_stats("t", "c").held_bytes == both // 2
+        second.finish()
+        assert broker.channel_stats("t", "c").held_bytes == 0

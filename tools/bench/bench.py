@@ -27,6 +27,7 @@ from typing import Any
 import click
 from disk import GoDiskQueue, OurDisk
 from gateway import Nsqd, OurGateway
+from iceoryx import Iceoryx
 from ours import cores, ours
 from peers import peers
 from runs import (
@@ -66,6 +67,7 @@ GOALS = (
     (ONE, "shmq", "mp.Queue", 12.0),
     (ONE, "shmq", "Redis Streams", None),
     (ONE, "shmq", "posix_ipc queue", None),
+    (ONE, "shmq", "iceoryx2", None),
     (MADE, "shmq", "faster-fifo", 25.0),
     (MADE, "shmq", "faster-fifo raw", None),
     (MADE, "shmq", "Redis Streams", None),
@@ -78,6 +80,8 @@ GOALS = (
     (MANY, "shmq", "Redis Streams", None),
     (APART, "shmq", "mp.Pipe", 0.6),
     (TOGETHER, "shmq", "mp.Pipe", 0.6),
+    (APART, "shmq", "iceoryx2", None),
+    (TOGETHER, "shmq", "iceoryx2", None),
     (LARGE, "shmq in place", "memcpy", 0.8),
     (LARGE, "shmq in place", "memcpy in cache", None),
     (LARGE, "shmq copied", "pyzmq ipc", None),
@@ -87,7 +91,7 @@ GOALS = (
     (EXPIRY, "10^6", "10^3", 2.4),
     (PUBS, "shmq gateway", "nsqd", 1.0),
     (SUB, "shmq gateway", "nsqd", 1.0),
-    (PUB, "shmq gateway", "nsqd", 0.7),
+    (PUB, "shmq gateway", "nsqd", 1.0),
     (SPARK_READ, "shmq", "only copies", 0.9),
     (SPARK_STREAM, "shmq", "only copies", 0.9),
     (SPARK_DISK, "shmq", "only copies", 0.8),
@@ -209,7 +213,7 @@ def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[C
         servers: list[Contestant] = [OurGateway(scratch), Nsqd(scratch)]
         core = cores(core_executable(scratch))
         spark = _in_spark(scratch) if any(LINES[line].group == SPARK for line in lines) else []
-        for contestant in [*mine, *core, *disks, *servers, *spark, *peers(scratch)]:
+        for contestant in [*mine, *core, *disks, *servers, *spark, *peers(scratch), Iceoryx()]:
             stack.callback(contestant.close)
             try:
                 contestant.version()

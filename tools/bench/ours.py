@@ -488,7 +488,11 @@ class Core(Contestant):
         return outcome
 
     def _report(self, plan: Plan, what: str, numbers: dict[str, Any]) -> Any:
-        arguments = [str(item) for name, value in numbers.items() for item in (f"--{name}", value)]
+        arguments = [
+            str(item)
+            for name, value in numbers.items()
+            for item in (f"--{name.replace('_', '-')}", value)
+        ]
         done = subprocess.run(
             [os.fspath(self._executable or ""), what, *arguments],
             capture_output=True,

@@ -52,7 +52,7 @@ from runs import (
 
 import shmq
 import shmq.spark
-from shmq.options import MAX_SLOTS
+from shmq.option_fields import MAX_SLOTS
 
 PARTS = 2
 BATCH = 16_384  # rows of a record batch of the source that only copies
@@ -409,7 +409,8 @@ class OurSpark(InSpark):
             reader = self._session.spark.read.format("shmq").options(**given)
             seconds += timed(plan, lambda reader=reader: nowhere(reader.load())()).seconds
             leased = broker.channel_stats(TOPIC, CHANNEL).leased
-            end = shmq.spark.give_back if keep and leased == plan.rows else shmq.spark.finish_lease
+            whole = keep and leased == plan.rows
+            end = shmq.spark.return_lease if whole else shmq.spark.finish_lease
             done += end(given["instance"], TOPIC, CHANNEL, given["consumer"])
         return seconds
 

@@ -32,8 +32,10 @@ from typing import Any
 
 import click
 import psutil
+import standstill
 from support import recount
 from support.deliveries import Drain
+from support.spark_home import spark_home
 
 import shmq
 from shmq import layout, shm, sources
@@ -45,7 +47,9 @@ BATCH = 20  # published at once
 AHEAD = 3000  # messages published that have not come: then publishing waits
 LULL = 1.5  # seconds at most between progress and the next kill
 PATIENCE = 300.0  # seconds without progress that are too many
+DRIVERS = 12  # that end by themselves without progress are too many: Spark gives up if it is slow
 PAUSE = 0.05
+FIRST_REST, LONGEST_REST = 1.0, 30.0  # seconds before a query that failed is begun again
 
 
 class Violation(Exception):
@@ -78,6 +82,7 @@ def drive(work: Work) -> None:
     stopping = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
     queries: dict[Any, Any] = {}
+    rests = {hop: Rest() for hop in HOPS}
     # from this thread only: in another Spark does not see which sources are registered
     while not stopping.wait(PAUSE) or any(query.isActive for query in queries.values()):
         for hop in HOPS:
@@ -86,11 +91,36 @@ def drive(work: Work) -> None:
                 if stopping.is_set() and not work.available_now:  # that comes to its end
                     query.stop()
                 continue
-            if query is not None and query.exception() is not None:
-                print(f"from {hop[0]}: {str(query.exception())[:3000]}", flush=True)
-            if not stopping.is_set():
+            if query is not None:
+                if (error := query.exception()) is not None:
+                    print(f"from {hop[0]}: {str(error)[:3000]}", flush=True)
+                    rests[hop].failed(query.lastProgress is not None)
+                del queries[hop]
+            if not stopping.is_set() and rests[hop].over:
                 queries[hop] = _start(spark, work, *hop)
     spark.stop()
+
+
+class Rest:
+    """The time before a query that failed is begun again, which doubles with each failure.
+
+    Spark gives a Python process ten seconds to start, then fails the query; the process goes on
+    with its start. A query that is begun again at once on a busy machine starts the next process
+    beside it, and that one is slower still: no query ever gets past its beginning.
+    """
+
+    def __init__(self) -> None:
+        self._rest, self._until = FIRST_REST, 0.0
+
+    def failed(self, began: bool) -> None:
+        """began: it got past its beginning, so the machine is not to blame."""
+        self._rest = FIRST_REST if began else min(2 * self._rest, LONGEST_REST)
+        self._until = time.monotonic() + self._rest
+
+    @property
+    def over(self) -> bool:
+        """Whether it may be begun."""
+        return time.monotonic() >= self._until
 
 
 def _start(spark: Any, work: Work, topic: str, channel: str, to: str) -> Any:
@@ -120,8 +150,10 @@ class Driver:
         self._instance, self._scratch = instance, scratch
         self._available_now = itertools.cycle((False, True))
         self._log = (scratch / "drivers.log").open("ab")
+        home = str(spark_home(scratch / "spark"))
+        self._env = {**os.environ, **standstill.ENVIRONMENT, "SPARK_HOME": home}
         self._sessions: list[int] = []
-        self.starts = 0
+        self.statuses: list[int] = []  # the exit statuses of those before
         self.process = self._begin()
 
     def _begin(self) -> subprocess.Popen[bytes]:
@@ -132,9 +164,9 @@ class Driver:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,
+            env=self._env,
         )
         self._sessions.append(process.pid)
-        self.starts += 1
         return process
 
     def revive(self) -> None:
@@ -142,6 +174,7 @@ class Driver:
         if self.process.poll() is not None:
             assert self.process.stdin is not None
             self.process.stdin.close()
+            self.statuses.append(self.process.returncode)
             self.process = self._begin()
 
     def processes(self, word: str, old: bool = False) -> list[psutil.Process]:
@@ -161,6 +194,10 @@ class Driver:
             return psutil.Process(self.process.pid).children()
         except psutil.NoSuchProcess:
             return []
+
+    def standing(self) -> str:
+        """Where all processes of all drivers stand; the drivers are dead then."""
+        return standstill.report(self._sessions, self._scratch / "drivers.log")
 
     def end(self) -> None:
         """As a service ends: its queries stop first."""
@@ -225,7 +262,7 @@ class Stream:
         self.published = 0
         self._instance, self._rate, self._drain = instance, rate, drain
         self._stop = threading.Event()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -240,25 +277,31 @@ class Stream:
                     producer.publish_many([b"%d" % number for number in numbers])
                     self.published += BATCH
         except BaseException as exc:
-            self._error = exc
+            self.error = exc
 
     def stop(self) -> None:
         """How many there were is final then."""
         self._stop.set()
         self._thread.join(PATIENCE)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
 
-def progress(drain: Drain, driver: Driver, beyond: int) -> None:
+def progress(stream: Stream, drain: Drain, driver: Driver, beyond: int) -> None:
     """Until more than `beyond` have come out at the end."""
-    deadline = time.monotonic() + PATIENCE
+    came, deadline, drivers = -1, 0.0, 0
     while len(drain.delivered.bodies) <= beyond:
         driver.revive()
-        if drain.error is not None:
-            raise drain.error
+        for error in (stream.error, drain.error):
+            if error is not None:
+                raise error
+        if len(drain.delivered.bodies) > came:
+            came, deadline = len(drain.delivered.bodies), time.monotonic() + PATIENCE
+            drivers = len(driver.statuses) + DRIVERS
+        if len(driver.statuses) > drivers:
+            raise Violation(f"{DRIVERS} drivers ended and none of them moved a message")
         if time.monotonic() > deadline:
-            raise Violation(f"{beyond} have come and none for {PATIENCE:.0f} s")
+            raise Violation(f"{came} of {stream.published} have come and none for {PATIENCE:.0f} s")
         time.sleep(PAUSE)
 
 
@@ -320,6 +363,23 @@ def judge_rest(broker: shmq.Broker, staged: Path, before: tuple[list[str], int])
         raise Violation(f"shared memory has {objects}, had {before[0]}")
 
 
+@contextlib.contextmanager
+def _told(broker: shmq.Broker, driver: Driver) -> Iterator[None]:
+    """After a violation say how everything stands, before it is cleared away."""
+    try:
+        yield
+    except (Violation, AssertionError):
+        for topic, channel in (*(hop[:2] for hop in HOPS), OUT):
+            found = broker.channel_stats(topic, channel)
+            click.echo(
+                f"{topic}/{channel}: {found.message_count} came, {found.depth} wait, "
+                f"{found.in_flight} in flight, leases {found.leases}"
+            )
+        click.echo(f"exit statuses of the drivers before this one: {driver.statuses}")
+        click.echo(driver.standing())
+        raise
+
+
 def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
     """All of it. Violation."""
     instance = f"kills-{os.getpid()}"
@@ -335,23 +395,24 @@ def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
                 drain = stack.enter_context(contextlib.closing(Drain(broker, *OUT)))
                 before = (sorted(o.name for o in shm.list_objects(instance)), clients(instance))
                 driver = stack.enter_context(contextlib.closing(Driver(instance, scratch)))
+                stack.enter_context(_told(broker, driver))
                 choice = random.Random(seed)
                 blows, stream = Kills(driver, broker, choice), Stream(instance, rate, drain)
-                progress(drain, driver, 0)
+                progress(stream, drain, driver, 0)
                 for number in range(1, kills + 1):
                     if time.monotonic() - began > minutes * 60:
                         break
                     time.sleep(choice.uniform(0, LULL))
                     kind = blows.one()
                     out = broker.channel_stats(*OUT).message_count
-                    progress(drain, driver, out + PER_TRIGGER)  # more than was on its way
+                    progress(stream, drain, driver, out + PER_TRIGGER)  # more than was on its way
                     click.echo(
                         f"{time.monotonic() - began:7.1f} s  kill {number}: {kind}; "
                         f"{len(drain.delivered.bodies)} of {stream.published} have come"
                     )
                 stream.stop()
                 while (came := len(drain.delivered.bodies)) < stream.published:
-                    progress(drain, driver, came)
+                    progress(stream, drain, driver, came)
                 _watched(lambda: finished(broker, driver), "every lease is finished")
                 driver.end()
                 judge_output(drain, stream.published)
@@ -360,7 +421,8 @@ def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
         click.secho(
             f"{stream.published} messages through {len(HOPS)} streams, {blows.done.total()} kills "
             f"({', '.join(f'{kind} {n}' for kind, n in sorted(blows.done.items()))}), "
-            f"{driver.starts} drivers: each came once, in its first attempt, and nothing is left",
+            f"{len(driver.statuses) + 1} drivers: each came once, in its first attempt, "
+            "and nothing is left",
             fg="green",
         )
     finally:

@@ -64,8 +64,11 @@ PATIENCE = 60.0  # seconds for each step of a round's end, from when somebody la
 MOST_PATIENCE = 600.0
 PR_SET_PDEATHSIG = 1
 #: A process that a killed supervisor was just starting holds the supervisor's locks until it closes
-#: them or executes its program. Service managers hardly ever see this.
-LOCK_OF_THE_DEAD = re.compile(r"FATAL: .*(is already running|failed to lock data path)")
+#: them or executes its program, and its gateway the port until it has seen the death. Service
+#: managers hardly ever see this.
+LOCK_OF_THE_DEAD = re.compile(
+    r"FATAL: .*(is already running|failed to lock data path|address already in use)"
+)
 HEADER_FIELDS = (
     "dirty",
     "paused",
@@ -560,9 +563,18 @@ class Round:
                         path.stat().st_size for path in files if ".meta." not in path.name
                     ),
                 }
+                waiting = view.ring_length("ready") + view.ring_length("requeue")
+                waiting += view.read("deferred_len")
                 for counter, value in values.items():
                     self.journal.write(
-                        record(What.COUNTED, flag=counter, count=place, key=value, op=quiet)
+                        record(
+                            What.COUNTED,
+                            flag=counter,
+                            count=place,
+                            key=value,
+                            op=quiet,
+                            id=waiting,
+                        )
                     )
 
     def count_repairs(self) -> None:

@@ -22,7 +22,12 @@ are publish order, the ready ring holds 8 messages:
   that consumers continue without a read from disk. A queue that its consumers empty fast is left
   alone, because one message on disk sends all later ones through the disk too.
 * Restore: a queue with messages on disk and few in its requeue ring, before its consumers need
-  them. If a publisher needs their room and nobody takes them, lowering the read position undoes it.
+  them. Restores come before spills. If consumers take messages faster than the disk gives them, all
+  that fits is read at once, and a message is spilled for every two that are read. So publishers get
+  half of the consumers' pace until the disk is empty, and then work in memory again with consumers
+  that are as fast as they are. Otherwise all messages of a producer that never pauses would go
+  through the disk, at the pace of the supervisor. If a publisher needs the room of messages that
+  were read back and nobody takes them, lowering the read position undoes it.
 * Relieve: requeued messages that nobody takes, if they leave a publisher of deferred messages no
   room (see `Mover.relieve`).
 * Deferred messages: written beyond half of the slots that may be held, and read back in time

@@ -19,6 +19,7 @@ from shmq.layout import SpillSource
 from shmq.storage.diskqueue import DamagedFile
 from shmq.storage.diskqueue_recovery import recount, set_aside
 from shmq.storage.positions import pack, unpack
+from shmq.storage.records import RecordRun
 from shmq.supervisor.overflow.deferred import DeferredMover
 from shmq.supervisor.overflow.files import Files
 from shmq.supervisor.overflow.health import DiskHealth
@@ -36,6 +37,9 @@ from shmq.supervisor.registry import Queue
 _LEAST_BYTES = 16 << 10  # bytes written at once, at least, while the disk is nearly full
 _BATCH_MESSAGES = 32768
 _BITES = 4  # batches a queue may write in one round
+_WORTH = 8  # while consumers wait for the disk, do not spill less than this part of the capacity
+_PRICE = 2  # ... and one message for so many that were read from disk
+_MOUTHFUL = 256 << 10  # bytes of records restored under one hold of the locks
 _PATIENCE = 0.020  # seconds in which a waiting publisher notices that there is room
 _EVICTED_FOR = 1.0  # seconds until evicted messages may be read back, unless a slot is freed first
 _NO_ROOM_FOR = 0.100  # seconds until a restore without room is tried again, as above
@@ -66,9 +70,12 @@ class Mover:
     # -- out
 
     def spill(self, queue: Queue) -> bool:
-        """Spill the ready ring until it is half empty. Returns whether anything was moved. Raises
-        OSError."""
+        """Spill the ready ring until it is half empty; while consumers wait for the disk, only as
+        much as restores have paid for. Returns whether anything was moved. Raises OSError."""
         state = self._states[queue]
+        starved = state.is_starved(time.monotonic())
+        if starved and state.credit < _PRICE * min(queue.capacity // _WORTH, queue.ready // 2):
+            return False
         target = 0 if self._spill_all else queue.capacity // 2
         header, moved = queue.view.header, False
         read, write = queue.positions
@@ -83,6 +90,8 @@ class Mover:
             surplus = ready - target
             if surplus <= 0 and wanted and now - state.spilled_at > _PATIENCE:
                 surplus = max(ready // 4, int(header["need_slots"]))
+            if starved:
+                surplus = min(surplus, state.credit // _PRICE)
             if surplus <= 0 or not ready:
                 break
             count = min(surplus, _BATCH_MESSAGES)
@@ -90,6 +99,7 @@ class Mover:
             if batch is None or not self._write_some(queue, batch):
                 break
             state.spilled_at = now
+            state.credit = max(state.credit - _PRICE * batch.count, 0)
             moved = True
         return moved
 
@@ -209,8 +219,9 @@ class Mover:
             return False
         if state.no_room == queue.view.read("free_tail") and time.monotonic() < state.no_room_until:
             return False
+        starved = state.is_starved(time.monotonic())
         try:
-            nbytes = bytes_that_fit(queue, state.record_bytes)
+            nbytes = bytes_that_fit(queue, state.record_bytes, everything=starved)
             run = queue.disk.read(read, write, nbytes, _native.scan_records)
         except DamagedFile as damage:
             self._set_aside(queue, read, write, damage)
@@ -223,12 +234,35 @@ class Mover:
             depth = queue.view.read("disk_depth")
             if not self._broker.disk_set(queue.index, read, run.position, depth):
                 return False
-        freed = queue.view.read("free_tail")
-        fitted = self._broker.restore(queue.index, run.data, run.position, run.next_position)
-        if fitted is None or fitted[0]:
-            return fitted is not None
+        freed, waiting = queue.view.read("free_tail"), queue.waiting
+        fitted = self._restore_some(queue, run)
+        if fitted is None:
+            return False
+        if fitted:
+            state.filled = waiting + fitted
+            state.credit = min(state.credit + fitted, _PRICE * queue.capacity)
+            return True
         state.no_room, state.no_room_until = freed, time.monotonic() + _NO_ROOM_FOR
         return self._make_way(queue)
+
+    def _restore_some(self, queue: Queue, run: RecordRun) -> int | None:
+        """Restore records in pieces, so that nobody waits long for the locks, and consumers get the
+        first ones at once. Returns how many fitted; None: the read position has moved."""
+        data, total, at = memoryview(run.data), 0, 0
+        while at < len(data):
+            piece = data[at : at + _MOUTHFUL]
+            if at + len(piece) < len(data):
+                used = _native.scan_records(piece, run.max_msg_size)[1]
+                piece = piece[:used] if used else data[at:]
+            position, at = run.position + at, at + len(piece)
+            following = run.next_position if at == len(data) else run.position + at
+            fitted = self._broker.restore(queue.index, piece, position, following)
+            if fitted is None:
+                return total or None
+            total += fitted[0]
+            if fitted[1] < len(piece):
+                break
+        return total
 
     def _make_way(self, queue: Queue) -> bool:
         """Spill part of the ready ring: its messages fill the memory that older messages on disk

@@ -173,12 +173,15 @@ def oldest_quarter(queue: Queue) -> int:
     return int(np.searchsorted(nbytes, queue.view.read("arena_max") // 4, "right"))
 
 
-def bytes_that_fit(queue: Queue, record_bytes: int) -> int:
+def bytes_that_fit(queue: Queue, record_bytes: int, *, everything: bool) -> int:
     """How many bytes to read: about twice the low-water mark of messages, and no more than fit,
-    because the rest would have to be read again. record_bytes: the expected size of a record."""
+    because the rest would have to be read again. record_bytes: the expected size of a record.
+    everything: as many as fit."""
     view, (_, slots, low_water, arena_max) = queue.view, queue.limits
     room = arena_max * 3 // 4 - view.read("in_use_bytes")
-    messages = min(2 * low_water, slots - slots // 8 - view.read("in_use"))
+    messages = slots - slots // 8 - view.read("in_use")
+    if not everything:
+        messages = min(2 * low_water, messages)
     return max(4096, min(BATCH_BYTES, room, messages * record_bytes))
 
 

@@ -32,6 +32,7 @@ _TICK_WATCHING = 0.005  # ... while a queue needs something; doubles while nothi
 _TICK_WAITING = 0.100  # ... up to this; also while files wait to be synced
 _TICK_DRAINING = 0.0005  # ... while consumers take messages from disk
 _DRAINING = 0.050  # seconds after a restore in which consumers are assumed to take from disk
+_ENOUGH = 8  # consumers wait if less than this part (1/8) of what was read from disk is left
 _OTHERS = 32  # queues without a request that are looked at every second, in turn
 
 _NEVER = np.iinfo(np.int64).max
@@ -158,6 +159,10 @@ class Spiller:
             ready = [queue for queue in chosen if self._may_try(queue, kind, now)]
             return [queue for queue in ready if self._guarded(queue, work, kind)]
 
+        low = self._policy.running_low(snapshot, on_disk)
+        self._note_starved(snapshot, low, now)
+        for queue in each(low, self._mover.restore, "read"):
+            self._states[queue].restored_at, busy = now, True
         full = []
         for row in np.flatnonzero(self._policy.overflowing(snapshot, on_disk)).tolist():
             queue = snapshot.queues[row]
@@ -172,8 +177,6 @@ class Spiller:
         busy |= bool(each(self._policy.crowded(snapshot), self._mover.relieve))
         self._policy.pressed.clear()
         busy |= bool(each(self._policy.has_deferred_due(snapshot), self._deferred.read, "read"))
-        for queue in each(self._policy.running_low(snapshot, on_disk), self._mover.restore, "read"):
-            self._states[queue].restored_at, busy = now, True
         busy |= bool(each(filter(self._is_pumped, snapshot.queues), self._pump))
         needs |= self._policy.pressed
         for row in np.flatnonzero(on_disk).tolist():
@@ -181,6 +184,18 @@ class Spiller:
                 needs.add(snapshot.queues[row])
                 pause = _TICK_DRAINING
         return needs, busy, pause
+
+    def _note_starved(self, snapshot: Snapshot, low: list[Queue], now: float) -> None:
+        """Note the queues whose consumers have taken nearly all that was just read from disk."""
+        if not low:
+            return
+        rows = dict(zip(snapshot.queues, snapshot.waiting.tolist(), strict=True))
+        for queue in low:
+            state = self._states[queue]
+            if now - state.restored_at < _DRAINING and rows[queue] * _ENOUGH < state.filled:
+                if not state.is_starved(now):
+                    state.credit = 0
+                state.starved_at = now
 
     def _forget(self, snapshot: Snapshot, needs: set[Queue]) -> None:
         """Watch only the queues that still need something."""

@@ -74,7 +74,7 @@ class What(IntEnum):
     ENDING = 17  # the supervisor is about to be asked to end
     GATEWAY = 18  # a gateway is about to be killed, flag 1: it was
     COUNTED = 21  # flag: Counter, count: place in `Settings.channels`, key: its value; op: 1 if
-    # nobody was at work
+    # nobody was at work; id: messages that waited in memory, and may have expired uncounted since
 
 
 class Access(IntEnum):

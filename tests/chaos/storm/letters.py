@@ -74,14 +74,17 @@ def _has_letters(history: History, channel: int) -> bool:
     return any(home == channel and history.is_dead(c) for c, home in enumerate(history.homes))
 
 
-def letters_left(history: History, channel: int) -> list[Row]:
-    """Of messages that were dead letters when they were last delivered, and that nobody sent back:
-    that delivery."""
+def last_letters(history: History, channel: int) -> tuple[list[Row], list[Row]]:
+    """Of messages that were dead letters when they were last delivered, that delivery: of those
+    that nobody sent back, and of those that somebody may have sent back."""
     if not _has_letters(history, channel):
-        return []
+        return [], []
     sent = _Sent(history, channel)
     last = [life_[-1] for life_ in _lives(history, channel)]
-    return [row for row in last if int(row["channel"]) != channel and not sent.perhaps(row)]
+    last = [row for row in last if int(row["channel"]) != channel]
+    return [row for row in last if not sent.perhaps(row)], [
+        row for row in last if sent.perhaps(row)
+    ]
 
 
 def arrivals(history: History, channel: int) -> Counter[int]:
@@ -380,7 +383,10 @@ class _Channel:
             lives.append(int(publish["ttl"]))
         if not any(each.get("expired_to_dead") for each in settings):
             return "what expires does not become a dead letter"
-        since = begin + int(publish["defer"]) if first else begin
+        # A deferred message of a channel without a time may go to disk, where the publish alone is
+        # noted: a time that the channel gets later counts from then.
+        always = not any(life(each) == NEVER for each in settings)
+        since = begin + int(publish["defer"]) if first and always else begin
         return "its time was not over" if since + min(lives) > int(row["end"]) + TICK else ""
 
     def convicted(self, row: Row, last: Row) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from chaos.storm.history import Counter, Outcome, Reason, Settling, Verb, describe_key
-from chaos.storm.letters import arrivals, letters_left, redriven
+from chaos.storm.letters import arrivals, last_letters, redriven
 from chaos.storm.tables import NEVER, Array, History, life, messages_of
 from chaos.storm.verdict import TICK, Verdict
 
@@ -106,6 +106,17 @@ def _may_be_dropped(history: History, channel: int, publishes: Array) -> Array:
     return may
 
 
+def _may_be_dropped_again(history: History, channel: int, letters: Iterable[Any]) -> list[int]:
+    """The keys of dead letters that somebody sent back, and that the channel may have dropped
+    since."""
+    drops = [
+        reign.span.end
+        for reign in history.reigns[channel]
+        if overflow(reign.settings) == "drop-oldest" and not reign.settings.get("overflow_to_dead")
+    ]
+    return [int(row["key"]) for row in letters if int(row["begin"]) <= max(drops, default=-1)]
+
+
 def lost(history: History, verdict: Verdict) -> None:
     """Every message that a channel was to have has a fate that its settings allow; and the channel
     has counted those that are gone."""
@@ -117,8 +128,10 @@ def lost(history: History, verdict: Verdict) -> None:
         keys, owner = keys[missing], owner[missing]
         rows = history.deliveries
         delivered = np.isin(keys, rows["key"][rows["home"] == channel])
-        stays = np.isin(keys, [int(row["key"]) for row in letters_left(history, channel)])
+        left, sent = last_letters(history, channel)
+        stays = np.isin(keys, [int(row["key"]) for row in left])
         dropped = _may_be_dropped(history, channel, publishes)[owner] & ~delivered
+        dropped |= np.isin(keys, _may_be_dropped_again(history, channel, sent))
         expired = _may_have_expired(history, channel, publishes)[owner] & ~stays
         for key, came, dead in zip(
             keys[~dropped & ~expired].tolist(),
@@ -168,11 +181,12 @@ def _counted(history: History, verdict: Verdict, channel: int, gone: int) -> Non
     unknown = publishes[publishes["outcome"] == Outcome.UNKNOWN]
     counted = total[Counter.DROPPED] + total[Counter.DROPPED_OLDEST] + total[Counter.EXPIRED]
     quiet = all(count.quiet for count in mine)
+    later = sum(count.waiting for count in mine if lives and count.counter == Counter.EXPIRED)
     for what, has, are, more in (
         ("dropped or expired", counted, cast_out, int(unknown["parts"].sum())),
         ("dead letters", total[Counter.DEAD_LETTERED], letters, 0),
     ):
-        if has > are + deaths + more or (quiet and has < are - deaths):
+        if has > are + deaths + more or (quiet and has < are - deaths - later):
             verdict.add(
                 "count",
                 f"{name} has counted {has} messages {what}, and {are} are; "

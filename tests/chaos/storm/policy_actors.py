@@ -12,7 +12,7 @@ from chaos.storm.actors import Consumer, Delivery, Drainer, Producer, Requeuer
 from chaos.storm.history import Reason, Settling, What, record
 
 import shmq
-from shmq.errors import BadArgument, Full, Gone, NotInFlight, NotRunning
+from shmq.errors import BadArgument, Full, Gone, MessageTooBig, NotInFlight, NotRunning
 
 LIVES = (0.02, 0.2, 1.0, 300.0)  # seconds
 
@@ -169,7 +169,7 @@ class Undertaker(Mourner):
             self.consumer.redrive(each.message, *self.back)
         except NotRunning as exc:
             raise Gone(str(exc)) from None
-        except (Full, BadArgument) as exc:
+        except (Full, MessageTooBig, BadArgument) as exc:
             raise NotInFlight(str(exc)) from None
 
 

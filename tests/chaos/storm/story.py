@@ -255,6 +255,8 @@ class PolicyStory(Story):
         self.x.take(at, *messages, attempts=attempts)
         self.x.settle(at + 2, *messages, kind=kind, attempts=attempts)
 
-    def counted(self, at: float, counter: Counter, value: int, quiet: bool = True) -> None:
+    def counted(
+        self, at: float, counter: Counter, value: int, quiet: bool = True, waiting: int = 0
+    ) -> None:
         """Of x."""
-        self.storm.write(What.COUNTED, at, flag=counter, count=1, key=value, op=quiet)
+        self.storm.write(What.COUNTED, at, flag=counter, count=1, key=value, op=quiet, id=waiting)

@@ -143,6 +143,8 @@ class Count:
     at: int
     quiet: bool
     """Nobody was at work."""
+    waiting: int
+    """Messages in memory, which may have expired since."""
 
 
 @dataclass
@@ -330,6 +332,7 @@ class _Reader:
                 int(row["key"]),
                 int(row["at"]),
                 bool(row["op"]),
+                int(row["id"]),
             )
             for row in rows
         ]

@@ -148,6 +148,15 @@ def its_time_was_not_over(story: PolicyStory, broken: bool) -> None:
     story.dead.settle(700, sent)
 
 
+@plant("letter", later={"message_ttl": 0.5, "expired_to_dead": True}, expired_to_dead=True)
+def its_time_began_before_it_was_due(story: PolicyStory, broken: bool) -> None:
+    """That may be where the channel had no time to live when it was due."""
+    story.actor("tuner", "q").ask(5 if broken else 1100, Verb.CONFIGURE, "x", key=2)
+    sent = story.send(10, 1, defer=1000)
+    story.dead.bury(1200, sent, Reason.EXPIRED, attempts=1, failures=0)
+    story.dead.settle(1300, sent)
+
+
 @plant("letter", later={"message_ttl": 0.5, "expired_to_dead": True}, message_ttl=0.5)
 def what_expires_is_not_kept(story: PolicyStory, broken: bool) -> None:
     sent = story.send(10, 1)
@@ -164,6 +173,24 @@ def what_was_delivered_makes_no_room(story: PolicyStory, broken: bool) -> None:
     story.x.take_and_finish(30, story.send(20, 2))
     story.dead.bury(40, sent, Reason.OVERFLOW, attempts=1 + broken, failures=0)
     story.dead.settle(50, sent, attempts=1 + broken)
+
+
+@plant(
+    "lost",
+    later={"max_messages": 1, "overflow": "drop-oldest"},
+    max_messages=1,
+    overflow="drop-oldest",
+    overflow_to_dead=True,
+)
+def sent_back_and_never_seen_again(story: PolicyStory, broken: bool) -> None:
+    """That may be where the channel drops without dead letters since."""
+    sent = story.send(10, 1)
+    story.x.take_and_finish(30, story.send(20, 2))
+    story.dead.bury(40, sent, Reason.OVERFLOW, attempts=1, failures=0)
+    if not broken:
+        story.actor("tuner", "q").ask(45, Verb.CONFIGURE, "x", key=2)
+    story.dead.settle(50, sent, kind=Settling.REDRIVE)
+    story.x.take_and_finish(70, story.send(60, 3))
 
 
 @plant("finished", max_attempts=1)
@@ -407,6 +434,15 @@ def fewer_counted_than_were_dropped(story: PolicyStory, broken: bool) -> None:
         story.send(10 * number, number)
     story.x.take_and_finish(40, story.send(30, 3))
     story.counted(50, Counter.DROPPED_OLDEST, 1 if broken else 2)
+
+
+@plant("count", message_ttl=0.05)
+def expired_and_not_counted(story: PolicyStory, broken: bool) -> None:
+    """Those that waited when the counter was read may have expired later."""
+    for number in (1, 2):
+        story.send(10 * number, number)
+    story.x.take_and_finish(210, story.send(200, 3))
+    story.counted(300, Counter.EXPIRED, 0, waiting=1 if broken else 2)
 
 
 @plant("count", max_messages=1, overflow="drop-newest")

@@ -30,7 +30,7 @@ PUBLISHED: Cases = [
     *cases("publish.fields", "publish.prepared", "publish.flipped", counts=(1, 4)),
     *cases("publish.head", "publish.committed", "publish.ring", "publish.tail", counts=(1, 2)),
     *cases("loan.fields", "loan.state", "loan.committed"),
-    *cases("arena.committed", "grow.dirty", "grow.mask", "grow.slots", "grow.free"),
+    *cases("arena.committed", "grow.pages", "grow.dirty", "grow.mask", "grow.slots", "grow.free"),
 ]
 
 #: Passed by a consumer: take, finish, views, touch, requeue, close.
@@ -85,6 +85,7 @@ MARKED: Cases = [
 #: Each has a test of its own.
 OTHERS = {
     "attach.filled",
+    "attach.generation",
     "attach.live",
     "request.filled",
     "wake.post",

@@ -362,7 +362,9 @@ def attach_until_killed(instance, point):
     broker.create_topic("never-made")
 
 
-@pytest.mark.parametrize("point", ["attach.filled", "attach.live", "request.filled"])
+@pytest.mark.parametrize(
+    "point", ["attach.generation", "attach.filled", "attach.live", "request.filled"]
+)
 def test_a_client_that_dies_while_it_attaches_leaves_its_entry_to_others(
     killpoints: Path,
     running: tuple[str, Child],

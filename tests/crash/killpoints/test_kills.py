@@ -76,8 +76,9 @@ def test_what_producers_published_before_they_were_killed_is_on_every_channel(
         alive.append(child(publish_for_ever, broker.instance, f"q{round_}"))
         alive[0].said(f"{'pq'[round_ > 1]}")
         if round_ % 9 == 4:
-            os.kill(supervisor_pid(broker.instance), signal.SIGKILL)
-            kills["supervisor"] += 1
+            with contextlib.suppress(ProcessLookupError):  # the next one is not up yet
+                os.kill(supervisor_pid(broker.instance), signal.SIGKILL)
+                kills["supervisor"] += 1
     for publisher in alive:
         publisher.said("q")
         publisher.kill()
@@ -161,7 +162,7 @@ def test_in_memory_a_dead_supervisor_is_not_missed(
     broker.create_topic("other")
     consumer.close()
     assert take_all(broker, "t", "c").ids == [held]
-    assert len(broker.stats().clients) == 2
+    eventually(lambda: len(broker.stats().clients) == 2)  # the dead one is reaped soon
 
 
 # ---- P4: consumers ----

@@ -238,23 +238,34 @@ def took(consumer: shmq.Consumer, into: Delivered) -> int:
     return len(batch)
 
 
+def read_ahead(instance: str) -> int:
+    """Messages of t/c that were read from disk and wait."""
+    with sources.open_readonly(instance) as source:
+        topic = source.directory.find_topic("t")
+        assert topic is not None
+        queue = source.directory.find_queue(topic.index, "c")
+        assert queue is not None
+        return source.queue(queue).ring_length("requeue")
+
+
 @pytest.mark.parametrize(("point", "count"), points.FLUSHED)
 def test_a_flush_cut_short_keeps_everything_in_order(
     killpoints: Path, serve: Serve, attach: Attach, instance: str, point: str, count: int
 ) -> None:
     server = serve(killpoint=(point, count), mem_queue_size=256, in_flight_slots=256)
     broker = attach()
-    fill_disk(broker, 1500)
+    fill_disk(broker, 4000)
     came = Delivered()
     with broker.consumer("t", "c", max_in_flight=500) as consumer:
         # so far that only what was read from disk waits in the requeue ring
         while len(came.ids) < 700:
             took(consumer, came)
+    eventually(lambda: read_ahead(instance) > count, what="enough is read ahead")
     arm_server(server)
     server.kill(signal.SIGTERM)
     server.die()
     serve(mem_queue_size=256, in_flight_slots=256)
-    check_whole(take_all(broker, "t", "c", into=came), numbered(1500))
+    check_whole(take_all(broker, "t", "c", into=came), numbered(4000))
     recount(instance, "t", "c")
 
 

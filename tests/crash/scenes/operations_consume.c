@@ -203,6 +203,58 @@ static void expire_due(scene *s)
 	EQUAL(due, 2);
 }
 
+static void three_are_held(scene *s)
+{
+	eight_more(s);
+	take_alive(s, 3);
+	publish(s, s->alive, s->producer, 2, SMALL, 0);
+}
+
+/* The messages that the client that lives on holds. */
+static void take_them_away(scene *s, void (*how)(scene *, const shmq_held *))
+{
+	for (uint32_t i = 0; i < s->got; i++)
+		how(s,
+		    &(shmq_held){.serial = s->ledger->queue[0].serial,
+		                 .id = s->m[i].id,
+		                 .queue = first_queue(s),
+		                 .pid = i ? 0 : (int32_t)clients_of(s)[shmq_broker_client(s->alive)].pid});
+}
+
+static void finish_one_held(scene *s, const shmq_held *m)
+{
+	EQUAL(CALL(s, s->mine, shmq_held_finish(s->mine, m, soon())), 0);
+}
+
+static void requeue_one_held(scene *s, const shmq_held *m)
+{
+	EQUAL(CALL(s, s->mine, shmq_held_requeue(s->mine, m, 0, soon())), 0);
+}
+
+static void requeue_one_held_later(scene *s, const shmq_held *m)
+{
+	EQUAL(CALL(s, s->mine, shmq_held_requeue(s->mine, m, 60 * SECOND, soon())), 0);
+}
+
+static void finish_held(scene *s)
+{
+	for (uint32_t i = 0; i < s->got; i++)
+		s->ledger->fate[0][body_number(s->m[i].body, s->m[i].length)] = EITHER;
+	take_them_away(s, finish_one_held);
+	for (uint32_t i = 0; i < s->got; i++)
+		s->ledger->fate[0][body_number(s->m[i].body, s->m[i].length)] = DONE;
+}
+
+static void requeue_held(scene *s)
+{
+	take_them_away(s, requeue_one_held);
+}
+
+static void requeue_held_later(scene *s)
+{
+	take_them_away(s, requeue_one_held_later);
+}
+
 static void somebody_died_with_the_deliver_lock(scene *s)
 {
 	a_death(s, come_and_take, 2);
@@ -231,6 +283,10 @@ static const operation table[] = {
 	{"wait for many", 1, nothing_is_there, come_to_take, wait_for_many, NULL, 0, 0, 0},
 	{"expire in flight", 1, take_three_alive, come_to_supervise, expire_in_flight, NULL, 1, 1, 0},
 	{"expire due", 1, some_are_deferred, come_to_supervise, expire_due, NULL, 1, 1, 0},
+	{"finish what another holds", 1, three_are_held, come, finish_held, NULL, 0, 1, 0},
+	{"requeue what another holds", 1, three_are_held, come, requeue_held, NULL, 0, 1, 0},
+	{"requeue what another holds later", 1, three_are_held, come, requeue_held_later, NULL, 0, 1,
+	 0},
 	{"take after a death", 2, somebody_died_with_the_deliver_lock, come, come_now_and_take_one,
 	 NULL, 0, 0, 0},
 };

@@ -102,26 +102,38 @@ static void each_of_ours(scene *s, void (*look)(scene *, const shmq_slot_desc *,
 	}
 }
 
-static void failed_once(scene *s, const shmq_slot_desc *slot, uint32_t number)
+/* Of requeue_them, and of all_died: how many processes took messages before a repair began. */
+#define REQUEUER 1u
+#define TAKERS_BEFORE 2u
+
+/* Returns true if the message was taken alone since, by a client that died too: it is convicted. */
+static bool failed_again(scene *s, const shmq_slot_desc *slot, uint32_t before)
 {
-	(void)s;
+	if (!(slot->flags & SHMQ_SLOT_CONVICTED) || slot->failures >> 16 != 2 ||
+	    s->ledger->takers <= before)
+		return false;
+	s->ledger->takers--;
+	return true;
+}
+
+static void has_failed_once(const shmq_slot_desc *slot, uint32_t number)
+{
 	if (!(slot->flags & SHMQ_SLOT_FAILED) || slot->failures >> 16 != 1)
 		wrong("message %u has failed %u times, not once (flags %u)", number, slot->failures >> 16,
 		      slot->flags);
 }
 
-/* Of all_died: how many took messages. */
-#define TAKERS_BEFORE 2u
+static void failed_once(scene *s, const shmq_slot_desc *slot, uint32_t number)
+{
+	if (!failed_again(s, slot, REQUEUER))
+		has_failed_once(slot, number);
+}
 
-/* One that was taken alone since, by a client that died too, may be convicted. */
 static void suspect(scene *s, const shmq_slot_desc *slot, uint32_t number)
 {
-	if (slot->flags & SHMQ_SLOT_CONVICTED && slot->failures >> 16 == 2 &&
-	    s->ledger->takers > TAKERS_BEFORE) {
-		s->ledger->takers--;
+	if (failed_again(s, slot, TAKERS_BEFORE))
 		return;
-	}
-	failed_once(s, slot, number);
+	has_failed_once(slot, number);
 	if (!(slot->flags & SHMQ_SLOT_SUSPECT) || slot->flags & SHMQ_SLOT_CONVICTED)
 		wrong("message %u is no suspect, or convicted (flags %u)", number, slot->flags);
 }

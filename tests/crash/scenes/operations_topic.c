@@ -266,16 +266,18 @@ static void remove_channel(scene *s)
 	EQUAL(remove_queue(s, s->mine, 1), 0);
 }
 
-static void remove_idle_channel(scene *s)
+static void erase_idle_channel(scene *s)
 {
-	bool removed;
+	bool erased;
 
 	forget_queue(s, 1);
 	EQUAL(CALL(s, s->mine,
-	           shmq_queue_remove_idle(s->mine, s->ledger->queue[1].index,
-	                                  s->ledger->queue[1].serial, soon(), &removed)),
+	           shmq_queue_erase(s->mine, s->ledger->queue[1].index, s->ledger->queue[1].serial,
+	                            true, soon(), &erased)),
 	      0);
-	CHECK(removed);
+	CHECK(erased);
+	EQUAL(entries_of(s)[s->ledger->queue[1].index].state, SHMQ_ENTRY_ERASING);
+	EQUAL(remove_queue(s, s->mine, 1), 0);
 }
 
 static void remove_channel_again(scene *s)
@@ -322,8 +324,8 @@ static const operation table[] = {
 	{"create a channel", 2, NULL, come_to_supervise, create_channel, create_channel_again, 1, 0, 0},
 	{"take over", 0, NULL, come_to_supervise, take_over, take_over_again, 1, 0, 0},
 	{"delete a channel", 2, NULL, come_to_supervise, remove_channel, remove_channel_again, 1, 0, 0},
-	{"delete an idle channel", 2, NULL, come_to_supervise, remove_idle_channel,
-	 remove_channel_again, 1, 0, 0},
+	{"delete an idle channel", 2, NULL, come_to_supervise, erase_idle_channel, remove_channel_again,
+	 1, 0, 0},
 	{"delete a topic", 1, NULL, come_to_supervise, remove_topic, remove_topic_again, 1, 0, 0},
 	{"pump", 0, a_backlog_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},
 	{"pump properties", 0, properties_to_move, come_to_supervise, pump, pump_the_rest, 1, 1, 0},

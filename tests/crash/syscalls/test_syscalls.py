@@ -325,12 +325,16 @@ def is_usable(broker: shmq.Broker, topic: str, channel: str) -> bool:
 
 
 def delete_with_files(stage: Stage) -> Scenario:
-    """A channel is emptied, and one deleted, that have files."""
+    """A channel is emptied, and one deleted, that have files. Their position files are older than
+    the messages that were finished last."""
     server = stage.doomed()
     broker = stage.attach()
     broker.create_channel("t", "c")
     broker.create_channel("t", "d")
     fill(broker, 700)
+    with broker.consumer("t", "d", max_in_flight=500) as consumer:
+        for _ in range(500):
+            consumer.take(timeout=processes.WATCHDOG).finish()
     stage.arm(server)
     try:
         broker.empty_channel("t", "c")
@@ -340,8 +344,10 @@ def delete_with_files(stage: Stage) -> Scenario:
     else:
         eventually(lambda: has_ended(server) or not list(stage.data_path.glob("t:d.*.dat")))
     yield server
+    assert stage.serve().kill(signal.SIGTERM) == 0
     stage.serve()
-    broker.create_channel("t", "d")
+    broker = stage.attach()
+    assert take_all(broker, "t", "d").bodies in ([], numbered(200, 500))
     broker.delete_channel("t", "d")
     broker.producer("t").publish(b"after")
     came = take_all(broker, "t", "c")

@@ -217,6 +217,41 @@ static void requeue_with_delay_1(void)
 	(void)shmq_requeue(k->actors[1].c, k->actors[1].m, k->actors[1].got, NS_PER_S, NULL, soon());
 }
 
+static shmq_held held_by_1(uint32_t i)
+{
+	return (shmq_held){.serial = k->serial[0], .id = k->actors[1].m[i].id, .queue = k->queue[0]};
+}
+
+/* Its consumer may be finishing it, too: one of the two does. */
+static void finish_held_2(void)
+{
+	uint8_t *finished = &k->finished[0][k->actors[1].number[0]];
+	shmq_broker *b = k->actors[2].b;
+	shmq_held m = held_by_1(0);
+	int r;
+
+	if (*finished != TAKEN)
+		*finished = AWAY;
+	r = MAPPED(k->w, b, shmq_held_finish(b, &m, soon()));
+	if (!r) {
+		CHECK(*finished != TAKEN);
+		*finished = TAKEN;
+	}
+	CHECK(!r || r == SHMQ_NOT_IN_FLIGHT);
+}
+
+static void requeue_held_2(void)
+{
+	shmq_broker *b = k->actors[2].b;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		shmq_held m = held_by_1(i);
+		int r = MAPPED(k->w, b, shmq_held_requeue(b, &m, i ? NS_PER_S : 0, soon()));
+
+		CHECK(!r || r == SHMQ_NOT_IN_FLIGHT);
+	}
+}
+
 static const play table[] = {
 	/* the actors: 0 publishes, 1 takes, 2 one or the other, 3 supervises */
 	PLAY("publish, take", begin_publish_and_take, publish_one_0, take_one_1),
@@ -238,6 +273,13 @@ static const play table[] = {
 	PLAY("publish, pin, finish, unpin", begin_in_flight, publish_batch_0, pin_finish_unpin_1),
 	PLAY("lend and commit, take", begin_publish_and_take, loan_and_commit_0, take_one_1),
 	PLAY("lend and cancel, finish", begin_in_flight, loan_and_cancel_0, finish_1),
+	PLAY("finish, finish what it holds", begin_taken, NULL, finish_1, finish_held_2),
+	PLAY("requeue, finish what it holds", begin_taken, NULL, requeue_1, finish_held_2),
+	PLAY("touch, finish what it holds", begin_taken, publish_one_0, touch_1, finish_held_2),
+	PLAY("finish, requeue what it holds", begin_taken, NULL, finish_1, requeue_held_2),
+	PLAY("close, requeue what it holds", begin_taken, NULL, close_1, requeue_held_2),
+	PLAY("expire, requeue what it holds", begin_taken, NULL, NULL, requeue_held_2, expire_3),
+	PLAY("take, requeue what it holds", begin_taken, NULL, take_one_1, requeue_held_2),
 	PLAY("publish, take, empty", begin_with_supervisor, publish_one_0, take_one_1, empty_2),
 };
 

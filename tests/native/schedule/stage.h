@@ -26,7 +26,8 @@
 
 enum published { NOT, BEGUN, RETURNED, REFUSED };
 
-enum finished { OPEN, BEGUN_TO, TAKEN };
+/* AWAY: by somebody else than the message's consumer, perhaps. */
+enum finished { OPEN, BEGUN_TO, TAKEN, AWAY };
 
 typedef struct actor {
 	shmq_broker *b;

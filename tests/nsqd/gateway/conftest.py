@@ -36,26 +36,31 @@ def _instance() -> str:
 def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One with default options, for all tests."""
     instance = _instance()
-    server = Server(kind, tmp_path_factory.mktemp("server"), instance)
-    yield server
-    server.close()
-    processes.remove_instance(instance)
+    try:
+        server = Server(kind, tmp_path_factory.mktemp("server"), instance)
+        yield server
+        server.close()
+    finally:  # also if it does not start
+        processes.remove_instance(instance)
 
 
 @pytest.fixture
 def start(kind: str, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """`start(*flags)`: a server of its own; with `again=server` on what that one left."""
     made: list[tuple[Server, str]] = []
+    instances: set[str] = set()  # also of servers that did not start
 
     def make(*words: str, again: Server | None = None, status: int = 200) -> Server:
         instance = next((name for one, name in made if one is again), None) or _instance()
+        instances.add(instance)
         server = Server(kind, tmp_path, instance, *words, status=status)
         made.append((server, instance))
         return server
 
     yield make
-    for server, instance in made:
+    for server, _ in made:
         server.close()
+    for instance in instances:
         processes.remove_instance(instance)
 
 

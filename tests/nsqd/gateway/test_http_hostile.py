@@ -26,8 +26,9 @@ import shmq
 from shmq import _native, layout
 from shmq.gateway.access import Access, Action, Listener, redacted, tokens_of
 from shmq.gateway.seldom import Seldom
+from shmq.option_fields import MAX_TOPICS
 from shmq.option_types import OptionError
-from shmq.options import MAX_TOPICS, Options
+from shmq.options import Options
 
 Start = Callable[..., Server]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support import processes
 from support.external_programs import peer
-from support.nsq_client import Server
+from support.nsq_client import ERROR, OK, Server, mpub
 from support.processes import WATCHDOG, eventually
 
 import shmq
@@ -221,3 +221,12 @@ def test_a_terminal_that_goes_does_not_cost_a_message(tmp_path: Path, foreground
         assert shell.stdout is not None
         shell.stdout.close()
         processes.remove_instance(instance)
+
+
+def test_a_limit_reaches_a_client_that_only_publishes(server: Server, tmp_path: Path) -> None:
+    client, batch = server.connect(), mpub(b"t", [b"x" * 100] * 3)
+    for _ in range(5):
+        assert client.ask(batch) == OK
+    (tmp_path / "shmq.toml").write_text("max_body_size = 200\n")
+    reload(server)
+    assert client.ask(batch) == (ERROR, b"E_BAD_BODY MPUB body too big 316 > 200")

@@ -6,12 +6,15 @@ import errno
 import json
 import os
 import random
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.nsq_client import mpub, sized
-from support.session_without_socket import Host, drive
+from support.session_without_socket import Direct, Host, drive
 
+import shmq
 from shmq.gateway import protocol
 from shmq.gateway.session import Session
 
@@ -87,6 +90,29 @@ def test_pieces_make_no_difference(seed: int) -> None:
                 cuts = list(range(1, len(data)))
             pieces = drive(data, cuts)
             assert pieces == whole, (data, cuts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_extension_publishes_as_the_session_does(
+    seed: int, open_broker: Callable[..., shmq.Broker]
+) -> None:
+    """Any input may come in one piece after the first command to a topic."""
+    random_ = random.Random(seed)
+    broker = open_broker()
+    direct = Direct(broker.producer("t"), broker.consumer("t", "c", 5000))
+    for _ in range(100):
+        data = some_bytes(random_)
+        more = [
+            b"PUB t\n" + sized(b"x" * random_.choice((1, 9, 300, 2000) * 9 + (2001,)))
+            for _ in range(5)
+        ]
+        data += b"".join([*more, mpub(b"t", [b"y", b"z"]), b"PUB u\n" + sized(b"w")])
+        ends = [match.end() for match in re.finditer(rb"(?=M?PUB )", data)]
+        whole = drive(data, [])
+        for cuts in (ends, ends[::2], [min(end + 1, len(data)) for end in ends], ends[:-3]):
+            assert drive(data, cuts, direct=direct) == whole, (data, cuts)
+    assert direct.count > 100
+    direct.close()
 
 
 def test_a_full_queue_is_waited_for() -> None:

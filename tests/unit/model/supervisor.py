@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -190,7 +189,7 @@ class Supervisor(Base):
         records = []
         if queue.spilling:
             records = [
-                Record(replace(msg, pins=0, holder=None), here, there)
+                Record(msg.written(), here, there)
                 for (msg, _), here, there in zip(
                     queue.spilling, positions[:-1], positions[1:], strict=True
                 )

@@ -20,6 +20,7 @@ from shmq.settings import OVERFLOWS, Settings
 TOPIC, CHANNELS = "t", ("a", "b", "c")
 NO_TIME = 1e-9  # seconds to live: expired when anybody looks
 SIZES = st.integers(1, 60)
+IN_MEMORY = 400  # messages of a channel
 
 
 @dataclass(eq=False)
@@ -69,7 +70,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(mem_queue_size=400, in_flight_slots=400, arena_size=1 << 20)
+        self.world = World(mem_queue_size=IN_MEMORY, in_flight_slots=400, arena_size=1 << 20)
         self.topic, _ = self.world.create_topic(TOPIC)
         self.channels = [Channel(*self.world.create_channel(TOPIC, name)) for name in CHANNELS]
         self.publisher = self.world.attach()
@@ -119,6 +120,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(SIZES, min_size=1, max_size=15), expires=st.booleans())
     def somebody_publishes(self, sizes: list[int], expires: bool) -> None:
+        if any(len(channel.ready) + len(sizes) > IN_MEMORY for channel in self.channels):
+            return  # nobody writes to disk here
         bodies = []
         for size in sizes:
             self.made += 1

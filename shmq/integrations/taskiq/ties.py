@@ -1,0 +1,41 @@
+"""The tie to an instance, for coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio.to_thread
+
+from shmq.errors import Gone
+from shmq.integrations.link import Link
+
+T = TypeVar("T")
+
+
+class AsyncLink(Link):
+    """A link whose calls in coroutines let the event loop go on while they wait."""
+
+    async def open(self, call: Callable[[], object]) -> None:
+        """Make handles in a thread: to attach, or to create something, may take seconds."""
+        await anyio.to_thread.run_sync(lambda: self.retried(call))
+
+    async def retried_async(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call that asks this link for its handles, as `retried`."""
+        try:
+            return await call()
+        except Gone:
+            self.renew()
+            await self.open(lambda: self.broker)
+            return await call()
+
+    async def publish_async(
+        self, topic: str, channel: str, body: bytes, delay: float = 0.0
+    ) -> None:
+        """As `publish`, while the event loop goes on."""
+
+        async def work() -> None:
+            defer, due = self.terms(delay) if delay > 0 else (None, None)
+            await self.producer(topic, channel).publish_async(body, defer, properties=due)
+
+        await self.retried_async(work)

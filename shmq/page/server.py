@@ -1,0 +1,312 @@
+"""The page's own HTTP server: files, what they ask for, and the ticks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+try:
+    from aiohttp import web
+except ImportError as exc:
+    raise ImportError("shmq page needs aiohttp: install shmq with the extra `gateway`") from exc
+
+from shmq import audit
+from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
+from shmq.ownership import OWNER_VARIABLE
+from shmq.page import actions, arrow, bodies, detail, past
+from shmq.page.guard import HEADERS, Guard
+from shmq.page.heat import HeatMaps, bounds
+from shmq.page.snapshot import Snapshots
+from shmq.page.viewers import Viewers
+
+_KINDS: Final = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+}
+_STATIC: Final = Path(__file__).with_name("static")
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+#: In a request: whether its answer has what `bodies.without` takes out.
+BODIES: Final = "shmq.bodies"
+
+
+class Page:
+    """The pages of one instance. It only reads, unless `admin` allows more."""
+
+    def __init__(
+        self,
+        instance: str,
+        owner: str | int | None = None,
+        token: str | None = None,
+        most_viewers: int = 200,
+        admin: bool = False,
+    ) -> None:
+        """token: what a browser must know; None: nothing. admin: browsers may change things."""
+        self._admin = admin
+        self._place = instance, owner
+        self._snapshots = Snapshots(instance, owner)
+        self._viewers = Viewers(self._snapshots, most_viewers)
+        self._heat = HeatMaps()
+        self._guard = Guard(token)
+        self._arrow = arrow.Reader()
+        self._files = {item.name: item.read_bytes() for item in _STATIC.iterdir() if item.is_file()}
+
+    def reads(self) -> dict[str, Handler]:
+        """Path -> what answers a GET; all paths are below `/page`."""
+        return {
+            "/page": self._root,
+            "/page/": self._index,
+            **{f"/page/static/{name}": self._file(name) for name in self._files},
+            "/page/ticks": self._viewers.watch,
+            "/page/state": self._state,
+            "/page/topic": self._topic,
+            "/page/channel": self._channel,
+            "/page/heat": self._heat_of,
+            "/page/messages": self._messages,
+            "/page/message": self._message,
+            "/page/dead": self._list(detail.dead),
+            "/page/leases": self._list(detail.leases),
+            "/page/processes": self._list(detail.processes),
+            "/page/results": self._list(detail.results),
+            "/page/history": self._history,
+            "/page/deaths": self._deaths,
+            "/page/rights": self._rights,
+        }
+
+    def application(self) -> web.Application:
+        """The routes of a server that has nothing else."""
+        application = web.Application(middlewares=[self._guarded], client_max_size=64 << 10)
+        routes = {"/": self._root, **self.reads()}
+        application.add_routes([web.get(path, handler) for path, handler in routes.items()])
+        application.add_routes([web.post("/page/act", self._act)])
+        application.on_shutdown.append(self._close)
+        return application
+
+    async def _close(self, application: web.Application) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let all browsers go."""
+        await self._viewers.close()
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Refuse strangers."""
+        welcome = self._guard.welcome(request)
+        if welcome is not None:
+            return welcome
+        refusal = self._guard.refusal(request)
+        if refusal is not None:
+            return web.Response(status=403, text=f"shmq page: {refusal}\n", headers=HEADERS)
+        return await self.answer(request, handler)
+
+    @staticmethod
+    async def answer(
+        request: Any, handler: Callable[[Any], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Call a handler of `reads`, and say its errors as JSON."""
+        try:
+            return await handler(request)
+        except (Gone, NotRunning) as exc:
+            return _json({"error": str(exc)}, 404)
+        except LayoutMismatch as exc:
+            return _json({"error": str(exc)}, 409)
+        except (ShmqError, ValueError) as exc:
+            return _json({"error": str(exc)}, 400)
+        except web.HTTPException as exc:
+            exc.headers.update(HEADERS)
+            raise
+
+    # ---- files ----
+
+    async def _root(self, request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=303, headers={"Location": "/page/", **HEADERS})
+
+    async def _index(self, request: web.BaseRequest) -> web.StreamResponse:
+        return self._answer("index.html")
+
+    def _file(self, name: str) -> Handler:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return self._answer(name)
+
+        return handle
+
+    def _answer(self, name: str) -> web.Response:
+        kind = _KINDS.get(os.path.splitext(name)[1], "application/octet-stream")
+        body = self._files[name]
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
+
+    # ---- data ----
+
+    async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _answer(await self._viewers.state(), 200)
+
+    def _list(self, function: Callable[[Snapshots], list[dict[str, Any]]]) -> Handler:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            found = await self._viewers.read(function, self._snapshots)
+            return _json(_permitted(request, found))
+
+        return handle
+
+    async def _channel(self, request: web.BaseRequest) -> web.StreamResponse:
+        place = _place(request)
+        found = await self._viewers.read(lambda: detail.channel(self._snapshots.source, *place))
+        return _json(_permitted(request, found))
+
+    async def _heat_of(self, request: web.BaseRequest) -> web.StreamResponse:
+        place = _place(request)
+        since = _number("since", request.query.get("since", "0"))
+
+        def look() -> dict[str, Any]:
+            _, view = detail.find(self._snapshots.source, *place)
+            return self._heat.look(view, since, time.time())
+
+        return _json({"bounds": bounds(), **await self._viewers.read(look)})
+
+    async def _topic(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = request.query.get("topic", "")
+        return _json(await self._viewers.read(lambda: detail.topic(self._snapshots.source, name)))
+
+    async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
+        place = _place(request)
+        state = request.query.get("state", "ready")
+        count = _count(request.query.get("n", "50"))
+        found = await self._viewers.read(
+            lambda: detail.messages(self._snapshots.source, *place, state, count)
+        )
+        return _json(_permitted(request, found))
+
+    async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
+        place, wanted = _place(request), request.query.get("id", "")
+        found, data = await self._viewers.read(
+            lambda: detail.message(self._snapshots.source, *place, wanted)
+        )
+        if data is not None and request.get(BODIES, True):
+            found["body"]["arrow"] = await self._arrow.describe(data, found["body"]["length"])
+        return _json(_permitted(request, found))
+
+    async def _history(self, request: web.BaseRequest) -> web.StreamResponse:
+        period = request.query.get("period", "second")
+        key = _place(request) if "topic" in request.query else None
+        since = float(_number("since", request.query.get("since", "0"))) / 1000
+        return _json(await self._viewers.read(past.series, *self._place, period, key, since))
+
+    async def _rights(self, request: web.BaseRequest) -> web.StreamResponse:
+        instance, owner = self._place[0], os.environ.get(OWNER_VARIABLE)
+        options = ["--instance", instance, *(["--owner", owner] if owner else [])]
+        return _json({"admin": self._admin, "options": options})
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        refusal = self._guard.refusal_to_act(request)
+        if refusal is not None:
+            return _json({"error": refusal}, 403)
+        if not self._admin:
+            return _json({"error": "this page only shows; start `shmq page --admin` to act"}, 403)
+        try:
+            wish = await request.json()
+        except RecursionError:
+            raise ValueError("a wish is an object, not thousands of nested lists") from None
+        by = audit.by_peer(request.transport)
+        # A thread of its own: it may wait for the supervisor, and the ticks go on.
+        said = await asyncio.to_thread(actions.act, *self._place, wish, by)
+        return _json({"done": said})
+
+    async def _deaths(self, request: web.BaseRequest) -> web.StreamResponse:
+        found = await self._viewers.read(past.last_deaths, *self._place)
+        return _json(_permitted(request, found))
+
+
+def _permitted(request: web.BaseRequest, found: Any) -> Any:
+    return found if request.get(BODIES, True) else bodies.without(found)
+
+
+def _place(request: web.BaseRequest) -> tuple[str, str | None]:
+    return request.query.get("topic", ""), request.query.get("channel")
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise ValueError(f"{name} is a number, not {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= detail.MOST_MESSAGES:
+        raise ValueError(f"n is a number from 1 to {detail.MOST_MESSAGES}, not {text!r}")
+    return int(text)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return _answer(json.dumps(value, separators=(",", ":")).encode(), status)
+
+
+def _answer(document: bytes, status: int) -> web.Response:
+    return web.Response(
+        status=status,
+        body=document,
+        content_type="application/json",
+        charset="utf-8",
+        headers=HEADERS,
+    )
+
+
+# ---- running ----
+
+
+async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    path: of a Unix socket, with mode 0600, instead of host and port. ready: called with the port
+    (0 for a socket file) when browsers may come. Raises OSError if the address is taken.
+    """
+    runner = web.AppRunner(page.application(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        if path is not None:
+            _remove_left_socket(path)
+            before = os.umask(0o177)
+            try:
+                await web.UnixSite(runner, path).start()
+            finally:
+                os.umask(before)
+            ready(0)
+        else:
+            await web.TCPSite(runner, host, port).start()
+            ready(runner.addresses[0][1])
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _remove_left_socket(path: str) -> None:
+    """Remove a socket on which nobody listens any more."""
+    import socket
+
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(f"{path} is there and no socket: name another --socket, or remove it")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                os.unlink(path)

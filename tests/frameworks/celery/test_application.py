@@ -1,0 +1,102 @@
+"""An application that is really run: canvases, retries, times, exchanges, pools."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from support.celery_app import add, flaky, gate, noted, total
+from support.celery_worker import Worker
+from support.processes import WATCHDOG, eventually
+
+POOLS = [("prefork", "2"), ("threads", "2"), ("solo", "1"), ("gevent", "10")]
+
+
+@pytest.mark.parametrize(("pool", "size"), POOLS)
+def test_tasks_and_canvases_run_in_each_pool(
+    app: Any, worker: Callable[..., Worker], pool: str, size: str
+) -> None:
+    worker(f"--pool={pool}", f"--concurrency={size}")
+    assert add.delay(1, 2).get(WATCHDOG) == 3
+    assert chain(add.s(1, 2), add.s(3), add.s(4)).delay().get(WATCHDOG) == 10
+    assert group(add.s(n, n) for n in range(10)).delay().get(WATCHDOG) == list(range(0, 20, 2))
+    assert chord((add.s(n, n) for n in range(10)), total.s()).delay().get(WATCHDOG) == 90
+    assert app.control.ping(timeout=WATCHDOG, limit=1)
+
+
+def test_a_task_that_fails_is_tried_again_after_a_growing_time(
+    app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]]
+) -> None:
+    worker("--concurrency=2")
+    assert flaky.delay("x", 3).get(WATCHDOG) == 4
+    assert lines() == [["try", "x"]] * 4
+
+
+def test_a_task_with_a_countdown_waits_in_the_broker(
+    app: Any, worker: Callable[..., Worker], attach: Callable[[], Any]
+) -> None:
+    worker("--concurrency=1")
+    began = time.time()
+    result = noted.apply_async(("later",), countdown=2)
+    channel = attach().channel_stats("kombu.celery", "queue")
+    assert channel.deferred == 1 or result.ready()
+    assert result.get(WATCHDOG) == "later"
+    assert time.time() >= began + 2
+
+
+def test_higher_priorities_run_first(
+    app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    for priority in (9, 6, 3, 0):
+        noted.apply_async((f"p{priority}",), priority=priority)
+    worker("--concurrency=1", "--prefetch-multiplier=1")
+    eventually(lambda: len(lines()) == 4)
+    assert lines() == [["p0"], ["p3"], ["p6"], ["p9"]]
+
+
+def test_workers_answer_inspection_and_revoke_tasks(
+    app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    name = worker("--concurrency=1").name
+    opened = tmp_path / "open"
+    running = gate.delay("a", str(opened))
+    waiting = noted.delay("never")
+    eventually(lambda: lines()[:1] and lines()[0][:2] == ["begin", "a"])
+    inspect = app.control.inspect([name], timeout=5)
+
+    def told(question: Callable[[], Any]) -> Any:
+        return eventually(lambda: (question() or {}).get(name), what="the worker answers")
+
+    assert [task["id"] for task in told(inspect.active)] == [running.id]
+    eventually(lambda: [task["id"] for task in told(inspect.reserved)] == [waiting.id])
+    assert told(inspect.stats)["broker"]["transport"] == "shmq"
+    assert told(inspect.active_queues)[0]["name"] == "celery"
+    app.control.revoke(waiting.id, reply=True, timeout=WATCHDOG, limit=1)
+    opened.touch()
+    assert running.get(WATCHDOG) == "a"
+    with pytest.raises(Exception, match="revoked"):
+        waiting.get(WATCHDOG)
+    assert ["never"] not in lines()
+
+
+def test_a_worker_begins_and_ends_to_consume_a_queue_while_it_runs_a_task(
+    app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    name = worker("--concurrency=1").name
+    opened = tmp_path / "open"
+    running = gate.delay("a", str(opened))
+    eventually(lambda: lines()[:1])
+    wait = {"reply": True, "timeout": WATCHDOG, "limit": 1, "destination": [name]}
+    app.control.add_consumer("other", **wait)
+    opened.touch()
+    assert running.get(WATCHDOG) == "a"
+    assert noted.apply_async(("other",), queue="other").get(WATCHDOG) == "other"
+    app.control.cancel_consumer("other", **wait)
+    left = noted.apply_async(("left",), queue="other")
+    assert add.delay(1, 1).get(WATCHDOG) == 2
+    assert not left.ready()
+    assert [words[:2] for words in lines()].count(["begin", "a"]) == 1

@@ -1,0 +1,202 @@
+"""Workers, their pools, and the supervisor are killed: every task is done and has its result."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chord
+from support.celery_app import add, dies_once, early, gate, late, names
+from support.celery_worker import Worker, environment
+from support.processes import ROOT, WATCHDOG, Child, eventually
+
+Lines = Callable[[], list[list[str]]]
+
+
+def begun(lines: Lines, name: str) -> list[list[str]]:
+    return [words for words in lines() if words[:2] == ["begin", name]]
+
+
+def test_a_task_whose_pool_process_is_killed_runs_again(
+    app: Any, worker: Callable[..., Worker], lines: Lines, tmp_path: Path
+) -> None:
+    worker("--concurrency=2")
+    assert dies_once.delay("a", str(tmp_path / "died")).get(WATCHDOG) == "a"
+    assert lines() == [["survived", "a"]]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_late_task_of_a_killed_worker_runs_in_the_next_one(
+    app: Any, worker: Callable[..., Worker], lines: Lines, tmp_path: Path, pool: str
+) -> None:
+    opened = tmp_path / "open"
+    first = worker(f"--pool={pool}", "--concurrency=1")
+    result = gate.delay("a", str(opened))
+    eventually(lambda: begun(lines, "a"))
+    first.kill()
+    worker(f"--pool={pool}", "--concurrency=1")
+    eventually(lambda: len(begun(lines, "a")) == 2)
+    opened.touch()
+    assert result.get(WATCHDOG) == "a"
+
+
+def test_prefetched_tasks_of_a_killed_worker_run_in_another(
+    app: Any, worker: Callable[..., Worker], lines: Lines, tmp_path: Path
+) -> None:
+    opened = tmp_path / "open"
+    first = worker("--concurrency=1", "--prefetch-multiplier=10")
+    results = [gate.delay(f"t{number}", str(opened)) for number in range(8)]
+    eventually(lambda: begun(lines, "t0"))
+    first.kill()
+    opened.touch()
+    worker("--concurrency=2")
+    assert [result.get(WATCHDOG) for result in results] == [f"t{n}" for n in range(8)]
+
+
+def test_an_early_task_of_a_killed_worker_is_not_run_again(
+    app: Any, worker: Callable[..., Worker], lines: Lines
+) -> None:
+    first = worker("--concurrency=1", "--prefetch-multiplier=1")
+    early.delay("a", 3600)
+    eventually(lambda: begun(lines, "a"))
+    first.kill()
+    worker("--concurrency=1")
+    assert add.delay(1, 2).get(WATCHDOG) == 3
+    assert len(begun(lines, "a")) == 1
+
+
+def test_a_task_of_three_timeouts_runs_once(
+    serve: Callable[..., Child],
+    app: Any,
+    worker: Callable[..., Worker],
+    server: Child,
+    lines: Lines,
+) -> None:
+    """The broker's timeout is one second here: it does not count while the worker lives."""
+    server.kill()
+    serve(msg_timeout="1s")
+    worker("--concurrency=2")
+    assert late.delay("long", 3.5).get(WATCHDOG) == "long"
+    assert add.delay(1, 2).get(WATCHDOG) == 3
+    assert len(begun(lines, "long")) == 1
+
+
+def test_a_killed_supervisor_stops_nothing(
+    app: Any, worker: Callable[..., Worker], server: Child, serve: Callable[..., Child]
+) -> None:
+    worker("--concurrency=2")
+    assert add.delay(1, 2).get(WATCHDOG) == 3
+    server.kill()
+    results = [add.delay(number, 1) for number in range(50)]
+    assert [result.get(WATCHDOG) for result in results] == list(range(1, 51))
+    serve()
+    later = add.apply_async((1, 2), countdown=0.5)
+    assert later.get(WATCHDOG) == 3
+
+
+def test_workers_go_on_after_the_broker_was_stopped_and_started(
+    app: Any, worker: Callable[..., Worker], server: Child, serve: Callable[..., Child]
+) -> None:
+    worker("--concurrency=2")
+    assert add.delay(1, 2).get(WATCHDOG) == 3
+    server.process.send_signal(signal.SIGTERM)
+    server.succeed()
+    serve()
+    assert add.delay(2, 2).get(2 * WATCHDOG) == 4
+
+
+def test_what_was_enqueued_is_done_after_all_processes_were_killed(
+    app: Any,
+    worker: Callable[..., Worker],
+    server: Child,
+    serve: Callable[..., Child],
+    lines: Lines,
+    tmp_path: Path,
+) -> None:
+    opened = tmp_path / "open"
+    first = worker("--concurrency=2")
+    results = [gate.delay(f"t{number}", str(opened)) for number in range(20)]
+    eventually(lambda: begun(lines, "t0"))
+    server.kill()
+    first.kill()
+    opened.touch()
+    serve()
+    worker("--concurrency=2")
+    assert [result.get(WATCHDOG) for result in results] == [f"t{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kills"),
+    [
+        pytest.param(500, 10, marks=pytest.mark.shallow),
+        pytest.param(5000, 100, marks=pytest.mark.deep),
+    ],
+)
+def test_every_task_is_done_whatever_is_killed(
+    app: Any, worker: Callable[..., Worker], lines: Lines, tasks: int, kills: int
+) -> None:
+    """Processes of pools and, one time in ten, whole workers are killed at random instants."""
+    chance = random.Random(tasks)
+    workers = [worker("--concurrency=2"), worker("--concurrency=2")]
+    results = [late.delay(f"t{number}", 0.004) for number in range(tasks)]
+
+    def ended() -> int:
+        return sum(words[0] == "end" for words in lines())
+
+    for number in range(kills):
+        eventually(lambda number=number: ended() >= number * tasks // (kills + 1))
+        if number % 10:
+            victim = chance.choice(workers)
+            pool = eventually(lambda victim=victim: victim.pool())
+            Worker.shoot(chance.choice(pool))
+        else:
+            victim = workers.pop(chance.randrange(2))
+            victim.kill()
+            workers.append(worker("--concurrency=2"))
+    for number, result in enumerate(results):
+        assert result.get(5 * WATCHDOG) == f"t{number}"
+    done = Counter(words[1] for words in lines() if words[0] == "end")
+    assert len(done) == tasks
+
+
+def test_a_chord_is_completed_although_workers_die(
+    app: Any, worker: Callable[..., Worker], lines: Lines, tmp_path: Path
+) -> None:
+    opened = tmp_path / "open"
+    first = worker("--concurrency=2")
+    result = chord([gate.s(f"t{number}", str(opened)) for number in range(6)], names.s()).delay()
+    eventually(lambda: begun(lines, "t0"))
+    first.kill()
+    opened.touch()
+    worker("--concurrency=2")
+    assert result.get(WATCHDOG) == [f"t{number}" for number in range(6)]
+
+
+def test_nothing_of_a_killed_client_stays(
+    app: Any, worker: Callable[..., Worker], attach: Callable[[], Any], instance: str
+) -> None:
+    """The reply queue of a program that asked for replies and died goes away."""
+    worker("--concurrency=1")
+    broker = attach()
+    code = (
+        "import os, signal; from support.celery_app import app\n"
+        "assert app.control.ping(timeout=60, limit=1)\n"
+        "connection = app.connection(); channel = connection.channel()\n"
+        "queue = app.control.mailbox.reply_queue(channel); queue.declare()\n"
+        "import kombu; kombu.Consumer(channel, [queue]).consume()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    before = {topic.name for topic in broker.stats().topics}
+    env = environment(instance, ROOT / "nowhere", {})
+    child = Child([sys.executable, "-c", code], env)
+    try:
+        assert child.wait() == -signal.SIGKILL, child.errors
+    finally:
+        child.close()
+    eventually(lambda: {topic.name for topic in broker.stats().topics} <= before)

@@ -1,0 +1,181 @@
+"""Dramatiq's broker on shmq, with a worker in this process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+import dramatiq
+import pytest
+from dramatiq.errors import ConnectionFailed, QueueNotFound
+from dramatiq.results import Results
+from support.processes import eventually
+
+import shmq
+from shmq.integrations.dramatiq import Broker, RateLimiterBackend, ResultBackend
+
+
+def test_a_message_is_processed_and_its_result_waits(broker: shmq.Broker) -> None:
+    backend = ResultBackend(broker)
+    app = Broker(broker, middleware=[Results(backend=backend)])
+
+    @dramatiq.actor(broker=app, store_results=True)
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    worker = dramatiq.Worker(app, worker_timeout=100, worker_threads=2)
+    worker.start()
+    try:
+        message = add.send(2, 3)
+        assert message.get_result(backend=backend, block=True, timeout=60_000) == 5
+        app.join("default", timeout=60_000)
+    finally:
+        worker.stop()
+
+
+def test_a_worker_that_stops_gives_back_what_it_did_not_begin(broker: shmq.Broker) -> None:
+    app = Broker(broker, middleware=[])
+    go = threading.Event()
+
+    @dramatiq.actor(broker=app)
+    def wait() -> None:
+        go.wait()
+
+    sent = [wait.send() for _ in range(10)]
+    worker = dramatiq.Worker(app, worker_timeout=10, worker_threads=1)
+    worker.start()
+    (topic,) = app.topics("default")
+    eventually(lambda: broker.channel_stats(topic, "workers").in_flight == 2)  # what it prefetches
+    worker.workers[0].stop()
+    go.set()
+    worker.stop()
+    stats = broker.channel_stats(topic, "workers")
+    assert (stats.depth, stats.in_flight) == (len(sent) - stats.finished, 0)
+    assert 1 <= stats.finished <= 2
+
+
+def test_an_exception_of_an_actor_is_freed_at_once(broker: shmq.Broker) -> None:
+    app = Broker(broker, middleware=[])
+    made: list[weakref.ref[BaseException]] = []
+
+    class Problem(Exception):
+        def __init__(self) -> None:
+            made.append(weakref.ref(self))
+
+    @dramatiq.actor(broker=app)
+    def fail() -> None:
+        raise Problem
+
+    worker = dramatiq.Worker(app, worker_timeout=10, worker_threads=1)
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    worker.start()
+    try:
+        fail.send()
+        eventually(lambda: made and made[0]() is None)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+        worker.stop()
+
+
+def test_a_delay_may_be_longer_than_the_instance_allows(
+    open_broker: Callable[..., shmq.Broker],
+) -> None:
+    broker = open_broker(max_req_timeout=0.05)
+    app = Broker(broker, middleware=[])
+
+    @dramatiq.actor(broker=app)
+    def noop() -> None: ...
+
+    noop.send_with_options(delay=400)
+    began = time.monotonic()
+    consumer = app.consume("default", timeout=20)
+    message = eventually(lambda: next(consumer))
+    assert time.monotonic() - began >= 0.39
+    assert message.delivery.attempts > 2  # it came back several times
+    consumer.ack(message)
+    consumer.close()
+
+
+def test_a_message_that_cannot_be_decoded_is_a_dead_letter(broker: shmq.Broker) -> None:
+    app = Broker(broker, middleware=[])
+    app.declare_queue("default")
+    (topic,) = app.topics("default")
+    consumer = app.consume("default", timeout=10)
+    broker.producer(topic).publish(b"not JSON")
+    dead = broker.dead(topic, "workers")
+    (letter,) = eventually(lambda: next(consumer) or dead.peek())
+    assert letter.body == b"not JSON"
+    assert (letter.error or "").startswith("Failed to decode message.")
+    consumer.close()
+
+
+def test_names_of_queues_never_share_a_topic() -> None:
+    app = Broker("nowhere", max_priority=9)
+    names = ["default", "default.p1", "default.p3", "default.workers.dead", "x" * 60, "x" * 61]
+    topics = [topic for name in names for topic in app.topics(name)]
+    assert len(set(topics)) == 4 * len(names)
+    assert all(len(f"{topic}.workers.dead") <= 64 for topic in topics)
+    assert app.topics("default")[0] == "dramatiq.default"
+
+
+def test_without_an_instance_dramatiqs_errors_are_raised() -> None:
+    app = Broker("nowhere", middleware=[], timeout=0)
+    app.declare_queue("default")
+    with pytest.raises(ConnectionFailed):
+        app.enqueue(dramatiq.Message("default", "noop", (), {}, {}))
+    with pytest.raises(ConnectionFailed):
+        app.consume("default")
+    with pytest.raises(QueueNotFound):
+        app.consume("other")
+
+
+def test_the_counters_of_rate_limiters_keep_to_their_bounds(broker: shmq.Broker) -> None:
+    limits = RateLimiterBackend(broker)
+    assert limits.add("key", 1, 60_000)
+    assert not limits.add("key", 1, 60_000)
+    assert limits.incr("key", 1, 2, 60_000)
+    assert not limits.incr("key", 1, 2, 60_000)
+    assert limits.decr("key", 1, 0, 60_000)
+    assert limits.decr("key", 1, 0, 60_000)
+    assert "key" not in limits.store  # the next holder begins a new time to live
+    assert not limits.decr("key", 1, 0, 60_000)
+    for number in range(3):
+        assert limits.incr_and_sum(f"sum{number}", lambda: ["sum0", "sum1", "sum2"], 1, 3, 60_000)
+    assert not limits.incr_and_sum("sum0", lambda: ["sum0", "sum1", "sum2"], 1, 3, 60_000)
+    assert limits.store.get("sum0") == b"1"
+    assert not limits.wait("event", 10)
+    limits.wait_notify("event", 60_000)
+    assert limits.wait("event", None)
+
+
+def test_a_forked_child_attaches_anew(broker: shmq.Broker) -> None:
+    app = Broker(broker.instance, middleware=[])
+    limits = RateLimiterBackend(broker.instance)
+
+    def use(key: str) -> None:
+        app.enqueue(dramatiq.Message("default", "noop", (key,), {}, {}))
+        limits.incr("uses", 1, 100, 60_000)
+
+    app.declare_queue("default")
+    use("parent")
+    child = multiprocessing.get_context("fork").Process(target=use, args=("child",))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    use("parent again")
+    assert limits.store.get("uses") == b"3"
+    consumer = app.consume("default", prefetch=10, timeout=1000)
+    found = [next(consumer) for _ in range(3)]
+    assert [each.args[0] for each in found if each] == ["parent", "child", "parent again"]
+    for each in found:
+        consumer.ack(each)
+    consumer.close()
+    app.close()
+    limits.close()

@@ -1,0 +1,54 @@
+"""Compiles C tests of the core for musl and runs them here; `tools/dev musl` calls it.
+
+They are linked statically, so they bring their C library along and run where Python has glibc. The
+tests are those of locks, doorbells and processes that die or write garbage: what a C library has a
+part in. Arguments go to ctest.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import wheels
+
+BUILD = wheels.TOP / "build" / "musl"
+TESTS = (
+    "lock",
+    "doorbell",
+    "lanes_wake",
+    "queue",
+    "fanout",
+    "store",
+    "corrupt",
+    "garbage",
+    "threads",
+    "race",
+)
+
+
+def main() -> None:
+    (target,) = (t for t in wheels.TARGETS if (t.machine, t.libc) == (platform.machine(), "musl"))
+    defines = {
+        "CMAKE_BUILD_TYPE": "Release",
+        # the warning of gcc that the C tests name; no checks of undefined behaviour, for which Zig
+        # has no library here
+        "CMAKE_C_FLAGS": "-Wno-unknown-warning-option -fno-sanitize=undefined",
+        "CMAKE_EXE_LINKER_FLAGS": "-static",
+        **wheels.cmake_tools(target),
+    }
+    words = [f"-D{name}={value}" for name, value in defines.items()]
+    environment = wheels.compiling(target)
+    source = wheels.TOP / "native"
+    wheels.run("cmake", "-S", source, "-B", BUILD, "-G", "Ninja", *words, env=environment)
+    programs = [f"test_{name}" for name in TESTS]
+    wheels.run("cmake", "--build", BUILD, "--target", *programs, env=environment)
+    only = f"^({'|'.join(TESTS)})$"
+    wheels.run(
+        *("ctest", "--test-dir", BUILD, "--output-on-failure", "--no-tests=error", "-R", only),
+        *sys.argv[1:],
+    )
+
+
+if __name__ == "__main__":
+    main()
