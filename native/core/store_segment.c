@@ -207,7 +207,9 @@ static bool words_in(shmq_store *s)
 	uint32_t entries = ld(&s->d->entries_committed); /* SYNC(store-committed) */
 	uint64_t arena = ld(&s->d->arena_committed);     /* SYNC(store-committed) */
 
-	if (entries == s->entries_backed && arena == s->arena_backed)
+	/* A handle that has backed nothing yet must not believe words of 0. */
+	if (s->entries_backed && s->arena_backed && entries == s->entries_backed &&
+	    arena == s->arena_backed)
 		return true;
 	if (!TRUST_CHECK(entries - 1 < s->entries_max && entries >= s->entries_backed &&
 	                 arena <= s->arena_max && arena >= SHMQ_ARENA_FIRST &&

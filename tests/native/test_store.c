@@ -474,6 +474,24 @@ static void garbage_does_no_harm(unsigned seed)
 	world_stop(w);
 }
 
+/* A handle that has used nothing of a store compares its words with none of its own. */
+static void a_new_handle_believes_no_words_of_0(void)
+{
+	world *w = world_start(small_limits(300, 300));
+	shmq_store *s = make_store(w, "r", 100, 1 << 16), *fresh;
+
+	EQUAL(set_text(s, "key", "value", INT64_MAX), 0);
+	fresh = open_store(w, w->supervisor, "r");
+	st(&s->d->entries_committed, 0);
+	st(&s->d->arena_committed, 0);
+	st(&s->d->dirty, 1);
+	EQUAL(store_lock(fresh, soon()), SHMQ_CORRUPT);
+	EQUAL(store_lock(s, soon()), SHMQ_CORRUPT);
+	shmq_store_close(fresh);
+	shmq_store_close(s);
+	world_stop(w);
+}
+
 /* ---- waiting ---- */
 
 typedef struct asker {
@@ -593,6 +611,7 @@ int main(void)
 	a_death_under_the_lock_is_repaired();
 	for (unsigned seed = 1; seed <= 3; seed++)
 		garbage_does_no_harm(seed);
+	a_new_handle_believes_no_words_of_0();
 	a_set_wakes_who_waits_for_the_key();
 	a_retired_store_is_gone_until_it_is_opened_again();
 	full_tables_say_so();
