@@ -4,6 +4,10 @@ test` and `tools/dev test --all` call it after they have installed what the part
 Two parts run side by side: one that computes (compilers, the C tests, exhaustive searches) and one
 that mostly waits (tests with processes). Some run alone. Each part is a few commands that anybody
 can run by hand. A part that fails prints them after its log; the other parts still run.
+
+In a part that uses programs of others, which have limits of seconds in them, the few tests that
+failed run once more at the end, with nothing beside them, as CPython's regrtest does. Those that
+pass then are listed and do not fail the suite. In the other parts a failure is a failure.
 tests/README.md has a table of the parts and of what each tier leaves out.
 """
 
@@ -33,6 +37,10 @@ SUMMARIES = (
     re.compile(r"^(\d+% tests passed, .*)$"),
     re.compile(r"^(all .*)$"),
 )
+#: A line of pytest's short summary.
+FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
+#: With more failed tests than this in a part, none of them runs again: it is not the machine.
+AGAIN_MOST = 3
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Part:
     lane: str = "compute"
     waits: bool = False
     """Whether its tests have limits of others in them, although it is in the lane that computes."""
+    again: bool = False
+    """Whether its failed tests run once more, alone."""
 
     @property
     def gives_way(self) -> bool:
@@ -82,9 +92,12 @@ def depth(deep: bool) -> tuple[str, ...]:
     return ("-m", "not shallow" if deep else "not deep")
 
 
-def python(name: str, text: str, folders: Sequence[str], deep: bool, workers: int) -> Part:
+def python(
+    name: str, text: str, folders: Sequence[str], deep: bool, workers: int, again: bool = False
+) -> Part:
     """A part that is one pytest."""
-    return Part(name, text, [pytest(*folders, *depth(deep), workers=workers)], "wait")
+    command = pytest(*folders, *depth(deep), workers=workers)
+    return Part(name, text, [command], "wait", again=again)
 
 
 def tests(deep: bool, fuzzed: bool) -> list[Part]:
@@ -94,21 +107,23 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
-        python("spark", "Spark", ["tests/spark"], deep, 1),
+        python("spark", "Spark", ["tests/spark"], deep, 1, again=True),
         python(
             "integration",
             "integration",
             ["tests/integration", "tests/arrow", "tests/monitoring"],
             deep,
             many,
+            again=True,
         ),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
-        python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many),
+        python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many, again=True),
         Part(
             "cpython",
             "CPython's own tests",
             [pytest("tests/cpython", *depth(deep), together=False)],
             "wait",
+            again=True,
         ),
         Part(
             "frameworks",
@@ -116,8 +131,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             # One more than cores: one of them waits for Celery's own tests most of the time.
             [pytest("tests/frameworks", *depth(deep), workers=CORES + 1, together=False)],
             waits=True,
+            again=True,
         ),
-        Part("page", "the page in a browser", [pytest("tests/page", *depth(deep), workers=CORES)]),
+        Part(
+            "page",
+            "the page in a browser",
+            [pytest("tests/page", *depth(deep), workers=CORES)],
+            again=True,
+        ),
         python("faults", "failing disks", ["tests/fault_injection"], deep, many),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
@@ -148,7 +169,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         parts.append(Part("fuzz", "all readers fuzzed for a moment", [dev("fuzz")]))
         mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
         parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
-    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)]))
+    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=True))
     parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone"))
     return parts
 
@@ -163,7 +184,10 @@ class Suite:
         self._turn = threading.Lock()  # for printing, and for the two below
         self._running: set[subprocess.Popen[bytes]] = set()
         self._interrupted = False
+        self._again: list[tuple[Part, list[str]]] = []
         self.failed: list[str] = []
+        self.passed_late: list[str] = []
+        """Tests that failed, and passed when they ran again."""
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run all of them; KeyboardInterrupt ends those that are running."""
@@ -179,6 +203,8 @@ class Suite:
             for thread in lanes:
                 thread.join()
             self._run_lane([part for part in parts if part.lane == "alone"])
+            for part, tests in self._again:
+                self._run_again(part, tests)
         except KeyboardInterrupt:
             self._end()
             for thread in lanes:
@@ -209,12 +235,32 @@ class Suite:
             if not status:
                 print(f"{part.text} ... {took:.0f} s{summary(text)}", flush=True)
                 return
-            self.failed.append(part.name)
             print(f"{part.text} ... FAILED after {took:.0f} s")
             print(text)
+            tests = list(dict.fromkeys(FAILURE.findall(text)))
+            if part.again and status == 1 and 0 < len(tests) <= AGAIN_MOST:
+                self._again.append((part, tests))
+                print(f"{part.text}: {len(tests)} failed, to run again at the end", flush=True)
+                return
+            self.failed.append(part.name)
             print(f"exit status {status}, log {log.relative_to(TOP)}; again:")
             for command in part.commands:
                 print(f"    {' '.join(command)}", flush=True)
+
+    def _run_again(self, part: Part, tests: list[str]) -> None:
+        if self._interrupted:
+            return
+        log = LOGS / f"suite-{part.name}-again.log"
+        with log.open("wb") as file:
+            status = self._status(pytest(*tests, workers=1), file)
+        with self._turn:
+            if status:
+                self.failed.append(part.name)
+                print(log.read_text(errors="replace"))
+            else:
+                self.passed_late += tests
+            words = "FAILED again" if status else "passed"
+            print(f"{part.text}, run again alone ... {words}: {', '.join(tests)}", flush=True)
 
     def _status(self, command: Sequence[str], file: object) -> int:
         """The exit status of a command, which is a process group of its own.
@@ -289,6 +335,8 @@ def main() -> int:
         return 130
     took = divmod(round(time.monotonic() - began), 60)
     result = f"FAILED: {', '.join(suite.failed)}" if suite.failed else "all passed"
+    if suite.passed_late:
+        result += f", {len(suite.passed_late)} only when run again"
     print(f"{result} ({took[0]} min {took[1]} s)")
     return 1 if suite.failed else 0
 

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="the models need g++")
 
 
+@pytest.mark.deep
 def test_no_death_breaks_the_protocol() -> None:
     done = subprocess.run([ROOT / "tools" / "dev", "model"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

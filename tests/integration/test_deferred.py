@@ -162,6 +162,7 @@ def test_due_times_on_disk_and_in_memory_are_kept_when_the_supervisor_is_killed(
     eventually(lambda: not chunk_files(data_path))
 
 
+@pytest.mark.deep
 def test_publishers_of_far_more_than_fits_in_memory_do_not_wait_for_ever(
     serve: Serve, attach: Attach, keep: Any, instance: str, data_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ def test_publishers_of_far_more_than_fits_in_memory_do_not_wait_for_ever(
     assert word(instance, "deferred_depth") == 0
 
 
+@pytest.mark.deep
 def test_due_times_all_over_come_in_time(serve: Serve, attach: Attach, data_path: Path) -> None:
     serve(in_flight_slots=400)
     broker = attach()

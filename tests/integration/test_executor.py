@@ -427,6 +427,7 @@ def test_workers_are_ended_at_once(
 # ---- no room ----
 
 
+@pytest.mark.deep
 def test_a_full_store_of_outcomes_holds_nobody_up(
     pool: Callable[..., shmq.Executor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

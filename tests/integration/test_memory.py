@@ -109,6 +109,7 @@ def test_a_deleted_channel_gives_back_all_of_it_though_clients_have_it_mapped(
     os.close(fd)
 
 
+@pytest.mark.deep
 def test_a_drained_channel_gives_its_memory_back_and_grows_again(open_broker: Open) -> None:
     broker = open_broker(arena_size=32 * MIB, mem_queue_size=50_000)
     consumer = broker.consumer("t", "c", max_in_flight=1000)
@@ -127,7 +128,15 @@ def test_a_drained_channel_gives_its_memory_back_and_grows_again(open_broker: Op
     os.close(fd)
 
 
-@pytest.mark.parametrize("held", ["view", "loan", "in flight", "deferred"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        "view",
+        pytest.param("loan", marks=pytest.mark.deep),
+        pytest.param("in flight", marks=pytest.mark.deep),
+        pytest.param("deferred", marks=pytest.mark.deep),
+    ],
+)
 def test_what_is_held_stays_when_memory_is_given_back(open_broker: Open, held: str) -> None:
     broker = open_broker(arena_size=32 * MIB, mem_queue_size=50_000)
     consumer = broker.consumer("t", "c", max_in_flight=100_000, msg_timeout=None)

@@ -137,6 +137,7 @@ def test_a_wrong_number_is_said(query: str, shop: shmq.Broker, start_page: Start
     asyncio.run(ask())
 
 
+@pytest.mark.deep
 def test_a_channels_view_has_its_past_and_its_heat_maps(
     shop: shmq.Broker, start_page: StartPage, browse: Browse
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_row_that_sorts_elsewhere_stays_while_it_is_pressed(
 
 
 @pytest.mark.deep
+@pytest.mark.deep
 def test_ten_thousand_channels_scroll_and_are_found(
     open_broker: Callable[..., shmq.Broker], start_page: StartPage, browse: Browse
 ) -> None:

@@ -133,6 +133,7 @@ def test_flower_shows_workers_and_tasks(
     eventually(lambda: ask(f"task/info/{sent['task-id']}").get("state") == "FAILURE")
 
 
+@pytest.mark.deep
 def test_celery_multi_starts_restarts_and_stops_workers(
     app: Any, instance: str, notes: Path, tmp_path: Path
 ) -> None:

@@ -34,12 +34,7 @@ markers =
 """
 
 #: Those of `t/integration`, without `test_canvas.py`, which takes longer than all others together.
-MODULES = [
-    pytest.param("test_tasks.py", marks=[]),
-    pytest.param("test_inspect.py", marks=[]),
-    pytest.param("test_worker.py", marks=pytest.mark.deep),
-    pytest.param("test_beat.py", marks=pytest.mark.deep),
-]
+MODULES = ["test_tasks.py", "test_inspect.py", "test_worker.py", "test_beat.py"]
 
 
 def deviations() -> dict[str, str]:
@@ -113,12 +108,14 @@ def settings(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("server")
 def test_the_test_classes_of_kombu(settings: Path, instance: str) -> None:
     module = str(Path(__file__).with_name("kombu_classes.py"))
     check(lambda *words: run("kombu", instance, settings, *words), module)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("module", MODULES)
 def test_the_integration_tests_of_celery(module: str, settings: Path, instance: str) -> None:

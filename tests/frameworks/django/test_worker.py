@@ -74,7 +74,8 @@ def test_workers_end_after_their_task_when_their_parent_is_killed(project: Proje
     key = web.enqueue("gated", "a")
     worker = project.worker()
     until(lambda: project.lines("begin"))
-    worker.kill()
+    worker.process.kill()  # `worker.kill()` waits for the pipes, which the task holds
+    worker.process.wait()
     pid = int(project.lines("begin")[0][2])
     project.open_gate("a")
     assert web.finished(key)["attempts"] == 1

@@ -74,6 +74,7 @@ def outcomes(theirs: Path, names: list[str], *words: str) -> tuple[set[str], set
     return {match[2] for match in found} - bad, bad, "\n".join(lines[-60:])
 
 
+@pytest.mark.deep
 def test_their_tests_pass_but_those_that_are_listed(theirs: Path) -> None:
     words = [f"--deselect=tests/{name}" for name in deviations()]
     passed, failed, text = outcomes(theirs, list(FILES), *words, "--timeout=300")

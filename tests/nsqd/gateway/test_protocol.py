@@ -256,7 +256,7 @@ def test_commands_may_follow_one_another_without_waiting(
     """Many PUB in a piece, of two topics, and one that cannot be at the end."""
     pubs = [b"PUB %b\n" % name.encode() for name in (topic, topic, topic, f"{topic}-other")]
     sent = [pubs[i % 4] + sized(b"%d" % i) for i in range(1000)]
-    client.send(b"".join(sent) + b"NOP\n" + b"".join(sent) + pubs[0] + sized(b"x" * 3) * 2)
+    client.send(b"".join(sent) + b"NOP\n" + b"".join(sent) + pubs[0] + sized(b"x" * 3) * 2 + b"\n")
     for _ in range(2001):
         assert client.frame() == OK
     frame = client.frame()

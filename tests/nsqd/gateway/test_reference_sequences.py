@@ -373,6 +373,7 @@ def test_25_the_log_level_is_changed(start: Start) -> None:
 # ---- what is around it ----
 
 
+@pytest.mark.deep
 def test_26_what_a_nsqlookupd_is_told(start: Start, noting_lookupd: Lookupd) -> None:
     server = start(noting_lookupd.flag, "--broadcast-address=127.0.0.1")
     told = noting_lookupd.told

@@ -409,6 +409,7 @@ def test_a_new_topic_gets_the_channels_that_others_have(
     eventually(lambda: second.channel("T", "C")["depth"] == 1)
 
 
+@pytest.mark.deep
 def test_a_nsqlookupd_that_was_away_is_told_everything(
     start: Start, noting_lookupd: Lookupd
 ) -> None:
