@@ -321,7 +321,12 @@ class Http:
         body = await read_body(request, options.max_body_size, "BODY_TOO_BIG")
         binary = "binary" in params and params["binary"] not in ("false", "0")
         if binary:
-            messages = _binary_bodies(body, options.max_msg_size, options.max_body_size)
+            count = _count_of(body, options.max_msg_size, options.max_body_size)
+            try:
+                await self._publish(topic, lambda p: p.publish_framed(body, 4, count, None, 0))
+                return "OK"
+            except MessageTooBig:  # all of them never fit into memory; the halves may
+                messages = _binary_bodies(body, count)
         else:
             messages = [line for line in body.split(b"\n") if line]
             if any(len(line) > options.max_msg_size for line in messages):
@@ -462,14 +467,20 @@ def _action_of(method: str, path: str) -> tuple[Action, str]:
     return Action.WRITE, ""
 
 
-def _binary_bodies(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """Return the messages of a binary body: MPUB's format without the leading size."""
+def _count_of(body: bytes, max_msg_size: int, max_body_size: int) -> int:
+    """Return the number of messages in a binary body: MPUB's format without the leading size.
+    Raises HttpError if they are not all there and of a valid size."""
     count = int.from_bytes(body[:4], "big", signed=True)
     if len(body) < 4 or not 0 < count <= (max_body_size - 4) // 5:
         raise HttpError(413, "BAD_BODY")
     _, whole, _ = _native.scan_bodies(body, 4, len(body), count, max_msg_size)
     if whole < count:
         raise HttpError(413, "BAD_MESSAGE")
+    return count
+
+
+def _binary_bodies(body: bytes, count: int) -> list[bytes]:
+    """Return the messages of a binary body that `_count_of` has checked."""
     messages, at = [], 4
     for _ in range(count):
         size = int.from_bytes(body[at : at + 4], "big")

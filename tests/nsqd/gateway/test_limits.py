@@ -226,6 +226,13 @@ def test_a_large_command_is_no_reason_to_end(start: Start) -> None:
             assert client.ask(mpub(b"t", [b"x" * 500_000] * 10)) == OK
 
 
+def test_a_batch_larger_than_the_memory_is_published_in_parts(start: Start) -> None:
+    server = start("--arena-size=4194304")
+    body = struct.pack(">i", 5) + sized(b"x" * 900_000) * 5
+    assert server.post("/mpub", body, topic="t", binary="true").status == 200
+    assert server.topic("t")["depth"] == 5
+
+
 @pytest.mark.parametrize(("had", "has"), [("-900\n", "0"), ("0\n", "0\n"), ("300\n", "300\n")])
 def test_a_protection_is_given_up(tmp_path: Path, had: str, has: str) -> None:
     file = tmp_path / "oom_score_adj"
