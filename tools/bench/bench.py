@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -28,12 +29,14 @@ import click
 from disk import GoDiskQueue, OurDisk
 from gateway import Nsqd, OurGateway
 from iceoryx import Iceoryx
+from kills import OurKills, OurPoolKills, kills
 from ours import cores, ours
 from peers import peers
 from runs import (
     APART,
     EXPIRY,
     IN_PLACE,
+    KILL,
     LARGE,
     LINES,
     LOOPED,
@@ -41,8 +44,13 @@ from runs import (
     MANY,
     NUMPY,
     ONE,
+    POST,
+    POSTS,
     PUB,
+    PUB_2,
+    PUB_8,
     PUBS,
+    PUBS_NEW,
     RESTORE,
     SPARK,
     SPARK_DISK,
@@ -52,12 +60,13 @@ from runs import (
     SPARK_WRITE,
     SPILL,
     SUB,
+    TAILS,
     TOGETHER,
-    WITH_P99,
     Contestant,
     Lacking,
     Outcome,
     Plan,
+    compile_c,
 )
 
 TOP = Path(__file__).resolve().parents[2]
@@ -80,8 +89,19 @@ GOALS = (
     (MANY, "shmq", "Redis Streams", None),
     (APART, "shmq", "mp.Pipe", 0.6),
     (TOGETHER, "shmq", "mp.Pipe", 0.6),
+    (APART, "shmq", "pyzmq REQ/REP", None),
+    (TOGETHER, "shmq", "pyzmq REQ/REP", None),
     (APART, "shmq", "iceoryx2", None),
     (TOGETHER, "shmq", "iceoryx2", None),
+    (APART, "shmq request", "pyzmq REQ/REP", None),
+    (TOGETHER, "shmq request", "pyzmq REQ/REP", None),
+    (APART, "shmq request", "nsqd", None),
+    (APART, "shmq gateway", "nsqd", None),
+    (TOGETHER, "shmq gateway", "nsqd", None),
+    (KILL, "shmq", "nsqd", None),
+    (KILL, "shmq gateway", "nsqd", None),
+    (KILL, "shmq", "Redis Streams", None),
+    (KILL, "shmq Executor", "ProcessPoolExecutor", None),
     (LARGE, "shmq in place", "memcpy", 0.8),
     (LARGE, "shmq in place", "memcpy in cache", None),
     (LARGE, "shmq copied", "pyzmq ipc", None),
@@ -91,7 +111,8 @@ GOALS = (
     (EXPIRY, "10^6", "10^3", 2.4),
     (PUBS, "shmq gateway", "nsqd", 1.0),
     (SUB, "shmq gateway", "nsqd", 1.0),
-    (PUB, "shmq gateway", "nsqd", 1.0),
+    *((line, "shmq gateway", "nsqd", 1.0) for line in (PUB, PUB_2, PUB_8)),
+    *((line, "shmq gateway", "nsqd", None) for line in (PUBS_NEW, POST, POSTS)),
     (SPARK_READ, "shmq", "only copies", 0.9),
     (SPARK_STREAM, "shmq", "only copies", 0.9),
     (SPARK_DISK, "shmq", "only copies", 0.8),
@@ -115,8 +136,13 @@ class Results:
     outcomes: list[Outcome] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def measured(self) -> list[Outcome]:
+        """Those with a figure: where every message was lost, there is none."""
+        return [outcome for outcome in self.outcomes if outcome.messages or not outcome.lost]
+
     def quartiles(self) -> tuple[float, float, float]:
-        values = [LINES[self.line].value(outcome, self.size) for outcome in self.outcomes]
+        values = [LINES[self.line].value(outcome, self.size) for outcome in self.measured]
         if len(values) == 1:
             return values[0], values[0], values[0]
         low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -143,12 +169,14 @@ class Results:
         spilled = sum(outcome.spilled for outcome in self.outcomes)
         if spilled:
             found.append(f"SPILLED {spilled:,} TO DISK")
+        if lost := sum(outcome.lost for outcome in self.outcomes):
+            found.append(f"{lost} LOST")
         if self.failures:
             found.append(f"{len(self.failures)} FAILED: {self.failures[0]}")
         return "; ".join([*found, self.note] if self.note else found)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "quartiles": self.quartiles() if self.outcomes else None}
+        return {**asdict(self), "quartiles": self.quartiles() if self.measured else None}
 
 
 # ---- the machine ---------------------------------------------------------------------------------
@@ -156,6 +184,7 @@ class Results:
 
 def facts() -> dict[str, Any]:
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _first_line_of("/proc/cpuinfo", "model name"),
         "kernel": platform.release(),
@@ -163,6 +192,7 @@ def facts() -> dict[str, Any]:
         "libc": " ".join(platform.libc_ver()),
         "disk": _output("stat", "--file-system", "--format=%T", tempfile.gettempdir()),
         "load": os.getloadavg()[0],
+        "real_time": os.sched_getscheduler(0) in (os.SCHED_RR, os.SCHED_FIFO),
         "git": _output("git", "-C", str(TOP), "describe", "--always", "--dirty", "--abbrev=12"),
     }
 
@@ -191,14 +221,13 @@ def core_executable(scratch: Path) -> Path | None:
         slow = {"asan", "tsan", "debug", "killpoints"} & set(path.parts)
         if path.is_file() and path.stat().st_mtime > newest and not slow:
             return path
-    executable = scratch / "bench_core"
-    command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O3", "-DNDEBUG", "-flto", "-pthread"]
-    command += ["-D_GNU_SOURCE", "-Inative/include", "-Inative/core", "-o", str(executable)]
+    folders = [f"-I{TOP / 'native' / name}" for name in ("include", "core")]
+    words = ["-std=gnu11", "-O3", "-DNDEBUG", "-flto", *folders]
     try:
-        subprocess.run([*command, *map(str, sources)], cwd=TOP, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        return compile_c(scratch / "bench_core", sources, *words)
+    except Lacking as error:
+        click.echo(f"without the core in C: {error}", err=True)
         return None
-    return executable
 
 
 # ---- the runs ------------------------------------------------------------------------------------
@@ -210,10 +239,12 @@ def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[C
     with our_broker(scratch, memory) as mine, ExitStack() as stack:
         found: list[Contestant] = []
         disks: list[Contestant] = [OurDisk(scratch), GoDiskQueue(scratch, TOP / "build")]
-        servers: list[Contestant] = [OurGateway(scratch), Nsqd(scratch)]
+        servers = [OurGateway(scratch), Nsqd(scratch)]
+        others = peers(scratch)
+        killed = kills(servers, others)
         core = cores(core_executable(scratch))
         spark = _in_spark(scratch) if any(LINES[line].group == SPARK for line in lines) else []
-        for contestant in [*mine, *core, *disks, *servers, *spark, *peers(scratch), Iceoryx()]:
+        for contestant in [*mine, *core, *disks, *servers, *spark, *others, *killed, Iceoryx()]:
             stack.callback(contestant.close)
             try:
                 contestant.version()
@@ -245,7 +276,7 @@ def our_broker(scratch: Path, memory: int) -> Iterator[list[Contestant]]:
     path = scratch / "broker"
     path.mkdir()
     with shmq.Broker(data_path=path, instance=instance, mem_queue_size=memory) as broker:
-        yield ours(broker, instance)
+        yield [*ours(broker, instance), OurKills(broker, instance), OurPoolKills()]
 
 
 def play(found: list[Contestant], plans: list[Plan], rounds: int) -> list[Results]:
@@ -290,34 +321,34 @@ def show(results: list[Results]) -> None:
         of_line = [result for result in results if result.line == name]
         if not of_line:
             continue
-        p99 = f" {'p99':>9}" if name in WITH_P99 else ""
+        tail = f" {TAILS[name]:>9}" if name in TAILS else ""
         click.echo()
         click.secho(
-            f"{line.title + ', ' + line.unit:40} {'median':>9} {'quartiles':>17}{p99}", bold=True
+            f"{line.title + ', ' + line.unit:40} {'median':>9} {'quartiles':>17}{tail}", bold=True
         )
         for result in sorted(of_line, key=_rank):
             click.echo(f"  {result.contestant:38} {_numbers(result)}  {result.remarks()}".rstrip())
 
 
 def _rank(result: Results) -> float:
-    if not result.outcomes:
+    if not result.measured:
         return float("inf")
     return result.value if LINES[result.line].less_is_better else -result.value
 
 
 def _numbers(result: Results) -> str:
-    if not result.outcomes:
+    if not result.measured:
         return f"{'-':>9} {'':17}"
     digits = 3 if LINES[result.line].unit == "M/s" else 1
     low, middle, high = (f"{value:.{digits}f}" for value in result.quartiles())
     text = f"{middle:>9} {f'{low} to {high}':>17}"
-    if result.line in WITH_P99:
-        text += f" {statistics.median(outcome.p99_us or 0 for outcome in result.outcomes):9.1f}"
+    if result.line in TAILS:
+        text += f" {LINES[result.line].tail(result.measured):9.1f}"
     return text
 
 
 def ratios(results: list[Results]) -> list[dict[str, Any]]:
-    values = {(r.line, r.contestant): r.value for r in results if r.outcomes}
+    values = {(r.line, r.contestant): r.value for r in results if r.measured}
     found = []
     for line, mine, theirs, goal in GOALS:
         if (line, mine) in values and (line, theirs) in values:

@@ -1,35 +1,73 @@
-"""nsqd's own bench_writer and bench_reader against a real nsqd and against shmq's gateway.
+"""nsqd's protocols: a real nsqd beside shmq's gateway, with clients in C (nsq_client.c).
 
 Both servers live as long as the bench and keep everything in memory; the server that is measured
-has the cores. Programs: `tools/dev peers`."""
+has the cores. nsqd: `tools/dev peers`."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from runs import LINES, PATIENCE, PUB, PUBS, SUB, Contestant, Lacking, Outcome, Plan
+from runs import (
+    LINES,
+    PATIENCE,
+    POST,
+    POSTS,
+    PUB,
+    PUB_2,
+    PUB_8,
+    PUBS,
+    PUBS_NEW,
+    ROUND_TRIPS,
+    SUB,
+    Contestant,
+    Lacking,
+    Outcome,
+    Plan,
+    compile_c,
+    report_of,
+)
 
 BIN = Path(__file__).parents[2] / "build" / "peers" / "bin"
-READY = 2500  # RDY of bench_reader: nsqd's highest
+SOURCE = Path(__file__).with_name("nsq_client.c")
+CHANNEL = "bench"  # the client's
 MEMORY = ("--mem-queue-size=4000000", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
+BRIEFLY = 0.4  # seconds in which even lists stay below that mem-queue-size
+BATCHES = (PUBS, PUBS_NEW, POSTS)
 LISTENING = re.compile(r"(TCP|HTTP): listening on (\S+)")
-DONE = re.compile(r"duration: (\S+) .* ([0-9.]+)ops/s")
+#: Line -> what the client does, and its connections.
+MODES = {
+    PUBS: ("mpub", 2),
+    PUBS_NEW: ("mpub", 2),
+    SUB: ("sub", 2),
+    PUB: ("pub", 1),
+    PUB_2: ("pub", 2),
+    PUB_8: ("pub", 8),
+    POST: ("http-pub", 2),
+    POSTS: ("http-mpub", 2),
+    **dict.fromkeys(ROUND_TRIPS, ("roundtrip", 1)),
+}
 
 
-class _Server(Contestant):
-    """Started for its first run."""
+class Server(Contestant):
+    """Started when it is first needed."""
 
-    lines: ClassVar[tuple[str, ...]] = (PUBS, SUB, PUB)
+    lines: ClassVar[tuple[str, ...]] = tuple(MODES)
+    note = "client in C"
 
     def __init__(self, scratch: Path) -> None:
+        self._client = scratch / "nsq_client"
         self._data = scratch / self.name.replace(" ", "-")
         self._log = scratch / f"{self._data.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,41 +77,68 @@ class _Server(Contestant):
     def _argv(self) -> list[str]:
         raise NotImplementedError
 
-    def version(self) -> str:
-        for tool in ("nsqd", "bench_writer", "bench_reader"):
-            if not (BIN / tool).exists():
-                raise Lacking(f"no {tool}: tools/dev peers")
-        return "1.3.0"
-
-    def run(self, plan: Plan) -> Outcome:
+    def address(self, protocol: str) -> str:
+        """HOST:PORT of `TCP` or `HTTP`."""
         if self._process is None:
             self._start()
-        topic = f"t{next(self._numbers)}"
-        batch = 1 if plan.line == PUB else plan.count
-        seconds = plan.seconds / 2 if plan.line == SUB else plan.seconds  # the reader is slower
-        try:
-            done = self._measure(
-                "bench_writer", plan, topic, f"-runfor={seconds}s", f"-batch-size={batch}"
-            )
-            if plan.line == SUB:
-                words = (f"-runfor={plan.seconds}s", "-channel=ch", f"-rdy={READY}")
-                done = self._measure("bench_reader", plan, topic, *words)
-        finally:
-            url = f"http://{self._addresses['HTTP']}/topic/delete?topic={topic}"
-            urllib.request.urlopen(url, b"", PATIENCE).close()
-        return done
+        return self._addresses[protocol]
 
-    def _measure(self, tool: str, plan: Plan, topic: str, *words: str) -> Outcome:
-        argv = [str(BIN / tool), f"-nsqd-tcp-address={self._addresses['TCP']}", f"-topic={topic}"]
-        argv += [f"-size={LINES[plan.line].size}", *words]
-        run = subprocess.run(
-            argv, capture_output=True, text=True, check=True, timeout=plan.seconds + 3 * PATIENCE
-        )
-        found = DONE.search(run.stderr + run.stdout)
-        if found is None:
-            raise RuntimeError(f"{tool} said no rate but {run.stderr.strip()[-200:]}")
-        seconds = _seconds(found[1])
-        return Outcome(round(float(found[2]) * seconds), seconds)
+    def topic(self) -> str:
+        """A new name."""
+        return f"t{next(self._numbers)}"
+
+    def post(self, path: str, **params: str) -> None:
+        """Make a request of nsqd's HTTP interface. Raises HTTPError."""
+        url = f"http://{self.address('HTTP')}{path}?{urllib.parse.urlencode(params)}"
+        urllib.request.urlopen(url, b"", PATIENCE).close()
+
+    def run(self, plan: Plan) -> Outcome:
+        mode, connections = MODES[plan.line]
+        topic = self.topic()
+        self.post("/topic/create", topic=topic)
+        options: dict[str, Any] = {
+            "address": self.address("HTTP" if mode.startswith("http") else "TCP"),
+            "topic": topic,
+            "connections": connections,
+            "size": LINES[plan.line].size or plan.size,
+            "batch": plan.count,
+            "seconds": min(plan.seconds, BRIEFLY) if plan.line in BATCHES else plan.seconds,
+        }
+        if plan.cpus:
+            options["cpus"] = "{},{}".format(*plan.cpus)
+        if not self._client.exists():
+            compile_c(self._client, [SOURCE], "-std=c11", "-O2", "-Wall", "-Wextra")
+        try:
+            if plan.line == SUB:
+                self.post("/channel/create", topic=topic, channel=CHANNEL)
+                self._fill(options)
+                self._await_channel(topic)
+            elif plan.line in (PUBS, POSTS):  # into memory that was used before
+                self._fill(options)
+                self.post("/topic/empty", topic=topic)
+            return Outcome.reported(report_of(self._client, mode, options, plan.seconds))
+        finally:
+            for name in (topic, f"{topic}-back"):
+                with contextlib.suppress(urllib.error.HTTPError):  # most lines have no second one
+                    self.post("/topic/delete", topic=name)
+
+    def _fill(self, options: dict[str, Any]) -> None:
+        """Publish more than is measured, but no more than fits into memory."""
+        options = {**options, "address": self.address("TCP"), "seconds": 2 * BRIEFLY}
+        report_of(self._client, "mpub", options, 2 * BRIEFLY)
+
+    def _await_channel(self, topic: str) -> None:
+        """Wait until all messages are in the channel: nsqd moves them there one by one."""
+        url = f"http://{self.address('HTTP')}/stats?format=json&topic={topic}"
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+                depth = json.load(answer)["topics"][0]["depth"]
+            if not depth:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} has {depth} messages that are in no channel yet")
+            time.sleep(0.05)
 
     def _start(self) -> None:
         self._data.mkdir()
@@ -94,20 +159,24 @@ class _Server(Contestant):
             self._process.wait()
 
 
-class Nsqd(_Server):
+class Nsqd(Server):
     name = "nsqd"
+
+    def version(self) -> str:
+        if not (BIN / "nsqd").exists():
+            raise Lacking("no nsqd: tools/dev peers")
+        return "1.3.0"
 
     def _argv(self) -> list[str]:
         return [str(BIN / "nsqd")]
 
 
-class OurGateway(_Server):
+class OurGateway(Server):
     name = "shmq gateway"
 
     def version(self) -> str:
         import shmq
 
-        super().version()
         return shmq.__version__
 
     def _argv(self) -> list[str]:
@@ -121,11 +190,3 @@ class OurGateway(_Server):
             f"--arena-size={4 << 30}",
             "--on-stop=flush",
         ]
-
-
-def _seconds(text: str) -> float:
-    """Go's duration below a minute: 1.5s, 900ms."""
-    found = re.fullmatch(r"([0-9.]+)(m?s)", text)
-    if found is None:
-        raise RuntimeError(f"not a duration in seconds: {text}")
-    return float(found[1]) / (1 if found[2] == "s" else 1000)

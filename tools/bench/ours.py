@@ -4,12 +4,10 @@ serves all runs; and its C core without Python."""
 from __future__ import annotations
 
 import functools
-import json
 import math
 import mmap
 import multiprocessing
 import os
-import subprocess
 import time
 from array import array
 from collections.abc import Callable
@@ -40,8 +38,10 @@ from runs import (
     Lacking,
     Outcome,
     Plan,
+    Role,
     list_of_bodies,
     quantiles,
+    report_of,
     run_many,
     run_pair,
 )
@@ -306,6 +306,42 @@ def shmq_answer(link: Shmq, ends: Ends) -> dict[str, float]:
             message.finish()
 
 
+def shmq_request(link: Shmq, ends: Ends) -> dict[str, float]:
+    import shmq
+
+    with shmq.attach(link.instance) as broker:
+        request, topic, body = broker.request, link.there, b"x" * ends.plan.size
+        samples = array("q")
+        request(topic, body, 3 * PATIENCE)
+        clock = time.monotonic_ns
+        began = before = ends.start()
+        end = began + int(ends.plan.seconds * 1e9)
+        while before < end:
+            request(topic, body, PATIENCE)
+            now = clock()
+            samples.append(now - before)
+            before = now
+        broker.producer(topic).publish(END)
+        return {"began": began, "ended": before, **quantiles(samples)}
+
+
+def shmq_reply(link: Shmq, ends: Ends) -> dict[str, float]:
+    import shmq
+
+    with shmq.attach(link.instance) as broker:
+        take: Callable[[float], Any] = broker.consumer(link.there, CHANNEL).take
+        size = ends.plan.size
+        message = take(3 * PATIENCE)
+        message.reply(message.body)
+        message.finish()
+        ends.start()
+        while len(body := (message := take(PATIENCE)).body) == size:
+            message.reply(body)
+            message.finish()
+        message.finish()
+        return {}
+
+
 # ---- the contestants -----------------------------------------------------------------------------
 
 
@@ -314,6 +350,7 @@ class OurBroker(Contestant):
     lines: ClassVar[tuple[str, ...]] = (ONE, MADE, LOOPED, MANY, *ROUND_TRIPS)
     note = "take, body, finish"
     form = "list"
+    there_and_back: ClassVar[tuple[Role, Role]] = (shmq_call, shmq_answer)
 
     def __init__(self, broker: Any, instance: str) -> None:
         self._broker, self._instance = broker, instance
@@ -332,7 +369,7 @@ class OurBroker(Contestant):
             self._broker.create_channel(topic, CHANNEL)
             self._broker.empty_channel(topic, CHANNEL)
         if plan.line in ROUND_TRIPS:
-            return run_pair(shmq_call, shmq_answer, link, plan)
+            return run_pair(*self.there_and_back, link, plan)
         before = self._stats(link.there).spilled
 
         def level() -> float:
@@ -347,6 +384,14 @@ class OurBroker(Contestant):
 
     def _stats(self, topic: str) -> Any:
         return self._broker.stats().channel(topic, CHANNEL)
+
+
+class OurRequests(OurBroker):
+    name = "shmq request"
+    lines: ClassVar[tuple[str, ...]] = ROUND_TRIPS
+    note = "request, reply: a message there, a value in a results store back"
+    form = "request"
+    there_and_back: ClassVar[tuple[Role, Role]] = (shmq_request, shmq_reply)
 
 
 class OurNumpy(OurBroker):
@@ -479,30 +524,14 @@ class Core(Contestant):
         if plan.cpus:
             numbers["cpus"] = "{},{}".format(*plan.cpus)
         report = self._report(plan, what, numbers)
-        outcome = Outcome(int(report["messages"]), report["seconds"])
-        if plan.line in ROUND_TRIPS:
-            outcome.p50_us, outcome.p99_us = report["p50_us"], report["p99_us"]
-        else:
+        outcome = Outcome.reported(report)
+        if plan.line not in ROUND_TRIPS:
             full, empty = report["waits_full"], report["waits_empty"]
             outcome.fill = full / (full + empty) if full + empty else None
         return outcome
 
     def _report(self, plan: Plan, what: str, numbers: dict[str, Any]) -> Any:
-        arguments = [
-            str(item)
-            for name, value in numbers.items()
-            for item in (f"--{name.replace('_', '-')}", value)
-        ]
-        done = subprocess.run(
-            [os.fspath(self._executable or ""), what, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=plan.seconds + 3 * PATIENCE,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip() or f"exit status {done.returncode}")
-        return json.loads(done.stdout)
+        return report_of(self._executable or Path(), what, numbers, plan.seconds)
 
 
 class Expiring(Core):
@@ -518,13 +547,12 @@ class Expiring(Core):
 
     def run(self, plan: Plan) -> Outcome:
         numbers = {"seconds": plan.seconds, "in_flight": self._in_flight, "memory": plan.memory}
-        report = self._report(plan, "expire", numbers)
-        return Outcome(int(report["messages"]), report["seconds"])
+        return Outcome.reported(self._report(plan, "expire", numbers))
 
 
 def ours(broker: Any, instance: str) -> list[Contestant]:
     """shmq, in all the ways that are measured."""
-    kinds = (OurBroker, OurNumpy, OurArrow, OurLoans, OurCopies)
+    kinds = (OurBroker, OurRequests, OurNumpy, OurArrow, OurLoans, OurCopies)
     large = LINES[LARGE].size or 0
     return [
         *(kind(broker, instance) for kind in kinds),

