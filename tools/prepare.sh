@@ -116,7 +116,7 @@ lock_group() {
 lock_all() {
     lock_group dev project build-system build gateway joblib otel test &&
         lock_group frameworks celery django dramatiq taskiq frameworks &&
-        for group in arrow axe spark java bench fuzz monitoring lock wheels; do
+        for group in arrow axe spark java bench fuzz monitoring plot lock wheels; do
             lock_group "$group" "$group" || return
         done
 }

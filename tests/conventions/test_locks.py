@@ -32,10 +32,8 @@ COVERS = {
     "spark": EXTRAS["spark"],
     "frameworks": [*(want for name in FRAMEWORKS for want in EXTRAS[name]), *GROUPS["frameworks"]],
     **{f"{name}-tests": [] for name in FRAMEWORKS},  # source packages with their tests
-    **{
-        name: GROUPS[name]
-        for name in ("arrow", "axe", "java", "bench", "fuzz", "monitoring", "lock", "wheels")
-    },
+    **{name: GROUPS[name] for name in ("arrow", "axe", "java", "bench", "fuzz", "monitoring")},
+    **{name: GROUPS[name] for name in ("plot", "lock", "wheels")},
 }
 #: Which Pythons and machines may install them.
 PLACES = [
