@@ -51,11 +51,15 @@ def _load_native() -> str:
         sys.modules["shmq._native"] = module
         globals()["_native"] = module
 
-    from shmq import _native
-
     installed = _installed_version()
+    try:
+        _native = importlib.import_module("shmq._native")
+    except ModuleNotFoundError as exc:
+        if exc.name != "shmq._native":
+            raise
+        return installed or "unknown"  # here `shmq.connect` works, and nothing else
     if installed is None:  # run from a checkout
-        return _native.__version__
+        return str(_native.__version__)
     if installed != _native.__version__:
         raise ImportError(
             f"shmq {installed} is installed but {_native.__file__} was compiled for "
@@ -93,6 +97,7 @@ if TYPE_CHECKING:
         LayoutMismatch,
         LeaseFenced,
         LeaseLost,
+        MemoryLost,
         MessageTooBig,
         NotInFlight,
         NotRunning,
@@ -101,11 +106,15 @@ if TYPE_CHECKING:
         ShmqError,
         ShutDown,
         TooManyClients,
+        Unauthorized,
+        Unconfirmed,
+        Unreachable,
     )
     from shmq.option_types import OptionError
     from shmq.peek import LeaseEntry, Peeked
     from shmq.pool import Executor, Future, WorkerDied
     from shmq.queues import JoinableQueue, Queue, SimpleQueue
+    from shmq.remote import RemoteBroker, connect
     from shmq.stats import (
         BrokerStats,
         ChannelStats,
@@ -144,6 +153,7 @@ _HOMES = {
         "LayoutMismatch",
         "LeaseFenced",
         "LeaseLost",
+        "MemoryLost",
         "MessageTooBig",
         "NotInFlight",
         "NotRunning",
@@ -152,10 +162,14 @@ _HOMES = {
         "ShmqError",
         "ShutDown",
         "TooManyClients",
+        "Unauthorized",
+        "Unconfirmed",
+        "Unreachable",
     ),
     "shmq.pool": ("Executor", "Future", "WorkerDied"),
     "shmq.peek": ("LeaseEntry", "Peeked"),
     "shmq.queues": ("JoinableQueue", "Queue", "SimpleQueue"),
+    "shmq.remote": ("RemoteBroker", "connect"),
     "shmq.option_types": ("OptionError",),
     "shmq.stats": (
         "BrokerStats",
@@ -166,6 +180,8 @@ _HOMES = {
         "TopicStats",
     ),
 }
+#: Those that work without the extension.
+_EVERYWHERE = {"shmq.errors", "shmq.remote"}
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = {*_HOMES, "shmq.names", "shmq.shm", "shmq.storage"}
 
@@ -175,6 +191,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"shmq.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if "shmq._native" not in sys.modules and _HOME_OF[name] not in _EVERYWHERE:
+        raise ImportError(
+            f"shmq.{name} needs shmq's extension, which is not installed here: it runs on Linux on "
+            "x86-64 and arm64; shmq.connect works without it"
+        )
     value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
     return value
 
@@ -210,6 +231,7 @@ __all__ = [
     "LeaseLost",
     "LeasedBatch",
     "Loan",
+    "MemoryLost",
     "Message",
     "MessageTooBig",
     "MultiConsumer",
@@ -221,6 +243,7 @@ __all__ = [
     "Producer",
     "Queue",
     "Rejected",
+    "RemoteBroker",
     "Results",
     "ResultsStats",
     "SessionStats",
@@ -229,7 +252,11 @@ __all__ = [
     "SimpleQueue",
     "TooManyClients",
     "TopicStats",
+    "Unauthorized",
+    "Unconfirmed",
+    "Unreachable",
     "WorkerDied",
     "__version__",
     "attach",
+    "connect",
 ]

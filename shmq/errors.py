@@ -19,6 +19,13 @@
 * `LeaseLost`: the lease has ended: its time was over, or an administrator ended it
 * `LeaseFenced`: another holder has opened the name since
 * `TooManyClients`: all 1024 client entries are taken
+* `MemoryLost`: the broker on another host was started with fresh memory, or the channel created
+  again, so its leases and the marks of its writers are gone; a `LeaseLost`
+* `Unreachable`: a broker on another host did not answer within the timeout of `connect`; a
+  `NotRunning`
+* `Unauthorized`: a broker on another host refused the secret, or does not permit this with it
+* `Unconfirmed`: the connection broke after a publish was sent and before it was answered: the
+  messages may or may not have been published
 * `OtherNamespace`: the broker is in another PID namespace (another container): share it
 * `ShutDown`: a queue was shut down; `queue.ShutDown` itself from Python 3.13 on, and no ShmqError
 
@@ -29,27 +36,62 @@ An option that does not exist raises TypeError, as for any function.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from shmq._native import (
-    BadArgument,
-    BadName,
-    Full,
-    Gone,
-    LayoutMismatch,
-    LeaseFenced,
-    LeaseLost,
-    MessageTooBig,
-    NotInFlight,
-    NotRunning,
-    OtherNamespace,
-    Rejected,
-    ShmqError,
-    TooManyClients,
-)
+if TYPE_CHECKING or "shmq._native" in sys.modules:  # `shmq` loads it where there is one
+    from shmq._native import (
+        BadArgument,
+        BadName,
+        Full,
+        Gone,
+        LayoutMismatch,
+        LeaseFenced,
+        LeaseLost,
+        MessageTooBig,
+        NotInFlight,
+        NotRunning,
+        OtherNamespace,
+        Rejected,
+        ShmqError,
+        TooManyClients,
+    )
+else:  # a host without the extension, which can only `connect`
+    from shmq.plain_errors import (
+        BadArgument,
+        BadName,
+        Full,
+        Gone,
+        LayoutMismatch,
+        LeaseFenced,
+        LeaseLost,
+        MessageTooBig,
+        NotInFlight,
+        NotRunning,
+        OtherNamespace,
+        Rejected,
+        ShmqError,
+        TooManyClients,
+    )
 
 
 class BadObject(BadArgument):
     """The bytes are not an object that shmq packed."""
+
+
+class MemoryLost(LeaseLost):
+    """The broker was started with fresh memory, or the channel was created again."""
+
+
+class Unreachable(NotRunning):
+    """A broker on another host did not answer in time."""
+
+
+class Unauthorized(ShmqError):
+    """A broker on another host refused the secret, or what it permits."""
+
+
+class Unconfirmed(ShmqError):
+    """The connection broke before a publish was answered."""
 
 
 if sys.version_info >= (3, 13):
@@ -69,6 +111,7 @@ __all__ = [
     "LayoutMismatch",
     "LeaseFenced",
     "LeaseLost",
+    "MemoryLost",
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
@@ -77,4 +120,7 @@ __all__ = [
     "ShmqError",
     "ShutDown",
     "TooManyClients",
+    "Unauthorized",
+    "Unconfirmed",
+    "Unreachable",
 ]

@@ -6,23 +6,17 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from shmq import _native
+from shmq import _native, leased
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.client.properties import unpack
 from shmq.errors import ShmqError
+from shmq.leased import READ_BYTES, READ_ROWS, Lease
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from shmq.client.disk import Files
 
-#: Default number of messages, and of bytes of bodies, of one batch that is read.
-READ_ROWS: Final = 16_384
-READ_BYTES: Final = 4 << 20
 #: Largest number of parts that a lease can be split into.
 MOST_PARTS: Final = _native.CONSTANTS["LEASE_PARTS"]
 
@@ -33,104 +27,16 @@ _LONG_NS: Final = 3600 * 10**9
 _TRIES: Final = 3
 
 
-@dataclass(frozen=True)
-class Lease:
-    """A lease: messages that a holder holds under its name."""
-
-    id: int
-    """Number of the lease; rises within a channel."""
-    parent: int
-    """The lease that its holder named as the one before it; 0: none."""
-    count: int
-    """Number of its messages."""
-    bytes: int
-    """Bytes of their bodies."""
-    parts: int
-    """Number of parts. The split is stable: rereading a part yields the same rows. Within a part
-    the rows in memory precede those on disk."""
-    replays: int
-    """How often it was asked for with `look(replay=True)`."""
-    on_disk: int
-    """Those of `count` that are leased where they are on disk."""
-
-
-class LeasedBatch:
+class LeasedBatch(leased.LeasedBatch):
     """Messages read from a lease. They are copies, which stay valid after the lease has ended.
     `len(batch)` is their number; the arrays below have one element per message, `offsets` one
     more."""
 
-    __slots__ = ("_attempts", "_blocks", "_count", "_data", "_ids", "_offsets", "_timestamps")
+    __slots__ = ()
 
-    def __init__(
-        self,
-        count: int,
-        ids: bytes,
-        timestamps: bytes,
-        attempts: bytes,
-        offsets: bytes,
-        data: bytes,
-        blocks: tuple[bytes, bytes] | None = None,
-    ) -> None:
-        """blocks: offsets (int32) and bytes of the messages' properties; None: not read."""
-        self._count = count
-        self._blocks = blocks
-        self._ids, self._timestamps, self._attempts = ids, timestamps, attempts
-        self._offsets, self._data = offsets, data
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def ids(self) -> npt.NDArray[np.uint64]:
-        """Ids as numbers, uint64: `Message.id` is `f"{id:016x}"`."""
-        import numpy as np
-
-        return np.frombuffer(self._ids, np.uint64)
-
-    @property
-    def timestamps(self) -> npt.NDArray[np.int64]:
-        """Publish times, int64, ns since 1970."""
-        import numpy as np
-
-        return np.frombuffer(self._timestamps, np.int64)
-
-    @property
-    def attempts(self) -> npt.NDArray[np.int32]:
-        """Deliveries so far, int32; a lease counts as one, however often it is read."""
-        import numpy as np
-
-        return np.frombuffer(self._attempts, np.int32)
-
-    @property
-    def offsets(self) -> npt.NDArray[np.int32]:
-        """Where the bodies begin and end, int32: body i is data[offsets[i]:offsets[i + 1]]."""
-        import numpy as np
-
-        return np.frombuffer(self._offsets, np.int32)
-
-    @property
-    def data(self) -> bytes:
-        """All bodies, one after the other."""
-        return self._data
-
-    @property
-    def properties(self) -> list[Mapping[str, bytes]]:
-        """The properties of each message, read-only mappings of names to bytes. Raises ValueError
-        if the lease was read without `properties=True`."""
-        return [unpack(block) for block in self.blocks()]
-
-    def blocks(self) -> list[bytes]:
-        """The properties of each message as the core stores them. Raises as `properties`."""
-        if self._blocks is None:
-            raise ValueError("the properties were not read: give read_lease properties=True")
-        offsets, data = self._blocks
-        ends = memoryview(offsets).cast("i").tolist()
-        return [data[ends[i] : ends[i + 1]] for i in range(self._count)]
-
-    def bodies(self) -> list[bytes]:
-        """The bodies, each as bytes."""
-        ends = self.offsets.tolist()
-        return [self._data[ends[i] : ends[i + 1]] for i in range(self._count)]
+    @staticmethod
+    def _unpacked(block: bytes) -> Mapping[str, bytes]:
+        return unpack(block)
 
 
 def read_lease(

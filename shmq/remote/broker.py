@@ -1,0 +1,275 @@
+"""A process's handle to a broker on another host."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from shmq.errors import Gone
+from shmq.leased import READ_BYTES, READ_ROWS
+from shmq.names import check_name
+from shmq.remote.address import Address
+from shmq.remote.connection import Login
+from shmq.remote.connections import Connections
+from shmq.remote.consumer import RemoteConsumer
+from shmq.remote.counts import ChannelCounts
+from shmq.remote.lease import RemoteLeaseHolder
+from shmq.remote.producer import RemoteProducer
+from shmq.remote.reading import Reader
+from shmq.remote.subscription import Subscription
+from shmq.remote.writer import Staged, Writer
+
+if TYPE_CHECKING:
+    from shmq.remote.rows import RemoteBatch
+
+_MAX_IN_FLIGHT: Final = 200
+_TIMEOUT: Final = 30.0
+
+
+class RemoteBroker:
+    """A broker on another host, reached through its gateway; returned by `shmq.connect`. A context
+    manager. Its methods are those of `Broker`, as far as they make sense over a network.
+
+    Any thread may use it. It can be pickled: the copy connects by itself (with TLS only if it was
+    given as True). A call that may be repeated is repeated until `timeout` is over when a
+    connection breaks; then it raises Unreachable, which is a NotRunning.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: bool | ssl.SSLContext | None = None,
+        auth_secret: str | bytes | None = None,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        """As `connect`."""
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+        self.address = str(Address.parse(address))
+        """Where the gateway listens: `host:port`."""
+        self._settings = (address, tls, auth_secret, timeout)
+        context = ssl.create_default_context() if tls is True else tls or None
+        login = Login(context, auth_secret)
+        self._connections = Connections(Address.parse(address), login, timeout)
+        self._about = self._connections.ask("LINFO")
+
+    # ---- the instance ----
+
+    @property
+    def identity(self) -> str:
+        """The identity of the broker's memory when this client connected, `uuid@number`. It is
+        another one after the broker was started with fresh memory: no lease of before exists
+        then."""
+        return str(self._about["memory"])
+
+    def present_identity(self) -> str:
+        """The identity of the broker's memory now. Raises Unreachable."""
+        return str(self._connections.ask("LINFO")["memory"])
+
+    @property
+    def instance(self) -> str:
+        """The broker's name on its host."""
+        return str(self._about["instance"])
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits in force, by option name: `mem_queue_size`, `arena_size`, ... Counts, bytes,
+        and durations in ns."""
+        return {str(name): int(value) for name, value in self._about["limits"].items()}
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._connections.closed
+
+    @property
+    def ended(self) -> bool:
+        """Whether `close` was called, or the broker has other memory than when this client
+        connected. Connect again then. Raises Unreachable if there is no answer."""
+        try:
+            return self.present_identity() != self.identity
+        except Gone:
+            return True
+
+    def close(self) -> None:
+        """Close the connections. Leases stay; a consumer is closed by itself. Idempotent."""
+        self._connections.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        if isinstance(self._settings[1], ssl.SSLContext):
+            raise TypeError("a RemoteBroker with an SSLContext cannot be pickled; give tls=True")
+        return RemoteBroker, self._settings
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<shmq.RemoteBroker {self.instance!r} at {self.address}{state}>"
+
+    # ---- messages ----
+
+    def producer(self, topic: str) -> RemoteProducer:
+        """Return a producer for the topic, which is created if it is missing. Raises BadName,
+        Unreachable, Unauthorized, and ShmqError if the broker refuses."""
+        self.create_topic(topic)
+        return RemoteProducer(self._connections, topic)
+
+    def consumer(
+        self,
+        topic: str,
+        channel: str,
+        max_in_flight: int = _MAX_IN_FLIGHT,
+        msg_timeout: float | Literal["server"] = "server",
+    ) -> RemoteConsumer:
+        """Return a consumer of the channel; topic and channel are created if they are missing.
+
+        max_in_flight: the messages it may hold at a time, at most the broker's max_rdy_count.
+        msg_timeout: the seconds it has to finish a message; "server": the broker's option. Raises
+        BadName, Unreachable, Unauthorized, ValueError, and ShmqError if the broker refuses.
+        """
+        check_name(topic, "topic")
+        check_name(channel, "channel")
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be 1 or more, not {max_in_flight}")
+        seconds: float | None = None
+        if not isinstance(msg_timeout, str):
+            seconds = msg_timeout
+            if not seconds >= 1:
+                raise ValueError(f"msg_timeout must be 1 s or more, not {msg_timeout}")
+        elif msg_timeout != "server":
+            raise ValueError(f"msg_timeout must be seconds or 'server', not {msg_timeout!r}")
+        subscription = Subscription(self._connections, (topic, channel), max_in_flight, seconds)
+        return RemoteConsumer(subscription, topic, channel)
+
+    # ---- leases ----
+
+    def lease_holder(
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        ttl: float | None = 600.0,
+        grace: float | None = None,
+        keepalive: bool = False,
+        resume: tuple[int, int] | None = None,
+    ) -> RemoteLeaseHolder:
+        """Return a holder of leases of the channel under a name; topic and channel are created if
+        they are missing. The arguments are those of `Broker.lease_holder`.
+
+        resume: the `incarnation` of a holder of this name; the new handle is the same holder and
+        fences nobody. Raises LeaseFenced if the name was opened since, BadName, Unreachable,
+        Unauthorized, ValueError for the times, and ShmqError if 64 other names are taken.
+        """
+        check_name(topic, "topic")
+        check_name(channel, "channel")
+        for label, seconds in (("ttl", ttl), ("grace", grace)):
+            if seconds is not None and not 0.001 <= seconds <= 1e9:
+                raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
+        times = (ttl, ttl if grace is None else grace)
+        return RemoteLeaseHolder(
+            self._connections, topic, channel, name, times, keepalive, resume
+        )
+
+    def read_lease(
+        self,
+        topic: str,
+        channel: str,
+        lease: int,
+        part: int = 0,
+        rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+        properties: bool = False,
+        identity: str | None = None,
+    ) -> Iterator[RemoteBatch]:
+        """Yield one part of an open lease, whoever holds it, in batches, as `Broker.read_lease`
+        does; a broken connection is made again, and reading goes on after the last message.
+
+        identity: of the channel in which the lease was taken; None: the present one. Raises
+        MemoryLost if the channel has another identity, Gone if there is no such channel, LeaseLost
+        if the lease has ended, and Unreachable.
+        """
+        where, which = (topic, channel), (lease, part)
+        reader = Reader(
+            self._connections, where, which, identity, rows, max_bytes, properties
+        )
+        return reader.batches()
+
+    # ---- topics and channels ----
+
+    def create_topic(self, topic: str) -> None:
+        """Create the topic if it is missing. Raises as `producer`."""
+        self._connections.ask("LMAKE", (check_name(topic, "topic"),))
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Create the channel, and its topic, if they are missing. Raises as `producer`."""
+        check_name(topic, "topic")
+        self._connections.ask("LMAKE", (topic, check_name(channel, "channel")))
+
+    def channel_identity(self, topic: str, channel: str) -> str:
+        """Return the identity of the channel, as `Broker.channel_identity` does. Raises Gone if
+        there is no such channel."""
+        return str(self._of(topic, channel)["identity"])
+
+    def channel_depth(self, topic: str, channel: str) -> int:
+        """Return the number of messages that wait, in memory and on disk. Raises Gone."""
+        return int(self._of(topic, channel)["depth"])
+
+    def channel_stats(self, topic: str, channel: str) -> ChannelCounts:
+        """Return the counts of one channel. Raises Gone."""
+        return ChannelCounts.of(self._of(topic, channel, stats=True)["stats"])
+
+    def _of(self, topic: str, channel: str, stats: bool = False) -> dict[str, Any]:
+        check_name(topic, "topic")
+        words = (topic, check_name(channel, "channel"))
+        return self._connections.ask("LINFO", words, {"stats": stats})
+
+    # ---- staged rows ----
+
+    def stage(
+        self, topic: str, writer: str, epoch: int, bodies: Iterable[Any]
+    ) -> Staged | None:
+        """Upload bodies that nobody sees before `commit` names them; None if there are none. A task
+        that is repeated stages again: each attempt has its own.
+
+        writer: the key of the write, 1 to 200 characters. epoch: rises with each of its commits.
+        """
+        return Writer(self._connections, topic, writer).stage(epoch, bodies)
+
+    def commit(self, topic: str, writer: str, epoch: int, staged: Sequence[Staged]) -> int:
+        """Publish staged bodies, once for each writer and epoch: a repeated commit goes on after
+        the last message that was published. Returns the number that this call published. Raises
+        ShmqError if staged bodies are gone."""
+        return Writer(self._connections, topic, writer).commit(epoch, staged)
+
+    def abandon(self, topic: str, writer: str, epoch: int) -> None:
+        """Forget what was staged for an epoch, unless its commit has begun."""
+        Writer(self._connections, topic, writer).abandon(epoch)
+
+
+def connect(
+    address: str,
+    *,
+    tls: bool | ssl.SSLContext | None = None,
+    auth_secret: str | bytes | None = None,
+    timeout: float = _TIMEOUT,
+) -> RemoteBroker:
+    """Connect to a broker on another host (or on this one), through its gateway. Needs no extension
+    and nothing but the standard library.
+
+    address: `host:port` of the gateway's TCP listener, or the path of its Unix socket.
+    tls: True, or a context of `ssl`; None: not encrypted.
+    auth_secret: the secret for brokers that ask for AUTH.
+    timeout: seconds within which a call is answered; calls that may be repeated are repeated
+    meanwhile if connections break.
+
+    Raises Unreachable, Unauthorized, ssl.SSLCertVerificationError, ValueError for the address, and
+    ShmqError if the server there is no gateway of shmq.
+    """
+    return RemoteBroker(address, tls, auth_secret, timeout)
+
+

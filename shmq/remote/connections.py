@@ -1,0 +1,131 @@
+"""The connections of one client: each is lent to one thread at a time, and lent again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from shmq.errors import Gone, ShmqError, Unreachable
+from shmq.remote.address import Address
+from shmq.remote.connection import Connection, Login
+
+T = TypeVar("T")
+
+#: Seconds between two attempts to connect, at first and at most.
+_FIRST_PAUSE: Final = 0.01
+_MOST_PAUSE: Final = 1.0
+#: Connections that are kept open while nobody uses them.
+_IDLE: Final = 8
+
+
+class Connections:
+    """Connections to one gateway, made when they are needed. Any thread may use it; a forked child
+    makes its own."""
+
+    def __init__(self, address: Address, login: Login, timeout: float) -> None:
+        """timeout: seconds within which a request is answered, or tried again."""
+        self.address = address
+        self.login = login
+        self.timeout = timeout
+        self.closed = False
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def deadline(self, more: float = 0.0) -> float:
+        """When a request that begins now, and that the server may answer after `more` seconds, must
+        be answered: of time.monotonic."""
+        return time.monotonic() + self.timeout + more
+
+    def lent(self, deadline: float) -> Connection:
+        """A connection for this thread; pass it to `returned`, or close it. Raises OSError,
+        Unauthorized, ShmqError, and Gone after `close`."""
+        if self._pid != os.getpid():
+            self._pid, self._idle, self._lock = os.getpid(), [], threading.Lock()
+        if self.closed:
+            raise Gone(f"the connection to {self.address} was closed; connect again")
+        while True:
+            with self._lock:
+                found = self._idle.pop() if self._idle else None
+            if found is None:
+                break
+            if not found.is_stale():
+                return found
+            found.close()
+        return Connection(self.address, self.login, deadline)
+
+    def returned(self, connection: Connection) -> None:
+        """Take a connection back whose last answer was read."""
+        with self._lock:
+            if not self.closed and not connection.closed and len(self._idle) < _IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    @contextlib.contextmanager
+    def borrowed(self, deadline: float) -> Iterator[Connection]:
+        """Lend a connection for the block. If the block raises an OSError, it is closed, and with
+        it those that are idle: they broke too, most likely."""
+        connection = self.lent(deadline)
+        try:
+            yield connection
+        except OSError:
+            connection.close()
+            self.drop_idle()
+            raise
+        except BaseException as exc:
+            if isinstance(exc, ShmqError):  # the answer was read
+                self.returned(connection)
+            else:
+                connection.close()
+            raise
+        self.returned(connection)
+
+    def drop_idle(self) -> None:
+        """Close the connections that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def again(self, call: Callable[[float], T], tried: str, more: float = 0.0) -> T:
+        """Return call(deadline), which is called again after an OSError until the deadline. Use it
+        for requests that may be repeated. Raises what `call` raises, and Unreachable."""
+        deadline = self.deadline(more)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return call(deadline)
+            except OSError as exc:
+                if time.monotonic() + pause >= deadline or self.closed:
+                    raise Unreachable(
+                        f"{tried}: {self.address} did not answer within {self.timeout:g} s "
+                        f"({exc}); start `shmq serve` there, or raise timeout"
+                    ) from exc
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE)
+
+    def ask(
+        self,
+        command: str,
+        words: tuple[str, ...] = (),
+        document: dict[str, Any] | None = None,
+        more: float = 0.0,
+    ) -> dict[str, Any]:
+        """Send a request that may be repeated and return its answer. more: seconds that the server
+        may wait. Raises the server's error, and Unreachable."""
+
+        def once(deadline: float) -> dict[str, Any]:
+            with self.borrowed(deadline) as connection:
+                return connection.ask(command, words, document or {}, deadline)
+
+        return self.again(once, f"{command} {'/'.join(words)}".rstrip(), more)
+
+    def close(self) -> None:
+        """Close all connections. Idempotent."""
+        self.closed = True
+        self.drop_idle()

@@ -1,0 +1,117 @@
+"""Publishing to one topic of a broker on another host."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable
+from typing import Any, Final, Self
+
+from shmq.errors import BadArgument, Gone, Unconfirmed
+from shmq.remote.connections import Connections
+
+_SIZE: Final = struct.Struct(">i")
+_OK: Final = b"OK"
+
+
+class RemoteProducer:
+    """Publishes to one topic; returned by `RemoteBroker.producer`. Any thread may use it.
+
+    A message is published when a call returns. A call that raises Unconfirmed may or may not have
+    published: the connection broke, or the time was over, before the broker answered. It is never
+    repeated by itself; `RemoteBroker.stage` and `commit` publish once.
+
+    nsqd's protocol carries no properties and no times to live, and its answer names no id.
+    """
+
+    def __init__(self, connections: Connections, topic: str) -> None:
+        self.topic = topic
+        self.closed = False
+        self._connections = connections
+
+    def publish(self, body: Any, defer: float | None = None, timeout: float | None = None) -> None:
+        """Publish one body (bytes or any buffer).
+
+        defer: seconds before it may be delivered, at most max_req_timeout. timeout: seconds to wait
+        for room, besides the client's timeout for the answer; None: 60. Raises BadArgument (the
+        body is empty, too big, or deferred for too long), Unconfirmed, Unreachable, Unauthorized,
+        and ShmqError with the broker's reason.
+        """
+        data = bytes(body)
+        if defer is None:
+            line = f"PUB {self.topic}\n".encode()
+        else:
+            line = f"DPUB {self.topic} {_milliseconds(defer)}\n".encode()
+        if not data:
+            raise BadArgument(f"publish to {self.topic}: a message has 1 byte or more")
+        self._publish(line + _SIZE.pack(len(data)) + data, timeout)
+
+    def defer(self, body: Any, seconds: float, timeout: float | None = None) -> None:
+        """Publish one body that may be delivered after `seconds`. Raises as `publish`."""
+        self.publish(body, seconds, timeout)
+
+    def publish_many(self, bodies: Iterable[Any], timeout: float | None = None) -> None:
+        """Publish many bodies in order, all or none; nsqd's MPUB. All together may have
+        max_body_size bytes. Raises as `publish`."""
+        if isinstance(bodies, str | bytes | bytearray | memoryview):
+            raise TypeError("publish_many takes many bodies; use publish for one")
+        parts: list[bytes] = []
+        count = size = 0
+        for body in bodies:
+            data = bytes(body)
+            if not data:
+                raise BadArgument(f"publish to {self.topic}: a message has 1 byte or more")
+            parts += (_SIZE.pack(len(data)), data)
+            count, size = count + 1, size + 4 + len(data)
+        if not count:
+            return
+        head = f"MPUB {self.topic}\n".encode() + _SIZE.pack(size + 4) + _SIZE.pack(count)
+        self._publish(head + b"".join(parts), timeout)
+
+    def _publish(self, data: bytes, timeout: float | None) -> None:
+        if self.closed:
+            raise Gone(f"publish to {self.topic!r}: the producer was closed")
+        tried = f"publish to {self.topic}"
+        connections = self._connections
+        # only to connect is repeated: from the first byte on the broker may have the message
+        connection = connections.again(connections.lent, tried)
+        room = 60.0 if timeout is None else timeout
+        deadline = connections.deadline(room)
+        began = time.monotonic()
+        try:
+            connection.send(data, deadline)
+            answer = connection.response(deadline, tried)
+        except OSError as exc:
+            connection.close()
+            raise Unconfirmed(
+                f"{tried}: the broker at {connections.address} has not answered within "
+                f"{time.monotonic() - began:.1f} s ({exc}); the messages may or may not have been "
+                "published"
+            ) from exc
+        except BaseException:
+            connection.close()
+            raise
+        if answer != _OK:
+            connection.close()
+            raise Unconfirmed(f"{tried}: the answer is {answer[:80]!r}; it may be published")
+        connections.returned(connection)
+
+    def close(self) -> None:
+        """Raise Gone from now on. Idempotent."""
+        self.closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"<shmq.RemoteProducer of {self.topic!r} on {self._connections.address}{state}>"
+
+
+def _milliseconds(seconds: float) -> int:
+    if not seconds >= 0:
+        raise BadArgument(f"defer must be 0 seconds or more, not {seconds}")
+    return round(seconds * 1000)

@@ -1,0 +1,135 @@
+"""Reading one part of a lease: LREAD, again and again, from the message after the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from shmq.errors import MemoryLost
+from shmq.leased import READ_BYTES, READ_ROWS
+from shmq.remote.connection import ERROR, ROWS, Connection, Lost, document_of
+from shmq.remote.connections import Connections
+from shmq.remote.rows import MOST_BYTES, MOST_CREDIT, MOST_ROWS, RemoteBatch, decoded
+
+#: Bytes that one LREAD asks for, at least: several batches, so that the server is seldom idle.
+_CREDIT: Final = 8 << 20
+
+_Window = tuple[list[RemoteBatch], int, bool]
+
+
+class Reader:
+    """Reads one part in windows: the answers to one LREAD each. The next window is asked for before
+    the batches of the last one are yielded, so the server reads ahead by one window."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        channel: tuple[str, str],
+        lease: tuple[int, int],
+        identity: str | None,
+        rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+        properties: bool = False,
+    ) -> None:
+        """channel: topic and channel. lease: its id and the part. identity: of the channel, None:
+        the present one, whichever it is."""
+        if rows < 1 or max_bytes < 1:
+            raise ValueError(f"rows and max_bytes must be 1 or more, not {rows} and {max_bytes}")
+        self._connections = connections
+        self._channel = channel
+        self._tried = f"read part {lease[1]} of lease {lease[0]} of {'/'.join(channel)}"
+        size = min(max_bytes, MOST_BYTES)
+        self._wish: dict[str, Any] = {
+            "lease": lease[0],
+            "part": lease[1],
+            "rows": min(rows, MOST_ROWS),
+            "bytes": size,
+            "credit": min(max(_CREDIT, 2 * size), MOST_CREDIT),
+            "properties": properties,
+        }
+        self._identity = identity
+        self._at = 0
+        """Index of the next message."""
+        self._connection: Connection | None = None
+
+    def batches(self) -> Iterator[RemoteBatch]:
+        """Yield the messages in batches. Raises as `RemoteBroker.read_lease`."""
+        ended = False
+        try:
+            while not ended:
+                batches, self._at, ended = self._connections.again(self._window, self._tried)
+                if not ended:
+                    self._ask_ahead()
+                yield from batches
+        finally:
+            if self._connection is not None:
+                self._leave(clean=ended)
+
+    def _ask(self, connection: Connection, deadline: float) -> None:
+        wish = {**self._wish, "from": self._at}
+        if self._identity is not None:
+            wish["identity"] = self._identity
+        connection.begin("LREAD", self._channel, wish, deadline)
+
+    def _ask_ahead(self) -> None:
+        assert self._connection is not None
+        try:
+            self._ask(self._connection, self._connections.deadline())
+        except OSError:  # `_window` asks again
+            self._leave(clean=False)
+
+    def _leave(self, clean: bool) -> None:
+        """Give the connection back. clean: nothing is on its way on it."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if clean:
+            self._connections.returned(connection)
+        else:
+            connection.close()
+
+    def _window(self, deadline: float) -> _Window:
+        """The answer to the LREAD that was sent ahead, or to one that is sent now."""
+        done = False
+        try:
+            if self._connection is None:
+                self._connection = self._connections.lent(deadline)
+                self._ask(self._connection, deadline)
+            found = self._received(self._connection, deadline)
+            done = True
+            return found
+        except OSError:
+            self._connections.drop_idle()
+            raise
+        finally:
+            if not done:
+                self._leave(clean=False)
+
+    def _received(self, connection: Connection, deadline: float) -> _Window:
+        batches: list[RemoteBatch] = []
+        at = self._at
+        while True:
+            kind, data = connection.frame(deadline)
+            if kind == ERROR:
+                connection.refused(data, self._tried)
+            if kind == ROWS:
+                try:
+                    index, batch = decoded(data)
+                except ValueError as exc:
+                    raise Lost(f"{self._tried}: {exc}") from None
+                if index != at or not len(batch):
+                    raise Lost(f"{self._tried}: message {at} was to come, not {index}")
+                batches.append(batch)
+                at += len(batch)
+                continue
+            answer = document_of(bytes(data), self._tried)
+            identity, following, ended = (answer.get(key) for key in ("identity", "next", "end"))
+            if not isinstance(identity, str) or following != at or not isinstance(ended, bool):
+                raise Lost(f"{self._tried}: the answer is not as expected: {answer}")
+            if self._identity is None:
+                self._identity = identity
+            if identity != self._identity:
+                raise MemoryLost(
+                    f"{self._tried}: the channel was {self._identity}, and is now {identity}"
+                )
+            return batches, at, ended

@@ -1,0 +1,123 @@
+"""The frame of messages that LREAD answers with: read here, and written by the gateway.
+
+    0  u32  CRC-32 (zlib's) of all bytes that follow it
+    4  u16  version of this layout: 1
+    6  u16  1: the messages' properties are in it
+    8  u64  index of the first message in its part
+   16  u32  number of messages, n
+   20  u32  bytes of the bodies
+   24  u32  bytes of the blocks of properties
+   28  u32  0
+   32       ids, n u64; timestamps, n i64; attempts, n i32; offsets of the bodies, n + 1 i32;
+            with properties: the offsets of their blocks, n + 1 i32;
+            the bodies; the blocks
+
+All numbers are little-endian. docs/on-disk.md describes a block of properties.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from shmq.errors import LayoutMismatch
+from shmq.leased import LeasedBatch
+
+VERSION: Final = 1
+WITH_PROPERTIES: Final = 1
+HEAD: Final = struct.Struct("<IHHQIIII")
+
+#: The most rows and bytes of bodies of one frame, and bytes of one LREAD, that may be asked for. A
+#: single message may have more bytes.
+MOST_ROWS: Final = 1 << 16
+MOST_BYTES: Final = 16 << 20
+MOST_CREDIT: Final = 64 << 20
+
+_NO_PROPERTIES: Final[Mapping[str, bytes]] = MappingProxyType({})
+
+
+class RemoteBatch(LeasedBatch):
+    """Messages read from a lease over the network; as `LeasedBatch`."""
+
+    __slots__ = ()
+
+    @property
+    def data(self) -> bytes:
+        """All bodies, one after the other."""
+        if not isinstance(self._data, bytes):
+            self._data = bytes(self._data)
+        return self._data
+
+    @staticmethod
+    def _unpacked(block: bytes) -> Mapping[str, bytes]:
+        return unpacked(block)
+
+
+def unpacked(block: bytes) -> Mapping[str, bytes]:
+    """The properties in a block, without those of shmq's own. Raises LayoutMismatch if it is
+    none."""
+    if not block:
+        return _NO_PROPERTIES
+    found: dict[str, bytes] = {}
+    at, end = 0, len(block)
+    while at < end:
+        name_end = at + 1 + block[at]
+        value_end = name_end + 2 + int.from_bytes(block[name_end : name_end + 2], "little")
+        if value_end > end or not block[at]:
+            raise LayoutMismatch("properties from the network: the bytes are no properties")
+        name = block[at + 1 : name_end].decode("latin-1")
+        if not name.startswith("shmq-"):
+            found[name] = block[name_end + 2 : value_end]
+        at = value_end
+    return MappingProxyType(found)
+
+
+def encoded(index: int, batch: LeasedBatch) -> bytes:
+    """The frame of a batch whose first message has this index in its part."""
+    ids, timestamps, attempts, offsets, data, blocks = batch.columns()
+    ends, packed = blocks if blocks is not None else (b"", b"")
+    flags = 0 if blocks is None else WITH_PROPERTIES
+    head = HEAD.pack(0, VERSION, flags, index, len(batch), len(data), len(packed), 0)[4:]
+    columns: tuple[Any, ...] = (ids, timestamps, attempts, offsets, ends, data, packed)
+    check = zlib.crc32(head)
+    for column in columns:
+        check = zlib.crc32(column, check)
+    return b"".join((struct.pack("<I", check), head, *columns))
+
+
+def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:
+    """The index and the messages of a frame. Raises ValueError if it is not as it was sent."""
+    if len(frame) < HEAD.size:
+        raise ValueError(f"a frame of messages has {len(frame)} bytes")
+    check, version, flags, index, count, size, packed, _ = HEAD.unpack_from(frame)
+    if zlib.crc32(frame[4:]) != check:
+        raise ValueError("the checksum of a frame of messages is not right")
+    if version != VERSION or flags & ~WITH_PROPERTIES:
+        raise ValueError(f"a frame of messages has layout {version}/{flags}, not {VERSION}")
+    if sys.byteorder != "little":
+        raise ValueError("this processor is big-endian, which the client does not know")
+    with_properties = flags & WITH_PROPERTIES
+    sizes = [8 * count, 8 * count, 4 * count, 4 * (count + 1)]
+    sizes += [4 * (count + 1) if with_properties else 0, size, packed]
+    if HEAD.size + sum(sizes) != len(frame):
+        raise ValueError(f"a frame of {count} messages has {len(frame)} bytes")
+    parts: list[Any] = []
+    at = HEAD.size
+    for length in sizes:
+        parts.append(frame[at : at + length])
+        at += length
+    ids, timestamps, attempts, offsets, ends, data, blocks = parts
+    batch = RemoteBatch(
+        count,
+        ids,
+        timestamps,
+        attempts,
+        offsets,
+        data,
+        (ends, blocks) if with_properties else None,
+    )
+    return index, batch

@@ -1,0 +1,163 @@
+"""The connection of a consumer, its thread, and the next connection when it breaks."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from shmq.errors import ShmqError, Unreachable
+from shmq.remote.connection import ERROR, MESSAGE, RESPONSE, Connection, Lost
+from shmq.remote.connections import Connections
+
+#: Publish time (ns), attempts, id, body.
+Delivery = tuple[int, int, str, bytes]
+
+_HEAD: Final = struct.Struct(">qH16s")
+#: Seconds between two of the broker's heartbeats.
+_HEARTBEAT: Final = 10.0
+#: Seconds between two looks whether it was closed.
+_LOOK: Final = 0.5
+_FIRST_PAUSE: Final = 0.05
+_MOST_PAUSE: Final = 2.0
+
+#: Errors that answer FIN, REQ and TOUCH of messages that timed out.
+_LATE: Final = (b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED")
+
+
+class Subscription:
+    """Keeps a channel subscribed until `close`."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        channel: tuple[str, str],
+        max_in_flight: int,
+        msg_timeout: float | None,
+    ) -> None:
+        """channel: topic and channel. msg_timeout: seconds; None: the broker's. Subscribes before
+        it returns. Raises Unreachable, Unauthorized and the broker's error."""
+        self.number = 0
+        """Number of the present connection."""
+        self._connections = connections
+        self._channel = channel
+        self._ready = max_in_flight
+        self._msg_timeout = msg_timeout
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._pid = os.getpid()
+        tried = f"subscribe to {'/'.join(channel)}"
+        self._connection: Connection | None = connections.again(self._subscribed, tried)
+
+    def start(
+        self,
+        deliver: Callable[[int, list[Delivery]], None],
+        failed: Callable[[ShmqError], None],
+    ) -> None:
+        """Begin to deliver, in a thread."""
+        name = f"shmq {'/'.join(self._channel)}"
+        run = threading.Thread(target=self._run, args=(deliver, failed), name=name, daemon=True)
+        run.start()
+
+    def _subscribed(self, deadline: float) -> Connection:
+        connections = self._connections
+        timeout = self._msg_timeout
+        wishes = {} if timeout is None else {"msg_timeout": round(timeout * 1000)}
+        connection = Connection(
+            connections.address, connections.login, deadline, _HEARTBEAT, wishes
+        )
+        try:
+            topic, channel = self._channel
+            connection.send(f"SUB {topic} {channel}\n".encode(), deadline)
+            connection.response(deadline, f"subscribe to {topic}/{channel}")
+            most = int(connection.server.get("max_rdy_count", self._ready))
+            connection.send(b"RDY %d\n" % min(self._ready, most), deadline)
+        except BaseException:
+            connection.close()
+            raise
+        self.number += 1
+        return connection
+
+    def _run(
+        self,
+        deliver: Callable[[int, list[Delivery]], None],
+        failed: Callable[[ShmqError], None],
+    ) -> None:
+        pause = _FIRST_PAUSE
+        lost_at: float | None = None
+        while not self._closed.is_set():
+            try:
+                if self._connection is None:
+                    deadline = self._connections.deadline()
+                    connection = self._subscribed(deadline)
+                    with self._writing:
+                        self._connection = connection
+                    if self._closed.is_set():
+                        self._end()
+                        return
+                    deliver(self.number, [])
+                lost_at, pause = None, _FIRST_PAUSE
+                self._read(self._connection, deliver)
+            except OSError as exc:
+                self._end()
+                lost_at = lost_at or time.monotonic()
+                where, timeout = self._connections.address, self._connections.timeout
+                if time.monotonic() - lost_at > timeout:
+                    failed(Unreachable(f"take from {'/'.join(self._channel)} at {where}: {exc}"))
+            except ShmqError as exc:
+                self._end()
+                failed(exc)
+            self._closed.wait(pause)
+            pause = min(2 * pause, _MOST_PAUSE)
+
+    def _read(
+        self, connection: Connection, deliver: Callable[[int, list[Delivery]], None]
+    ) -> None:
+        """Deliver what comes until the connection breaks. Raises OSError then, and the error with
+        which the broker closes it."""
+        heard = time.monotonic()
+        while not self._closed.is_set():
+            frames = connection.arrived(_LOOK, self._writing)
+            now = time.monotonic()
+            if frames:
+                heard = now
+            elif now - heard > 3 * _HEARTBEAT:
+                raise Lost("no heartbeat")
+            deliveries: list[Delivery] = []
+            for kind, data in frames:
+                if kind == MESSAGE and len(data) >= _HEAD.size:
+                    timestamp, attempts, name = _HEAD.unpack_from(data)
+                    body = bytes(data[_HEAD.size :])
+                    deliveries.append((timestamp, attempts, name.decode("latin-1"), body))
+                elif kind == ERROR and not bytes(data).startswith(_LATE):
+                    connection.refused(data, f"take from {'/'.join(self._channel)}")
+                elif kind == RESPONSE and data == b"_heartbeat_":
+                    self.answer(self.number, b"NOP\n")
+            if deliveries:
+                deliver(self.number, deliveries)
+
+    def answer(self, of: int, line: bytes) -> bool:
+        """Send a line on connection number `of`. Returns False if that one has ended."""
+        with self._writing:
+            connection = self._connection
+            if connection is None or of != self.number or self._pid != os.getpid():
+                return False
+            try:
+                connection.send_plain(line, self._connections.deadline())
+            except OSError:
+                return False
+        return True
+
+    def _end(self) -> None:
+        with self._writing:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """End the subscription. Idempotent."""
+        self._closed.set()
+        self._end()

@@ -1,0 +1,106 @@
+"""Rows that are staged on another host and published together, once: STAGE and COMMIT.
+
+An attempt of a task uploads its rows in pieces, under a name that nobody else has. Nobody sees them
+until a commit names the attempt. The broker's first commit of an epoch decides which attempts
+belong to it; a repeated commit goes on with those, after the last message that was published.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shmq.errors import BadArgument
+from shmq.names import check_name
+from shmq.remote.connections import Connections
+
+_SIZE: Final = struct.Struct(">i")
+#: Bytes of one piece, its bodies' sizes included, unless a single body has more.
+_PIECE: Final = 1 << 20
+_LONGEST_KEY: Final = 200
+#: Seconds that the broker may take to publish, besides the client's timeout.
+_COMMIT: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The rows that one attempt of a task has staged. It can be pickled, and is passed to
+    `RemoteBroker.commit`."""
+
+    attempt: str
+    """How the broker knows them."""
+    rows: int
+    size: int
+    """Bytes that they take where they are staged."""
+
+
+class Writer:
+    """Stages and commits under one key."""
+
+    def __init__(self, connections: Connections, topic: str, key: str) -> None:
+        check_name(topic, "topic")
+        if not isinstance(key, str) or not 1 <= len(key) <= _LONGEST_KEY:
+            raise ValueError(f"writer must have 1 to {_LONGEST_KEY} characters, not {key!r}")
+        self._connections = connections
+        self._topic = topic
+        self._key = key
+
+    def _document(self, epoch: int) -> dict[str, Any]:
+        if not 0 <= epoch < 1 << 62:
+            raise ValueError(f"epoch must be from 0 to 2^62 - 1, not {epoch}")
+        return {"writer": self._key, "epoch": epoch}
+
+    def stage(self, epoch: int, bodies: Iterable[Any]) -> Staged | None:
+        """Upload the bodies; see `RemoteBroker.stage`."""
+        attempt = uuid.uuid4().hex
+        document = {**self._document(epoch), "attempt": attempt}
+        rows = size = 0
+        for piece, count in _pieces(bodies):
+            self._send({**document, "at": size, "rows": count}, piece)
+            rows, size = rows + count, size + len(piece)
+        return Staged(attempt, rows, size) if rows else None
+
+    def _send(self, document: dict[str, Any], piece: bytes) -> None:
+        """Upload a piece. `at` says where it belongs, so that it may be sent again."""
+        head = json.dumps(document, separators=(",", ":")).encode()
+        size = _SIZE.pack(4 + len(head) + len(piece)) + _SIZE.pack(len(head))
+        data = b"".join((f"STAGE {self._topic}\n".encode(), size, head, piece))
+        tried = f"stage rows for {self._topic}"
+
+        def once(deadline: float) -> None:
+            with self._connections.borrowed(deadline) as connection:
+                connection.send(data, deadline)
+                connection.answer(deadline, tried)
+
+        self._connections.again(once, tried)
+
+    def commit(self, epoch: int, staged: Sequence[Staged]) -> int:
+        """Publish; see `RemoteBroker.commit`."""
+        document = self._document(epoch) | {"attempts": [asdict(item) for item in staged]}
+        answer = self._connections.ask("COMMIT", (self._topic,), document, _COMMIT)
+        return int(answer["published"])
+
+    def abandon(self, epoch: int) -> None:
+        """Forget; see `RemoteBroker.abandon`."""
+        self._connections.ask("ABANDON", (self._topic,), self._document(epoch))
+
+
+def _pieces(bodies: Iterable[Any]) -> Iterator[tuple[bytes, int]]:
+    """The bodies, each after its size, in pieces; and how many are in each."""
+    parts: list[bytes] = []
+    size = 0
+    for body in bodies:
+        data = bytes(body)
+        if not data:
+            raise BadArgument("stage: a message has 1 byte or more")
+        if parts and size + 4 + len(data) > _PIECE:
+            yield b"".join(parts), len(parts) // 2
+            parts, size = [], 0
+        parts += (_SIZE.pack(len(data)), data)
+        size += 4 + len(data)
+    if parts:
+        yield b"".join(parts), len(parts) // 2
