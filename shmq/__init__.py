@@ -41,12 +41,12 @@ def _load_native() -> str:
     """
     path = os.environ.get("SHMQ_NATIVE")
     if path and "shmq._native" not in sys.modules:
-        import importlib.util
+        from importlib import util
 
-        spec = importlib.util.spec_from_file_location("shmq._native", path)
+        spec = util.spec_from_file_location("shmq._native", path)
         if spec is None or spec.loader is None:
             raise ImportError(f"SHMQ_NATIVE={path} is not a file that Python can load")
-        module = importlib.util.module_from_spec(spec)
+        module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
         sys.modules["shmq._native"] = module
         globals()["_native"] = module
