@@ -299,6 +299,9 @@ class Broker:
     def lease_holder_touch(self, holder: tuple[int, int, int, int]) -> None:
         """Give a sign of life, which begins the ttl again."""
 
+    def lease_holder_adopt(self, holder: tuple[int, int, int, int]) -> None:
+        """Become the owner in place of the process that was; a sign of life."""
+
     def lease_holder_close(self, holder: tuple[int, int, int, int]) -> None:
         """Leave the name without an owner; its leases wait for `grace`."""
 

@@ -20,6 +20,8 @@ static PyObject *lease_tuple(const shmq_lease *l)
 
 NONE_METHOD(lease_holder_touch, (HOLDER, holder), BROKER_CALL,
             shmq_lease_holder_touch(self->handle, &holder, until), "keep the leases")
+NONE_METHOD(lease_holder_adopt, (HOLDER, holder), BROKER_CALL,
+            shmq_lease_holder_adopt(self->handle, &holder, until), "keep the leases")
 NONE_METHOD(lease_holder_close, (HOLDER, holder), BROKER_CALL,
             shmq_lease_holder_close(self->handle, &holder, until), "leave the leases")
 

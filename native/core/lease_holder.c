@@ -106,6 +106,25 @@ int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t 
 	return r;
 }
 
+int shmq_lease_holder_adopt(shmq_broker *b, const shmq_lease_holder *l, int64_t until)
+{
+	const shmq_client_desc *client = &b->clients[b->client];
+	shmq_lease_holder_desc *holder;
+	shmq_map *map;
+	int r = lease_holder_lock(b, l, until, &map, &holder);
+
+	if (r)
+		return r;
+	if (ld(&holder->client) != b->client + 1) {
+		st(&holder->deadline, later(now_ns(), holder->ttl)); /* it may have had no owner */
+		holder->pid = client->pid;
+		holder->start_time = client->start_time;
+		st(&holder->client, b->client + 1);
+	}
+	lease_holder_unlock(map);
+	return 0;
+}
+
 int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until)
 {
 	shmq_lease_holder_desc *holder;

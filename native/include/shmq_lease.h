@@ -68,6 +68,10 @@ int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
                            shmq_lease_holder *out);
 /* Give a sign of life, as every call with the holder does. SHMQ_LEASE_FENCED. */
 int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
+/* Become the owner in place of the process that was, as the same incarnation: it is this process's
+ * death now that begins `grace`. A sign of life. For the processes that speak for a holder which is
+ * elsewhere. SHMQ_LEASE_FENCED. death: there is one owner or the other. */
+int shmq_lease_holder_adopt(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
 /* Leave the name without an owner; its leases wait for `grace`. SHMQ_LEASE_FENCED. */
 int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
 /*

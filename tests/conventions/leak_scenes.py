@@ -491,6 +491,7 @@ def wait(s: Scene) -> None:
 @scene(
     "Broker.lease_holder_open",
     "Broker.lease_holder_touch",
+    "Broker.lease_holder_adopt",
     "Broker.lease_holder_close",
     "Broker.lease_take",
     "Broker.lease_look",
@@ -505,6 +506,7 @@ def wait(s: Scene) -> None:
 def leases(s: Scene) -> None:
     holder = s.broker.lease_holder_open(s.queue, s.serial, "me", 10**12, 10**12)
     s.broker.lease_holder_touch(holder)
+    s.broker.lease_holder_adopt(holder)
     assert s.broker.lease_take(holder, 0, 5, 1000, 1) is None
     assert not s.broker.lease_wait(holder, 0)
     s.producer.publish_many([b"x" * 10] * 6, timeout=0)
@@ -533,6 +535,7 @@ def leases(s: Scene) -> None:
         lambda: s.broker.lease_take(holder, 0, 1, 1, 1, (0, 9, 9)),  # type: ignore[arg-type]
         lambda: s.broker.lease_holder_open(s.queue, s.serial, ""),
         lambda: s.broker.lease_holder_touch((s.queue, s.serial, 5, 5)),
+        lambda: s.broker.lease_holder_adopt((s.queue, s.serial, 5, 5)),
     ):
         with pytest.raises((ShmqError, TypeError, ValueError)):
             wrong()

@@ -159,6 +159,7 @@ static void lease(void)
 		(void)CALL(shmq_lease_finish(s->b, &s->holder, more.id, shortly(), &messages));
 	(void)CALL(shmq_lease_return(s->b, &s->holder, s->lease.id, shortly(), &messages));
 	(void)CALL(shmq_lease_holder_touch(s->b, &s->holder, shortly()));
+	(void)CALL(shmq_lease_holder_adopt(s->b, &s->holder, shortly()));
 }
 
 /* No matter what became of channel c. */
