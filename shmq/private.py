@@ -12,10 +12,11 @@ import contextlib
 import mmap
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Final, Self
 
-import shmq
+from shmq.errors import ShmqError
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -85,6 +86,30 @@ class Private:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(_plain(name), flags, 0o600, dir_fd=self._fd)
 
+    def append(self, name: str) -> int:
+        """A descriptor of a file, for reading and writing; the file is created if it is missing.
+        Raises ShmqError if it is no regular file of this user."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(_plain(name), flags, 0o600, dir_fd=self._fd)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise ShmqError(f"{self.path / name} is no regular file: remove it")
+            _check(found, self.path / name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def age(self, name: str) -> float:
+        """Seconds since a file was last written. Raises FileNotFoundError."""
+        return time.time() - os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False).st_mtime
+
+    def free(self) -> int:
+        """Bytes that its file system has room for."""
+        found = os.fstatvfs(self._fd)
+        return found.f_bavail * found.f_frsize
+
     def read(self, name: str) -> mmap.mmap | bytes:
         """A file's bytes, mapped. Raises FileNotFoundError, and ShmqError if it is no regular file
         of this user."""
@@ -94,11 +119,11 @@ class Private:
         except FileNotFoundError:
             raise
         except OSError as exc:
-            raise shmq.ShmqError(f"cannot read {self.path / name}: {exc.strerror}") from exc
+            raise ShmqError(f"cannot read {self.path / name}: {exc.strerror}") from exc
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise shmq.ShmqError(f"{self.path / name} is no regular file: remove it")
+                raise ShmqError(f"{self.path / name} is no regular file: remove it")
             _check(found, self.path / name)
             return mmap.mmap(fd, 0, prot=mmap.PROT_READ) if found.st_size else b""
         finally:
@@ -122,7 +147,7 @@ class Private:
 
 def _plain(name: str) -> str:
     if "/" in name or "\0" in name or name in ("", ".", ".."):
-        raise shmq.ShmqError(f"{name!r} is no name of a file in one directory")
+        raise ShmqError(f"{name!r} is no name of a file in one directory")
     return name
 
 
@@ -149,7 +174,7 @@ def _make(parent: int, name: str, path: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError as exc:
-        raise shmq.ShmqError(f"cannot open the directory {path}: {exc.strerror}") from exc
+        raise ShmqError(f"cannot open the directory {path}: {exc.strerror}") from exc
     try:
         found = os.fstat(fd)
         if found.st_uid == os.geteuid() and not found.st_mode & _WRITERS:
@@ -165,7 +190,7 @@ def _make(parent: int, name: str, path: Path) -> int:
 def _check(found: os.stat_result, path: Path) -> None:
     """Raises ShmqError unless only this user has access."""
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        raise shmq.ShmqError(
+        raise ShmqError(
             f"{path} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}, "
             f"and must be of uid {os.geteuid()} and closed to others (0700): else somebody could "
             "read or replace rows before they are published. Have it removed, or name another "

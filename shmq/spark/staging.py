@@ -35,8 +35,8 @@ import pyarrow.compute as pc
 import shmq
 from shmq import procfs
 from shmq.option_fields import TRANSIT
+from shmq.private import Private
 from shmq.spark.options import Settings
-from shmq.spark.private import Private
 
 #: The position of the mark that says: the whole epoch is published.
 _DONE: Final = 1 << 62

@@ -22,9 +22,9 @@ import shmq
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from shmq.private import Private  # noqa: E402
 from shmq.spark import staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
-from shmq.spark.private import Private  # noqa: E402
 
 STRANGER = 65534
 Stranger = Callable[..., None]
