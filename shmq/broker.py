@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, overload
 
@@ -17,7 +17,6 @@ from shmq.client import (
     Batch,
     Consumer,
     DeadLetters,
-    LeasedBatch,
     LeaseHolder,
     MultiConsumer,
     Producer,
@@ -26,17 +25,16 @@ from shmq.client import (
 )
 from shmq.client.arguments import number, whole
 from shmq.client.handle import Reduction, Shown
-from shmq.client.lease import READ_BYTES, READ_ROWS, read_lease
 from shmq.client.many import Missing
 from shmq.errors import Gone, NotRunning, ShmqError
 from shmq.held import Held
 from shmq.keywords import Keywords
 from shmq.layout import ClientKind
+from shmq.lessor import Lessor
 from shmq.names import check_instance, check_name, is_pattern
 from shmq.option_types import to_ns
 
 if TYPE_CHECKING:
-    from shmq.client.disk import Files
     from shmq.embedded import EmbeddedSupervisor
     from shmq.peek import Peeked
     from shmq.sources import NativeSource
@@ -49,7 +47,7 @@ _MAX_IN_FLIGHT: Final = 200
 _MOST_IN_FLIGHT: Final = (1 << 32) - 1
 
 
-class Broker(Answers, Held, metaclass=Shown):
+class Broker(Answers, Held, Lessor, metaclass=Shown):
     """An embedded broker: starts a supervisor process, stops it at the end. A context manager.
 
     data_path: a directory for the messages that do not fit in memory and for those that are left
@@ -82,6 +80,8 @@ class Broker(Answers, Held, metaclass=Shown):
             "directory",
             "join",
             "lane",
+            "lease_holder_again",
+            "lease_holder_known",
             "max_msg_size",
             "native",
             "owned",
@@ -236,12 +236,6 @@ class Broker(Answers, Held, metaclass=Shown):
         """A call that makes the same handle again, in this process or another; for `pickle`."""
         return _open_again, (self.instance, getattr(self, "owner", None), kind, settings)
 
-    def _lease_holder_again(
-        self, topic: str, channel: str, name: str, holder: tuple[int, int, int, int]
-    ) -> LeaseHolder:
-        files = functools.partial(self._files, *holder[:2])
-        return LeaseHolder.reopened(self.native(), topic, channel, name, holder, files)
-
     def __repr__(self) -> str:
         kind = "joined" if self._server is None else "embedded"
         return f"<shmq.Broker {self.instance!r} {kind}{', closed' if self.closed else ''}>"
@@ -358,64 +352,6 @@ class Broker(Answers, Held, metaclass=Shown):
         """Create the channel, but not its topic, for the rest of the package. Waits for the
         supervisor. Raises as `create_channel`, and Gone if there is no such topic."""
         self._joined(topic, channel)
-
-    # ---- leases ----
-
-    def lease_holder(
-        self,
-        topic: str,
-        channel: str,
-        name: str,
-        ttl: float | None = 600.0,
-        grace: float | None = None,
-        keepalive: bool = False,
-    ) -> LeaseHolder:
-        """Return a holder of leases of the channel under a name; topic and channel are created if
-        they are missing.
-
-        name: 1 to 79 bytes. An earlier holder of the name is fenced: its calls raise LeaseFenced,
-        and its open leases belong to the new holder.
-        ttl: the seconds without a sign of life after which the leases go back to the channel (0.001
-        to 1e9); None: never.
-        grace: the same after the holder was closed or its process ended; None: as ttl.
-        keepalive: a thread of this process gives the signs of life.
-
-        Raises BadName, NotRunning, Gone, ValueError or TypeError for the times, and ShmqError if
-        64 other names are taken.
-        """
-        check_name(topic, "topic")
-        check_name(channel, "channel")
-        times: list[int] = []
-        for label, seconds in (("ttl", ttl), ("grace", ttl if grace is None else grace)):
-            if seconds is not None and not 0.001 <= number(label, seconds) <= 1e9:
-                raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
-            times.append(0 if seconds is None else to_ns(seconds))
-        ttl_ns, grace_ns = times
-
-        def opened(native: _native.Broker, queue: int, serial: int) -> LeaseHolder:
-            files = functools.partial(self._files, queue, serial)
-            return LeaseHolder(
-                native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
-            )
-
-        return self._opened(functools.partial(self._queue, topic, channel), opened)
-
-    def read_lease(
-        self,
-        topic: str,
-        channel: str,
-        lease: int,
-        part: int = 0,
-        rows: int = READ_ROWS,
-        max_bytes: int = READ_BYTES,
-        properties: bool = False,
-    ) -> Iterator[LeasedBatch]:
-        """Yield one part of an open lease, whoever holds it, in batches, as
-        `LeaseHolder.read_lease` does. Raises Gone if there is no such channel, and LeaseLost if
-        the lease has ended."""
-        native, queue, serial = self._existing_queue(topic, channel)
-        files = functools.partial(self._files, queue, serial)
-        return read_lease(native, queue, serial, lease, part, files, rows, max_bytes, properties)
 
     def _message_timeout(self, seconds: float | str | None) -> int:
         """The timeout in ns as the extension takes it. 0 means the broker's, -1 means none."""
@@ -551,6 +487,13 @@ class Broker(Answers, Held, metaclass=Shown):
 
         return stats.depth(self.views().queue_at(queue, serial))
 
+    @property
+    def identity(self) -> str:
+        """The identity of the broker's memory. It changes when the broker starts with fresh memory,
+        and not when a supervisor takes over. Raises Gone."""
+        made = self.views().directory.header["segment"]["instance"]
+        return f"{int(made[0]):016x}@{int(made[1]):016x}"
+
     def channel_identity(self, topic: str, channel: str) -> str:
         """Return the identity of the channel's queue segment. It changes when the channel is
         deleted and created again, and when the broker starts with fresh memory. Lease ids are
@@ -588,15 +531,6 @@ class Broker(Answers, Held, metaclass=Shown):
     def directory(self) -> DirectoryView:
         """A read-only view of the directory, for the rest of the package. Raises Gone."""
         return self.views().directory
-
-    def _files(self, queue: int, serial: int) -> Files:
-        from shmq.client.disk import Files
-
-        source = self.views()
-        view = source.queue_at(queue, serial)
-        directory = source.directory
-        path, most = directory.data_path, directory.limits["max_msg_size"]
-        return Files(view, path, int(most))
 
 
 def attach(
@@ -639,7 +573,7 @@ def _open_again(
     if kind == "results":
         return broker.results(*settings)
     return (
-        broker.consumer(*settings) if kind == "consumer" else broker._lease_holder_again(*settings)
+        broker.consumer(*settings) if kind == "consumer" else broker.lease_holder_again(*settings)
     )
 
 

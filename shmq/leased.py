@@ -66,22 +66,26 @@ class LeasedBatch:
     @property
     def ids(self) -> npt.NDArray[np.uint64]:
         """Ids as numbers, uint64: `Message.id` is `f"{id:016x}"`."""
-        return _array(self._ids, "Q", "uint64")
+        found: npt.NDArray[np.uint64] = _array(self._ids, "Q", "uint64")
+        return found
 
     @property
     def timestamps(self) -> npt.NDArray[np.int64]:
         """Publish times, int64, ns since 1970."""
-        return _array(self._timestamps, "q", "int64")
+        found: npt.NDArray[np.int64] = _array(self._timestamps, "q", "int64")
+        return found
 
     @property
     def attempts(self) -> npt.NDArray[np.int32]:
         """Deliveries so far, int32; a lease counts as one, however often it is read."""
-        return _array(self._attempts, "i", "int32")
+        found: npt.NDArray[np.int32] = _array(self._attempts, "i", "int32")
+        return found
 
     @property
     def offsets(self) -> npt.NDArray[np.int32]:
         """Where the bodies begin and end, int32: body i is data[offsets[i]:offsets[i + 1]]."""
-        return _array(self._offsets, "i", "int32")
+        found: npt.NDArray[np.int32] = _array(self._offsets, "i", "int32")
+        return found
 
     @property
     def data(self) -> bytes:

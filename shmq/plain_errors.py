@@ -62,6 +62,14 @@ class LeaseFenced(ShmqError):
     """Another holder has opened the name since."""
 
 
-for _each in list(globals().values()):
-    if isinstance(_each, type) and issubclass(_each, ShmqError):
-        _each.__module__ = "shmq"
+def _as_public() -> None:
+    for each in ShmqError, *_below(ShmqError):
+        each.__module__ = "shmq"
+
+
+def _below(kind: type[ShmqError]) -> list[type[ShmqError]]:
+    found = kind.__subclasses__()
+    return [*found, *(below for each in found for below in _below(each))]
+
+
+_as_public()

@@ -88,7 +88,7 @@ class LeaseHolder(metaclass=Shown):
     deleted or the broker closed or stopped.
     """
 
-    _internal = frozenset({"reopened"})
+    _internal = frozenset({"adopt", "reopened"})
 
     def __init__(
         self,
@@ -143,6 +143,17 @@ class LeaseHolder(metaclass=Shown):
         self._home = home_of(files)
         self._closed = threading.Event()
         return self
+
+    @property
+    def incarnation(self) -> tuple[int, int]:
+        """The entry of the name, and how often it was opened: they tell this holder from every
+        other of the channel."""
+        return self._holder[2], self._holder[3]
+
+    def adopt(self) -> None:
+        """Have the holder live as long as this process, for the rest of the package. A sign of
+        life."""
+        self._native.lease_holder_adopt(self._holder)
 
     def lease(
         self,

@@ -26,6 +26,7 @@ from shmq.errors import Gone, ShmqError
 from shmq.gateway import auth
 from shmq.gateway.control import Control
 from shmq.gateway.host import Client, Grant
+from shmq.gateway.lease_desk import LeaseDesk
 from shmq.gateway.login import Logins
 from shmq.gateway.protocol import ProtocolError
 from shmq.layout import State
@@ -74,6 +75,7 @@ class Context:
         """The supervisor's last report."""
         self.pool = ThreadPoolExecutor(_THREADS, "gateway")
         self.logins = Logins()
+        self.leases = LeaseDesk(broker, self.create_topic, self.create_channel, layout.VERSION)
 
     @property
     def health(self) -> str:

@@ -54,6 +54,8 @@ class Host(Protocol):
 
     options: Options
     producers: dict[bytes, Any]
+    leases: Any
+    """Answers the requests of the lease protocol: `lease_desk.LeaseDesk`."""
 
     @property
     def has_tls(self) -> bool:

@@ -33,6 +33,7 @@ _TYPES: Final[dict[str, type]] = {
     "msg_timeout": int,
     "topology_region": str,
     "topology_zone": str,
+    "leases": bool,
 }
 
 #: The field that asks for a layer.

@@ -24,6 +24,8 @@ from shmq.gateway import identify, protocol
 from shmq.gateway.delivery import CONNECTED, DELIVERY_COMMANDS, Delivery
 from shmq.gateway.host import After, Grant, Host, Job, Reader
 from shmq.gateway.identify import Settings
+from shmq.gateway.lease_requests import COMMANDS as LEASE_COMMANDS
+from shmq.gateway.leasing import Leasing
 from shmq.gateway.protocol import MAX_LINE, ProtocolError
 from shmq.gateway.publish import PUBLISH_COMMANDS, Publishing
 
@@ -77,6 +79,8 @@ class Session:
         )
         self.publishing = Publishing(host)
         self.delivery = Delivery(host, self.settings)
+        self.leasing: Leasing | None = None
+        """None: the client has not negotiated leases."""
         self.command = b""
         """The command whose body is read, or was read last."""
         self.reader: Reader | None = Session._read_magic
@@ -97,7 +101,8 @@ class Session:
     @property
     def held(self) -> int:
         """Bytes of the input that the session keeps."""
-        return len(self._secret)
+        leasing = self.leasing
+        return len(self._secret) + (leasing.held if leasing is not None else 0)
 
     @property
     def patience(self) -> float:
@@ -235,6 +240,10 @@ class Session:
             of_delivery(self.delivery, self, params)
         elif (of_publishing := PUBLISH_COMMANDS.get(name)) is not None:
             of_publishing(self.publishing, self, params)
+        elif self.leasing is not None and name in LEASE_COMMANDS:
+            if self.delivery.state != CONNECTED:
+                raise ProtocolError("E_INVALID", b"cannot %b in current state" % name)
+            self.leasing.begin(self, params)
         elif name == b"AUTH":
             self._auth(params)
         elif name != b"NOP":
@@ -398,6 +407,9 @@ class Session:
         else:
             wanted = identify.upgrades(wishes, host.has_tls, host.options, self.layers)
             answer = identify.answer(self.settings, wanted, host.auth_enabled, host.options)
+            if wishes.get("leases"):
+                self.leasing = self.leasing or Leasing(host)
+                answer["leases"] = True
             self.say(protocol.frame(protocol.RESPONSE, _json(answer)))
             self.upgrades = wanted
         return start + 4 + len(body)
@@ -456,7 +468,8 @@ class Session:
 
     def authorised(self, command: bytes, topic: bytes, channel: bytes) -> bool:
         """Check the client's permission; raises ProtocolError if it has none. Returns false if the
-        grant has expired: check again when the job that renews it is done."""
+        grant has expired: check again when the job that renews it is done. Without a topic, any
+        grant will do."""
         if not self._host.auth_enabled:
             return True
         name = command.decode()
@@ -465,7 +478,12 @@ class Session:
         if self.now >= self.grant.expires:
             self._ask_authority(self._after_renewal)
             return False
+        if not topic:
+            return True
+        of_leases = LEASE_COMMANDS.get(command)
         permission = "subscribe" if command == b"SUB" else "publish"
+        if of_leases is not None:
+            permission = of_leases.permission if channel else "publish"
         if not self.grant.allows(permission, topic.decode(), channel.decode()):
             what = f"{protocol.quoted(topic)} {protocol.quoted(channel)}"
             raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {name} on {what}")

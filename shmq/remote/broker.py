@@ -171,9 +171,7 @@ class RemoteBroker:
             if seconds is not None and not 0.001 <= seconds <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
         times = (ttl, ttl if grace is None else grace)
-        return RemoteLeaseHolder(
-            self._connections, topic, channel, name, times, keepalive, resume
-        )
+        return RemoteLeaseHolder(self._connections, topic, channel, name, times, keepalive, resume)
 
     def read_lease(
         self,
@@ -194,9 +192,7 @@ class RemoteBroker:
         if the lease has ended, and Unreachable.
         """
         where, which = (topic, channel), (lease, part)
-        reader = Reader(
-            self._connections, where, which, identity, rows, max_bytes, properties
-        )
+        reader = Reader(self._connections, where, which, identity, rows, max_bytes, properties)
         return reader.batches()
 
     # ---- topics and channels ----
@@ -230,9 +226,7 @@ class RemoteBroker:
 
     # ---- staged rows ----
 
-    def stage(
-        self, topic: str, writer: str, epoch: int, bodies: Iterable[Any]
-    ) -> Staged | None:
+    def stage(self, topic: str, writer: str, epoch: int, bodies: Iterable[Any]) -> Staged | None:
         """Upload bodies that nobody sees before `commit` names them; None if there are none. A task
         that is repeated stages again: each attempt has its own.
 
@@ -271,5 +265,3 @@ def connect(
     ShmqError if the server there is no gateway of shmq.
     """
     return RemoteBroker(address, tls, auth_secret, timeout)
-
-

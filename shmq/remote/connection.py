@@ -15,11 +15,11 @@ from typing import Any, Final
 from shmq.errors import ShmqError, Unauthorized
 from shmq.remote.address import Address
 from shmq.remote.codes import error_of, is_kept
+from shmq.remote.rows import ROWS
 
 RESPONSE: Final = 0
 ERROR: Final = 1
 MESSAGE: Final = 2
-ROWS: Final = 3
 
 _MAGIC: Final = b"  V2"
 _HEARTBEAT: Final = b"_heartbeat_"
@@ -104,8 +104,8 @@ class Connection:
             leases = None
         if leases is not True:
             raise ShmqError(
-                f"connect to {address}: the server there has no leases over the network; it must be "
-                "a gateway of shmq (`shmq serve`) of this version"
+                f"connect to {address}: the server there has no leases over the network; it must "
+                "be a gateway of shmq (`shmq serve`) of this version"
             )
         if login.tls is not None:
             if not answer.get("tls_v1"):
@@ -185,7 +185,7 @@ class Connection:
         while True:
             size, kind = self._head(deadline)
             data = self._exactly(size, deadline)
-            if kind == RESPONSE and data == _HEARTBEAT:
+            if kind == RESPONSE and is_heartbeat(data):
                 self._send(b"NOP\n", deadline)
                 continue
             return kind, data
@@ -224,17 +224,20 @@ class Connection:
         return frames
 
     def _is_readable(self, seconds: float) -> bool:
-        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
-            return True
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._sock, selectors.EVENT_READ)
-            return bool(selector.select(seconds))
+        try:
+            if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+                return True
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._sock, selectors.EVENT_READ)
+                return bool(selector.select(seconds))
+        except ValueError:
+            raise Lost("the connection was closed") from None
 
     def is_stale(self) -> bool:
         """Returns True if bytes or the end came unasked: the server has ended the connection."""
         try:
             return bool(self._held) or self._is_readable(0)
-        except (OSError, ValueError):
+        except OSError:
             return True
 
     # ---- requests ----
@@ -284,6 +287,11 @@ class Connection:
         self.closed = True
         with contextlib.suppress(OSError):
             self._sock.close()
+
+
+def is_heartbeat(data: memoryview) -> bool:
+    """Whether a response is a heartbeat, which NOP answers."""
+    return len(data) == len(_HEARTBEAT) and bytes(data) == _HEARTBEAT
 
 
 def document_of(said: bytes, tried: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,12 +95,15 @@ class Connections:
 
     def again(self, call: Callable[[float], T], tried: str, more: float = 0.0) -> T:
         """Return call(deadline), which is called again after an OSError until the deadline. Use it
-        for requests that may be repeated. Raises what `call` raises, and Unreachable."""
+        for requests that may be repeated. Raises what `call` raises, ssl.SSLCertVerificationError, and
+        Unreachable."""
         deadline = self.deadline(more)
         pause = _FIRST_PAUSE
         while True:
             try:
                 return call(deadline)
+            except ssl.SSLCertVerificationError:
+                raise
             except OSError as exc:
                 if time.monotonic() + pause >= deadline or self.closed:
                     raise Unreachable(

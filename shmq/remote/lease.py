@@ -137,9 +137,7 @@ class RemoteLeaseHolder:
         `LeaseHolder.read_lease`. Raises LeaseLost if the lease has ended; the batches before were
         valid."""
         where, which = (self.topic, self.channel), (lease, part)
-        reader = Reader(
-            self._connections, where, which, self.identity, rows, max_bytes, properties
-        )
+        reader = Reader(self._connections, where, which, self.identity, rows, max_bytes, properties)
         return reader.batches()
 
     def finish_lease(self, through: int) -> int:

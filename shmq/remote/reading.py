@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from shmq.errors import MemoryLost
 from shmq.leased import READ_BYTES, READ_ROWS
-from shmq.remote.connection import ERROR, ROWS, Connection, Lost, document_of
+from shmq.remote.connection import ERROR, Connection, Lost, document_of
 from shmq.remote.connections import Connections
-from shmq.remote.rows import MOST_BYTES, MOST_CREDIT, MOST_ROWS, RemoteBatch, decoded
+from shmq.remote.rows import MOST_BYTES, MOST_CREDIT, MOST_ROWS, ROWS, RemoteBatch, decoded
 
 #: Bytes that one LREAD asks for, at least: several batches, so that the server is seldom idle.
 _CREDIT: Final = 8 << 20
@@ -31,8 +31,8 @@ class Reader:
         max_bytes: int = READ_BYTES,
         properties: bool = False,
     ) -> None:
-        """channel: topic and channel. lease: its id and the part. identity: of the channel, None:
-        the present one, whichever it is."""
+        """channel: topic and channel. lease: its id and the part. identity: of the channel; None:
+        the present one."""
         if rows < 1 or max_bytes < 1:
             raise ValueError(f"rows and max_bytes must be 1 or more, not {rows} and {max_bytes}")
         self._connections = connections
@@ -55,26 +55,26 @@ class Reader:
     def batches(self) -> Iterator[RemoteBatch]:
         """Yield the messages in batches. Raises as `RemoteBroker.read_lease`."""
         ended = False
+        if self._identity is None:
+            answer = self._connections.ask("LINFO", self._channel)
+            self._identity = str(answer["identity"])
         try:
             while not ended:
                 batches, self._at, ended = self._connections.again(self._window, self._tried)
-                if not ended:
-                    self._ask_ahead()
+                if not ended and self._connection is not None:
+                    self._ask_ahead(self._connection)
                 yield from batches
         finally:
             if self._connection is not None:
                 self._leave(clean=ended)
 
     def _ask(self, connection: Connection, deadline: float) -> None:
-        wish = {**self._wish, "from": self._at}
-        if self._identity is not None:
-            wish["identity"] = self._identity
+        wish = {**self._wish, "from": self._at, "identity": self._identity}
         connection.begin("LREAD", self._channel, wish, deadline)
 
-    def _ask_ahead(self) -> None:
-        assert self._connection is not None
+    def _ask_ahead(self, connection: Connection) -> None:
         try:
-            self._ask(self._connection, self._connections.deadline())
+            self._ask(connection, self._connections.deadline())
         except OSError:  # `_window` asks again
             self._leave(clean=False)
 
@@ -89,24 +89,28 @@ class Reader:
             connection.close()
 
     def _window(self, deadline: float) -> _Window:
-        """The answer to the LREAD that was sent ahead, or to one that is sent now."""
-        done = False
+        """The answer to the LREAD that was sent ahead, or to one that is sent now; or the messages
+        that came before the connection broke, which are as good, because the server has compared
+        the identity and each frame has a checksum. Raises OSError if none came."""
+        batches: list[RemoteBatch] = []
+        done = ended = False
         try:
             if self._connection is None:
                 self._connection = self._connections.lent(deadline)
                 self._ask(self._connection, deadline)
-            found = self._received(self._connection, deadline)
+            ended = self._receive(self._connection, batches, deadline)
             done = True
-            return found
         except OSError:
             self._connections.drop_idle()
-            raise
+            if not batches:
+                raise
         finally:
             if not done:
                 self._leave(clean=False)
+        return batches, self._at + sum(len(batch) for batch in batches), ended
 
-    def _received(self, connection: Connection, deadline: float) -> _Window:
-        batches: list[RemoteBatch] = []
+    def _receive(self, connection: Connection, batches: list[RemoteBatch], deadline: float) -> bool:
+        """Add the frames of one LREAD to `batches`. Returns True after the last of the part."""
         at = self._at
         while True:
             kind, data = connection.frame(deadline)
@@ -123,13 +127,11 @@ class Reader:
                 at += len(batch)
                 continue
             answer = document_of(bytes(data), self._tried)
-            identity, following, ended = (answer.get(key) for key in ("identity", "next", "end"))
-            if not isinstance(identity, str) or following != at or not isinstance(ended, bool):
+            if answer.get("next") != at or not isinstance(answer.get("end"), bool):
                 raise Lost(f"{self._tried}: the answer is not as expected: {answer}")
-            if self._identity is None:
-                self._identity = identity
-            if identity != self._identity:
+            if answer.get("identity") != self._identity:
                 raise MemoryLost(
-                    f"{self._tried}: the channel was {self._identity}, and is now {identity}"
+                    f"{self._tried}: the channel was {self._identity}, and is now "
+                    f"{answer.get('identity')}"
                 )
-            return batches, at, ended
+            return bool(answer["end"])

@@ -17,6 +17,7 @@ All numbers are little-endian. docs/on-disk.md describes a block of properties.
 
 from __future__ import annotations
 
+import array
 import struct
 import sys
 import zlib
@@ -30,6 +31,8 @@ from shmq.leased import LeasedBatch
 VERSION: Final = 1
 WITH_PROPERTIES: Final = 1
 HEAD: Final = struct.Struct("<IHHQIIII")
+#: The kind of such a frame in nsqd's protocol, which has 0 to 2.
+ROWS: Final = 3
 
 #: The most rows and bytes of bodies of one frame, and bytes of one LREAD, that may be asked for. A
 #: single message may have more bytes.
@@ -37,6 +40,8 @@ MOST_ROWS: Final = 1 << 16
 MOST_BYTES: Final = 16 << 20
 MOST_CREDIT: Final = 64 << 20
 
+_FRAME: Final = struct.Struct(">ii")
+_CHECK: Final = struct.Struct("<I")
 _NO_PROPERTIES: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
@@ -48,9 +53,10 @@ class RemoteBatch(LeasedBatch):
     @property
     def data(self) -> bytes:
         """All bodies, one after the other."""
-        if not isinstance(self._data, bytes):
-            self._data = bytes(self._data)
-        return self._data
+        whole: Any = self._data  # a memoryview of the frame, until somebody asks
+        if not isinstance(whole, bytes):
+            whole = self._data = bytes(whole)
+        return bytes(whole)
 
     @staticmethod
     def _unpacked(block: bytes) -> Mapping[str, bytes]:
@@ -76,8 +82,9 @@ def unpacked(block: bytes) -> Mapping[str, bytes]:
     return MappingProxyType(found)
 
 
-def encoded(index: int, batch: LeasedBatch) -> bytes:
-    """The frame of a batch whose first message has this index in its part."""
+def framed(index: int, batch: LeasedBatch) -> bytes:
+    """The frame of a batch whose first message has this index in its part, with the head that all
+    frames of the protocol have."""
     ids, timestamps, attempts, offsets, data, blocks = batch.columns()
     ends, packed = blocks if blocks is not None else (b"", b"")
     flags = 0 if blocks is None else WITH_PROPERTIES
@@ -86,7 +93,28 @@ def encoded(index: int, batch: LeasedBatch) -> bytes:
     check = zlib.crc32(head)
     for column in columns:
         check = zlib.crc32(column, check)
-    return b"".join((struct.pack("<I", check), head, *columns))
+    size = 4 + HEAD.size + sum(len(column) for column in columns)
+    return b"".join((_FRAME.pack(size, ROWS), _CHECK.pack(check), head, *columns))
+
+
+def after(batch: LeasedBatch, count: int) -> LeasedBatch:
+    """The batch without its first `count` messages, which are fewer than it has."""
+    ids, timestamps, attempts, offsets, data, blocks = batch.columns()
+    return RemoteBatch(
+        len(batch) - count,
+        ids[8 * count :],
+        timestamps[8 * count :],
+        attempts[4 * count :],
+        *_from(offsets, data, count),
+        None if blocks is None else _from(*blocks, count),
+    )
+
+
+def _from(offsets: bytes, data: bytes, count: int) -> tuple[bytes, bytes]:
+    """Offsets, and what they are of, from number `count` on."""
+    ends = memoryview(offsets).cast("i")
+    first = ends[count]
+    return array.array("i", [end - first for end in ends[count:]]).tobytes(), data[first:]
 
 
 def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shmq.errors import ShmqError, Unreachable
-from shmq.remote.connection import ERROR, MESSAGE, RESPONSE, Connection, Lost
+from shmq.remote.connection import ERROR, MESSAGE, RESPONSE, Connection, Lost, is_heartbeat
 from shmq.remote.connections import Connections
 
 #: Publish time (ns), attempts, id, body.
@@ -41,7 +41,7 @@ class Subscription:
         """channel: topic and channel. msg_timeout: seconds; None: the broker's. Subscribes before
         it returns. Raises Unreachable, Unauthorized and the broker's error."""
         self.number = 0
-        """Number of the present connection."""
+        """Number of the present connection; raised when it ends."""
         self._connections = connections
         self._channel = channel
         self._ready = max_in_flight
@@ -113,9 +113,7 @@ class Subscription:
             self._closed.wait(pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
-    def _read(
-        self, connection: Connection, deliver: Callable[[int, list[Delivery]], None]
-    ) -> None:
+    def _read(self, connection: Connection, deliver: Callable[[int, list[Delivery]], None]) -> None:
         """Deliver what comes until the connection breaks. Raises OSError then, and the error with
         which the broker closes it."""
         heard = time.monotonic()
@@ -134,7 +132,7 @@ class Subscription:
                     deliveries.append((timestamp, attempts, name.decode("latin-1"), body))
                 elif kind == ERROR and not bytes(data).startswith(_LATE):
                     connection.refused(data, f"take from {'/'.join(self._channel)}")
-                elif kind == RESPONSE and data == b"_heartbeat_":
+                elif kind == RESPONSE and is_heartbeat(data):
                     self.answer(self.number, b"NOP\n")
             if deliveries:
                 deliver(self.number, deliveries)
@@ -154,6 +152,7 @@ class Subscription:
     def _end(self) -> None:
         with self._writing:
             connection, self._connection = self._connection, None
+            self.number += 1  # what has arrived comes again
         if connection is not None:
             connection.close()
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
-from shmq.errors import BadArgument
+from shmq.errors import BadArgument, Full, MemoryLost
 from shmq.names import check_name
 from shmq.remote.connections import Connections
 
@@ -36,6 +37,8 @@ class Staged:
     rows: int
     size: int
     """Bytes that they take where they are staged."""
+    memory: str
+    """The identity of the broker's memory then, see `RemoteBroker.identity`."""
 
 
 class Writer:
@@ -43,7 +46,7 @@ class Writer:
 
     def __init__(self, connections: Connections, topic: str, key: str) -> None:
         check_name(topic, "topic")
-        if not isinstance(key, str) or not 1 <= len(key) <= _LONGEST_KEY:
+        if not 1 <= len(key) <= _LONGEST_KEY:
             raise ValueError(f"writer must have 1 to {_LONGEST_KEY} characters, not {key!r}")
         self._connections = connections
         self._topic = topic
@@ -59,30 +62,57 @@ class Writer:
         attempt = uuid.uuid4().hex
         document = {**self._document(epoch), "attempt": attempt}
         rows = size = 0
+        memory = ""
         for piece, count in _pieces(bodies):
-            self._send({**document, "at": size, "rows": count}, piece)
-            rows, size = rows + count, size + len(piece)
-        return Staged(attempt, rows, size) if rows else None
+            answer = self._send({**document, "at": size, "rows": count}, piece)
+            if memory and answer["memory"] != memory:
+                raise self._lost(epoch)
+            rows, size, memory = rows + count, int(answer["size"]), str(answer["memory"])
+        return Staged(attempt, rows, size, memory) if rows else None
 
-    def _send(self, document: dict[str, Any], piece: bytes) -> None:
+    def _lost(self, epoch: int) -> MemoryLost:
+        return MemoryLost(
+            f"stage epoch {epoch} of {self._key!r} for {self._topic}: the broker was started with "
+            "fresh memory meanwhile; stage again"
+        )
+
+    def _send(self, document: dict[str, Any], piece: bytes) -> dict[str, Any]:
         """Upload a piece. `at` says where it belongs, so that it may be sent again."""
         head = json.dumps(document, separators=(",", ":")).encode()
         size = _SIZE.pack(4 + len(head) + len(piece)) + _SIZE.pack(len(head))
         data = b"".join((f"STAGE {self._topic}\n".encode(), size, head, piece))
         tried = f"stage rows for {self._topic}"
 
-        def once(deadline: float) -> None:
+        def once(deadline: float) -> dict[str, Any]:
             with self._connections.borrowed(deadline) as connection:
                 connection.send(data, deadline)
-                connection.answer(deadline, tried)
+                return connection.answer(deadline, tried)
 
-        self._connections.again(once, tried)
+        return self._connections.again(once, tried)
 
     def commit(self, epoch: int, staged: Sequence[Staged]) -> int:
         """Publish; see `RemoteBroker.commit`."""
-        document = self._document(epoch) | {"attempts": [asdict(item) for item in staged]}
-        answer = self._connections.ask("COMMIT", (self._topic,), document, _COMMIT)
-        return int(answer["published"])
+        memories = {item.memory for item in staged}
+        if len(memories) > 1:
+            raise self._lost(epoch)
+        attempts = [
+            {"attempt": item.attempt, "rows": item.rows, "size": item.size} for item in staged
+        ]
+        document = self._document(epoch) | {"attempts": attempts}
+        if memories:
+            document["memory"] = memories.pop()
+        deadline = self._connections.deadline(_COMMIT)
+        published = 0
+        while True:
+            answer = self._connections.ask("COMMIT", (self._topic,), document, _COMMIT)
+            published += int(answer["published"])
+            if answer["done"]:
+                return published
+            if time.monotonic() > deadline:
+                raise Full(
+                    f"commit epoch {epoch} of {self._key!r} to {self._topic}: there was no room "
+                    "for all of it; commit again, which goes on with the rest"
+                )
 
     def abandon(self, epoch: int) -> None:
         """Forget; see `RemoteBroker.abandon`."""
@@ -90,7 +120,7 @@ class Writer:
 
 
 def _pieces(bodies: Iterable[Any]) -> Iterator[tuple[bytes, int]]:
-    """The bodies, each after its size, in pieces; and how many are in each."""
+    """The bodies in pieces, the sizes of each before them; and how many are in each."""
     parts: list[bytes] = []
     size = 0
     for body in bodies:
@@ -98,9 +128,14 @@ def _pieces(bodies: Iterable[Any]) -> Iterator[tuple[bytes, int]]:
         if not data:
             raise BadArgument("stage: a message has 1 byte or more")
         if parts and size + 4 + len(data) > _PIECE:
-            yield b"".join(parts), len(parts) // 2
+            yield _piece(parts), len(parts)
             parts, size = [], 0
-        parts += (_SIZE.pack(len(data)), data)
+        parts.append(data)
         size += 4 + len(data)
     if parts:
-        yield b"".join(parts), len(parts) // 2
+        yield _piece(parts), len(parts)
+
+
+def _piece(bodies: list[bytes]) -> bytes:
+    sizes = struct.pack(f"<{len(bodies)}I", *(len(body) for body in bodies))
+    return b"".join((sizes, *bodies))

@@ -36,6 +36,7 @@ STORE_CALLS = [byte for call in range(11) for byte in (call, 33)]  # each, on ke
 
 CUT, BYTES = b"\x20\x55\x80\xd0", b"\0\0\0\0"
 PUBLISH = b"PUB t\n\0\0\0\1xDPUB t 5\n\0\0\0\2xyMPUB t\n\0\0\0\x0d\0\0\0\2\0\0\0\1a\0\0\0\0"
+LEASES = b'IDENTIFY\n\0\0\0\x2a{"feature_negotiation":true,"leases":true}'
 CONSUME = (
     b"IDENTIFY\n\0\0\0\x1e" + b'{"feature_negotiation": true}\n' + b"SUB t c\nRDY 1\r\nNOP\n"
     b"FIN 0123456789abcdef\nFIN 0123456789abcdef\nFIN 0123456789ABCDEF\n"
@@ -69,6 +70,10 @@ INPUTS: dict[str, dict[str, bytes]] = {
         "bytes": BYTES + PUBLISH + CONSUME,
         "auth": CUT + b"AUTH\n\0\0\0\2xy",
         "closed": CUT + b"SUB t c\nCLS\nRDY 5\nCLS\n",
+        "read": CUT + LEASES + b'LREAD t c\n\0\0\0\x1d{"lease":1,"credit":99999999}',
+        "lease": CUT + LEASES + b'LEASE t c\n\0\0\0\x22{"n":1,"holder":[1,2],"timeout":1}',
+        "hold": CUT + LEASES + b'LHOLD t c\n\0\0\0\x19{"name":"x","ttl":null,"x"}',
+        "stage": CUT + LEASES + b"STAGE t\n\0\0\0\x06\0\0\0\2{}",
     },
     "wire": {
         "bodies": b"\0\0\0\0\1x\0\0\0\3abc",

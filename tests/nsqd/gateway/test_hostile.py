@@ -21,6 +21,7 @@ import pytest
 from support.nsq_client import ERROR, OK, Client, Server, mpub, sized
 from support.processes import WATCHDOG, eventually
 
+import shmq
 from shmq.gateway import http, http_messages
 from shmq.gateway.protocol import frame
 from shmq.options import Options
@@ -110,6 +111,30 @@ def test_who_does_not_read_is_cut_off(server: Server, honest: Callable[[], None]
     assert process.memory_info().rss - before < 30 << 20
     assert server.channel("unread", "c")["depth"] == 400  # all of it was given back
     server.post("/topic/delete", topic="unread")
+
+
+def test_a_part_of_a_lease_that_nobody_reads(
+    server: Server, honest: Callable[[], None], topic: str
+) -> None:
+    with shmq.attach(server.instance) as local:
+        local.create_channel(topic, "c")
+        for _ in range(40):
+            local.producer(topic).publish_many([b"x" * 100_000] * 10)
+        holder = local.lease_holder(topic, "c", "me")
+        lease = holder.lease(400)
+        assert lease is not None
+        process, client = worker(server), server.connect()
+        before = process.memory_info().rss
+        client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.identify(feature_negotiation=True, leases=True, heartbeat_interval=1000)
+        wish = b'{"lease":%d,"bytes":1048576,"credit":67108864}' % lease.id
+        client.send(f"LREAD {topic} c\n".encode() + sized(wish))
+        honest()
+        mine = client.sock.getsockname()
+        eventually(lambda: all(found.raddr != mine for found in process.net_connections()))
+        assert process.memory_info().rss - before < 20 << 20
+        honest()
+        holder.finish_lease(lease.id)
 
 
 def test_replies_that_nobody_reads_do_not_pile_up(

@@ -46,6 +46,15 @@ _WORDS = [
 ]
 
 
+def lease_request(random_: random.Random) -> bytes:
+    """A request of the lease protocol, most of them good."""
+    body = {"lease": random_.choice((1, 5, 0)), "credit": random_.choice((1, 2000, 1 << 40))}
+    body |= {"holder": random_.choice(([1, 2], [1], "x")), "n": 3, "timeout": 1, "through": 7}
+    lines = (b"LREAD t c", b"LEASE t c", b"LWAIT t c", b"LRET t c", b"LFIN t", b"LMAKE t")
+    line = random_.choice(lines)
+    return line + b"\n" + sized(json.dumps(body).encode())
+
+
 def some_bytes(random_: random.Random) -> bytes:
     """Commands, most of them whole, and what is none."""
     parts = [b"  V2" if random_.random() < 0.95 else random_.randbytes(4)]
@@ -63,6 +72,8 @@ def some_bytes(random_: random.Random) -> bytes:
                     mpub(b"t", [*bodies, body]),
                     b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"snappy":false}'),
                     b"IDENTIFY\n" + sized(body),
+                    b"IDENTIFY\n" + sized(b'{"feature_negotiation":true,"leases":true}'),
+                    lease_request(random_),
                     b"AUTH\n" + sized(body),
                     b" ".join(random_.choices(_WORDS, k=random_.randrange(1, 4))) + b"\n",
                     random_.randbytes(random_.randrange(40)),
@@ -175,6 +186,95 @@ def test_numbers(text: bytes, value: Any) -> None:
 )
 def test_quoting_is_gos(raw: bytes, text: str) -> None:
     assert protocol.quoted(raw) == text
+
+
+def leases(*requests: bytes) -> bytes:
+    """The bytes of a client that negotiates leases."""
+    wishes = b'{"feature_negotiation":true,"leases":true}'
+    return b"  V2IDENTIFY\n" + sized(wishes) + b"".join(requests)
+
+
+def said_after_identify(data: bytes) -> list[tuple[int, bytes]]:
+    """The frames of an output, without the first."""
+    frames = []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        frames.append((int.from_bytes(data[4:8], "big"), data[8 : 4 + size]))
+        data = data[4 + size :]
+    return frames[1:]
+
+
+def test_a_part_is_sent_within_the_credit() -> None:
+    host = Host()
+    ask = b"LREAD t c\n" + sized(b'{"lease":1,"credit":400}')
+    more = b"LREAD t c\n" + sized(b'{"lease":1,"credit":4000,"from":6}')
+    said = said_after_identify(drive(leases(ask, more), [], host).said)
+    assert [kind for kind, _ in said] == [3, 3, 0, 3, 0]
+    assert json.loads(said[2][1]) == {"identity": "1-2", "next": 6, "end": False}
+    assert json.loads(said[4][1]) == {"identity": "1-2", "next": 9, "end": True}
+    assert len(host.leases.asked) == 1  # the second goes on with what the first has opened
+    again = b"LREAD t c\n" + sized(b'{"lease":1,"credit":4000,"from":3}')
+    said = said_after_identify(drive(leases(ask, again), [], host).said)
+    assert [data[:1] for _, data in said] == [b"0", b"3", b"{", b"3", b"6", b"{"]
+
+
+def test_a_lost_lease_ends_the_request_and_not_the_connection() -> None:
+    ask = b"LLOOK t c\n" + sized(b'{"lease":5,"holder":[1,2]}')
+    done = drive(leases(ask, b"LREAD t c\n" + sized(b'{"lease":5}'), ask), [])
+    said = said_after_identify(done.said)
+    assert said == [(1, b"E_LEASE_LOST lease 5 was lost")] * 3
+
+
+def test_a_lease_is_waited_for() -> None:
+    host = Host()
+    ask = b"LEASE t c\n" + sized(b'{"n":1,"holder":[1,2],"timeout":5}')
+    said = said_after_identify(drive(leases(ask), [], host).said)
+    assert json.loads(said[0][1])["lease"] == [3]
+    assert len(host.leases.asked) == 3
+
+
+def test_leases_are_for_those_who_ask() -> None:
+    ask = b"LMAKE t\n" + sized(b"{}")
+    assert b"E_INVALID invalid command LMAKE" in drive(b"  V2" + ask, []).said
+    plain = b"  V2IDENTIFY\n" + sized(b'{"feature_negotiation":true,"leases":false}')
+    done = drive(plain + ask, [])
+    assert b"leases" not in done.said
+    assert b"E_INVALID invalid command LMAKE" in done.said
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (b"LREAD t\n" + sized(b"{}"), b"E_INVALID"),
+        (b"LREAD t t!\n" + sized(b"{}"), b"E_BAD_CHANNEL"),
+        (b"LREAD ! c\n" + sized(b"{}"), b"E_BAD_TOPIC"),
+        (b"LREAD t c\n" + sized(b"{}"), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b"[]"), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b"[" * 4000), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b'{"lease":%b}' % (b"1" * 4000)), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b'{"lease":true}'), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b'{"lease":1,"credit":67108865}'), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b'{"lease":1,"rows":65537}'), b"E_BAD_BODY"),
+        (b"LREAD t c\n" + sized(b'{"lease":1,"part":32}'), b"E_BAD_BODY"),
+        (b"LREAD t c\n\x7f\xff\xff\xff", b"E_BAD_BODY"),
+        (b"LREAD t c\n\xff\xff\xff\xff", b"E_BAD_BODY"),
+        (b"LWAIT t c\n" + sized(b'{"holder":[1,2],"timeout":NaN}'), b"E_BAD_BODY"),
+        (b"LWAIT t c\n" + sized(b'{"holder":[1,2],"timeout":31}'), b"E_BAD_BODY"),
+        (b"LHOLD t c\n" + sized(b'{"name":"%b"}' % (b"x" * 80)), b"E_BAD_BODY"),
+        (b"LHOLD t c\n" + sized(b'{"name":"a\\u0000"}'), b"E_BAD_BODY"),
+        (b"LHOLD t c\n" + sized(b'{"name":"\\ud800"}'), b"E_BAD_BODY"),
+        (b"STAGE t\n" + sized(b"\0\0\0\x09{}"), b"E_BAD_BODY"),
+        (b"COMMIT t\n" + sized(b'{"writer":"w","epoch":1,"attempts":[{}]}'), b"E_BAD_BODY"),
+    ],
+)
+def test_a_request_that_is_none(request_: bytes, code: bytes) -> None:
+    host = Host()
+    done = drive(leases(request_), [], host)
+    (frame,) = said_after_identify(done.said)
+    assert frame[0] == 1
+    assert frame[1].startswith(code), frame
+    assert done.closing
+    assert host.leases.asked == []
 
 
 def test_heartbeats_and_deadlines() -> None:

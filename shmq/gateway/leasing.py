@@ -1,0 +1,226 @@
+"""The lease commands of one client: reading a request, the job that executes it, and its answer.
+
+A request is executed in a thread. Until its answer is written no further command is read. LREAD
+answers with several frames: each is made by a job of its own, which begins only when the socket has
+taken the frames before (`tcp` begins no job while the socket is full), and they end with a document
+that says how far it came.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shmq.errors import ShmqError
+from shmq.gateway import protocol
+from shmq.gateway.host import Host, Job, Owner
+from shmq.gateway.lease_requests import COMMANDS, Values, parse
+from shmq.gateway.protocol import ProtocolError
+from shmq.names import valid_name
+from shmq.remote.codes import code_of
+
+#: Seconds between two looks for messages to lease, at first and at most.
+_FIRST_LOOK: Final = 0.002
+_LAST_LOOK: Final = 0.05
+
+_SIZE = struct.Struct(">i")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Reading:
+    """An LREAD that is answered, or whose part may be read on by the next one."""
+
+    names: tuple[str, str]
+    values: Values
+    cursor: Any
+    at: int
+    """Index of the next message."""
+    credit: int = 0
+    """Bytes that may still be sent."""
+
+    def goes_on_with(self, names: tuple[str, ...], values: Values) -> bool:
+        """Whether an LREAD asks for the messages that come next."""
+        keys = ("lease", "part", "rows", "bytes", "properties", "identity")
+        return (
+            self.names == names
+            and self.at == values["from"]
+            and all(self.values[key] == values[key] for key in keys)
+        )
+
+
+class Leasing:
+    """The present request of a client that has negotiated leases."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._names: tuple[str, ...] = ()
+        self._reading: _Reading | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the frame that is being made, at most."""
+        reading = self._reading
+        return int(reading.values["bytes"]) if reading is not None and reading.credit > 0 else 0
+
+    # ---- input ----
+
+    def begin(self, session: Owner, params: list[bytes]) -> None:
+        """Execute a command line."""
+        name, names = params[0], params[1:]
+        what = name.decode()
+        if len(names) not in COMMANDS[name].names:
+            raise ProtocolError("E_INVALID", f"{what} invalid number of parameters")
+        for kind, text in zip(("topic", "channel"), names, strict=False):
+            if not valid_name(text.decode("latin-1")):
+                code, shown = f"E_BAD_{kind.upper()}", protocol.quoted(text)
+                raise ProtocolError(code, f"{what} {kind} name {shown} is not valid")
+        self._names = tuple(text.decode() for text in names)
+        session.expect(name, self._read)
+
+    def _read(self, session: Owner, data: bytearray, start: int, end: int) -> int:
+        if end - start < 4:
+            return start
+        name = session.command
+        what, command = name.decode(), COMMANDS[name]
+        (size,) = _SIZE.unpack_from(data, start)
+        most = command.most or self._host.options.max_body_size
+        if not 0 < size <= most:
+            raise ProtocolError("E_BAD_BODY", f"{what} invalid body size {size}, of at most {most}")
+        if end - start - 4 < size:
+            session.need = size + 4
+            return start
+        topic, channel = (*(text.encode() for text in self._names), b"", b"")[:2]
+        if not session.authorised(name, topic, channel):
+            return start
+        body = bytes(data[start + 4 : start + 4 + size])
+        rows = b""
+        if command.rows:
+            body, rows = _split(what, body)
+        values = parse(name, body)
+        session.reader = None
+        self._execute(session, name, values, rows)
+        return start + 4 + int(size)
+
+    def _execute(self, session: Owner, name: bytes, values: Values, rows: bytes) -> None:
+        desk, names = self._host.leases, self._names
+        if name == b"LREAD":
+            self._read_part(session, values)
+            return
+        if name in (b"LEASE", b"LWAIT") and values["timeout"]:
+            self._look(session, name, values, session.now + values["timeout"], _FIRST_LOOK)
+            return
+        call = functools.partial(desk.answer, name, names, values, rows)
+        session.job = Job(call, functools.partial(self._answer, session))
+
+    # ---- waiting ----
+
+    def _look(
+        self, session: Owner, name: bytes, values: Values, until: float, pause: float
+    ) -> None:
+        """Execute LEASE or LWAIT, and again after `pause` seconds if there is no message."""
+        call = functools.partial(self._host.leases.answer, name, self._names, values, b"")
+
+        def after(found: Any, error: BaseException | None) -> None:
+            nothing = error is None and not found.get("lease") and not found.get("ready")
+            if not nothing or session.now >= until:
+                self._answer(session, found, error)
+                return
+
+            def again(_: Any, __: BaseException | None) -> None:
+                self._look(session, name, values, until, min(2 * pause, _LAST_LOOK))
+
+            session.job = Job(None, again, min(pause, max(until - session.now, 0.001)))
+
+        session.job = Job(call, after)
+
+    # ---- answers ----
+
+    def _answer(self, session: Owner, found: Any, error: BaseException | None) -> None:
+        if error is not None:
+            session.say(_refusal(session.command, error))
+        else:
+            session.say(protocol.frame(protocol.RESPONSE, _json(found)))
+
+    # ---- LREAD ----
+
+    def _read_part(self, session: Owner, values: Values) -> None:
+        reading, self._reading = self._reading, None
+        assert len(self._names) == 2
+        if reading is not None and reading.goes_on_with(self._names, values):
+            reading.credit = values["credit"]
+            self._begin_frame(session, reading)
+            return
+        call = functools.partial(self._host.leases.open_part, self._names, values)
+
+        def opened(cursor: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._answer(session, None, error)
+                return
+            names = (self._names[0], self._names[1])
+            begun = _Reading(names, values, cursor, values["from"], values["credit"])
+            self._begin_frame(session, begun)
+
+        session.job = Job(call, opened)
+
+    def _begin_frame(self, session: Owner, reading: _Reading) -> None:
+        self._reading = reading
+        session.job = Job(reading.cursor.frame, functools.partial(self._frame, session, reading))
+
+    def _frame(
+        self,
+        session: Owner,
+        reading: _Reading,
+        found: tuple[bytes, int] | None,
+        error: BaseException | None,
+    ) -> None:
+        if error is not None:
+            self._reading = None
+            self._answer(session, None, error)
+            return
+        if found is not None:
+            data, count = found
+            session.say(data)
+            reading.at += count
+            reading.credit -= len(data)
+            if reading.credit > 0:
+                self._begin_frame(session, reading)
+                return
+        else:
+            self._reading = None
+        answer = {"identity": reading.cursor.identity, "next": reading.at, "end": found is None}
+        self._answer(session, answer, None)
+
+
+def _split(what: str, body: bytes) -> tuple[bytes, bytes]:
+    """The JSON object and the rows of a body that has both."""
+    size = _SIZE.unpack_from(body)[0] if len(body) >= 4 else -1
+    if not 0 < size <= len(body) - 4:
+        raise ProtocolError("E_BAD_BODY", f"{what} invalid size of its JSON object {size}")
+    return body[4 : 4 + size], body[4 + size :]
+
+
+def _refusal(command: bytes, error: BaseException) -> bytes:
+    """The error frame of a request that failed; the connection stays open."""
+    if isinstance(error, ProtocolError):
+        raise error
+    text = protocol.sentence(error)
+    if isinstance(error, ShmqError):
+        code = code_of(error)
+    elif isinstance(error, ValueError | TypeError):
+        code = "E_BAD_ARGUMENT"
+    elif isinstance(error, OSError):
+        raise protocol.no_means(error)
+    else:
+        _log.error("%s failed", command.decode(), exc_info=error)
+        code, text = "E_FAILED", "the gateway failed; its log says why"
+    return protocol.frame(protocol.ERROR, f"{code} {text}".encode())
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode()

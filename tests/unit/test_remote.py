@@ -1,0 +1,101 @@
+"""The client of a broker on another host, without one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shmq import errors, leased, plain_errors
+from shmq.client.properties import pack, unpack
+from shmq.gateway.lease_desk import Cursor
+from shmq.remote.address import Address
+from shmq.remote.codes import KEPT, code_of
+from shmq.remote.rows import decoded, framed, unpacked
+
+
+def test_the_plain_errors_are_those_of_the_extension() -> None:
+    plain = {name: kind for name, kind in vars(plain_errors).items() if isinstance(kind, type)}
+    for name, kind in plain.items():
+        real = getattr(errors, name)
+        assert real.__module__ == kind.__module__ == "shmq"
+        assert [base.__name__ for base in real.__mro__] == [base.__name__ for base in kind.__mro__]
+    missing = {name for name in errors.__all__ if name not in plain and not hasattr(errors, name)}
+    assert not missing
+
+
+def test_each_error_has_the_code_of_its_class() -> None:
+    for code, kind in KEPT.items():
+        assert code_of(kind("x")) == code
+    assert code_of(errors.BadObject("x")) == "E_BAD_ARGUMENT"
+    assert code_of(errors.TooManyClients("x")) == "E_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("host", "host:4150"),
+        ("host:1", "host:1"),
+        ("[::1]:4152", "[::1]:4152"),
+        ("::1", "[::1]:4150"),
+        ("/run/x.sock", "/run/x.sock"),
+    ],
+)
+def test_addresses(text: str, shown: str) -> None:
+    assert str(Address.parse(text)) == shown
+
+
+@pytest.mark.parametrize("text", ["", ":1", "host:", "host:0", "host:65536", "host:-1", "host:x"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        Address.parse(text)
+
+
+def batch(count: int) -> leased.LeasedBatch:
+    import array
+
+    bodies = [b"%d" % k * (k % 5 + 1) for k in range(count)]
+    blocks = [pack({"n": str(k)}) if k % 2 else b"" for k in range(count)]
+
+    def joined(texts: list[bytes]) -> tuple[bytes, bytes]:
+        ends = [sum(map(len, texts[:k])) for k in range(count + 1)]
+        return array.array("i", ends).tobytes(), b"".join(texts)
+
+    numbers = [array.array(letter, range(count)).tobytes() for letter in "Qqi"]
+    return leased.LeasedBatch(count, *numbers, *joined(bodies), joined(blocks))
+
+
+def test_a_frame_is_read_as_it_was_written() -> None:
+    sent = batch(100)
+    index, got = decoded(memoryview(framed(5, sent))[8:])
+    assert index == 5
+    assert got.columns() == sent.columns()
+    assert got.bodies() == sent.bodies()
+    assert [dict(each) for each in got.properties] == [unpack(one) for one in sent.blocks()]
+
+
+def test_a_frame_that_changed_on_its_way_is_found() -> None:
+    data = framed(5, batch(20))[8:]
+    random_ = random.Random(1)
+    for _ in range(300):
+        wrong = bytearray(data)
+        wrong[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
+        with pytest.raises(ValueError, match="frame"):
+            decoded(memoryview(wrong))
+    for end in range(0, len(data), 7):
+        with pytest.raises(ValueError, match="frame"):
+            decoded(memoryview(data)[:end])
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 19, 20, 21, 59, 60, 61])
+def test_a_cursor_begins_anywhere(at: int) -> None:
+    cursor = Cursor("1-2", iter([batch(20), batch(20), batch(20)]), at)
+    wanted = (batch(20).bodies() * 3)[at:]
+    found: list[bytes] = []
+    while (frame := cursor.frame()) is not None:
+        index, got = decoded(memoryview(frame[0])[8:])
+        assert index == at + len(found)
+        assert len(got) == frame[1]
+        found += got.bodies()
+        assert [dict(each) for each in got.properties] == [dict(unpacked(b)) for b in got.blocks()]
+    assert found == wanted
