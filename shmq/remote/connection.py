@@ -38,7 +38,7 @@ class Lost(OSError):
 
 @dataclass(frozen=True)
 class Login:
-    """What a client says about itself when it connects. tls: None: not encrypted. secret: for AUTH;
+    """The secrets of a client. tls: None: not encrypted. secret: for AUTH;
     None: no AUTH."""
 
     tls: ssl.SSLContext | None = None

@@ -95,8 +95,8 @@ class Connections:
 
     def again(self, call: Callable[[float], T], tried: str, more: float = 0.0) -> T:
         """Return call(deadline), which is called again after an OSError until the deadline. Use it
-        for requests that may be repeated. Raises what `call` raises, ssl.SSLCertVerificationError, and
-        Unreachable."""
+        for requests that may be repeated. Raises what `call` raises, Unreachable, and
+        ssl.SSLCertVerificationError."""
         deadline = self.deadline(more)
         pause = _FIRST_PAUSE
         while True:

@@ -187,7 +187,7 @@ class RemoteConsumer:
             )
 
     def close(self) -> None:
-        """End the subscription: messages that are not answered go back to the channel. Idempotent."""
+        """End the subscription: messages that are not answered go back. Idempotent."""
         with self._changed:
             self.closed = True
             self._arrived.clear()

@@ -9,10 +9,13 @@ from shmq.errors import MemoryLost
 from shmq.leased import READ_BYTES, READ_ROWS
 from shmq.remote.connection import ERROR, Connection, Lost, document_of
 from shmq.remote.connections import Connections
-from shmq.remote.rows import MOST_BYTES, MOST_CREDIT, MOST_ROWS, ROWS, RemoteBatch, decoded
+from shmq.remote.rows import MOST_ROWS, ROWS, RemoteBatch, decoded
 
-#: Bytes that one LREAD asks for, at least: several batches, so that the server is seldom idle.
+#: Bytes that one LREAD asks for: several batches, so that the server is seldom idle.
 _CREDIT: Final = 8 << 20
+
+#: Bytes of bodies of one frame: the gateway sends this faster than larger ones.
+_FRAME: Final = 512 << 10
 
 _Window = tuple[list[RemoteBatch], int, bool]
 
@@ -38,13 +41,12 @@ class Reader:
         self._connections = connections
         self._channel = channel
         self._tried = f"read part {lease[1]} of lease {lease[0]} of {'/'.join(channel)}"
-        size = min(max_bytes, MOST_BYTES)
         self._wish: dict[str, Any] = {
             "lease": lease[0],
             "part": lease[1],
             "rows": min(rows, MOST_ROWS),
-            "bytes": size,
-            "credit": min(max(_CREDIT, 2 * size), MOST_CREDIT),
+            "bytes": min(max_bytes, _FRAME),
+            "credit": _CREDIT,
             "properties": properties,
         }
         self._identity = identity
