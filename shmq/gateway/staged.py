@@ -9,7 +9,8 @@ same epoch at the same time.
 
 A file is a sequence of pieces as they were uploaded: the number of rows and the bytes that follow,
 then the size of each body, then the bodies. A piece that was uploaded twice is there once, because
-its place is told with it. Attempts that no commit has named are removed after a day.
+its place is told with it. Attempts that no commit has named are removed after a day, and those of
+memory that is gone, which no commit can publish, when rows are staged next.
 """
 
 from __future__ import annotations
@@ -57,12 +58,35 @@ class StagedRows:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._tidied = False
 
     def _directory(self) -> Private:
-        base = "/dev/shm", f"shmq-staged-{os.geteuid()}", self._broker.instance, "gateway"
+        """The directory of the rows that belong to the broker's present memory."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # somebody removed it empty
-                return Private(*base)
+                return Private(*self._all, self._memory)
+
+    @property
+    def _all(self) -> tuple[str, str, str, str]:
+        return "/dev/shm", f"shmq-staged-{os.geteuid()}", self._broker.instance, "gateway"
+
+    @property
+    def _memory(self) -> str:
+        return self._broker.identity.replace("@", "-")
+
+    def _tidy(self) -> None:
+        """Remove the rows of memory that is gone."""
+        if self._tidied:
+            return
+        self._tidied = True
+        with contextlib.suppress(FileNotFoundError), Private(*self._all) as here:
+            for name in here.names():
+                if name == self._memory:
+                    continue
+                with Private(*self._all, name) as other:
+                    for each in other.names():
+                        other.unlink(each)
+                    other.remove()
 
     # ---- STAGE ----
 
@@ -72,21 +96,12 @@ class StagedRows:
         count, at = int(values["rows"]), int(values["at"])
         self._check(count, rows)
         name = _name(topic, values, values["attempt"])
-        with self._directory() as here:
-            if here.free() < len(rows) + _SPARE:
-                raise Full(f"stage {len(rows)} bytes for {topic}: /dev/shm is full; commit first")
-            fd = here.append(name)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                size, end = os.fstat(fd).st_size, at + _PIECE.size + len(rows)
-                if size < at or size > end:
-                    raise BadArgument(f"stage at byte {at} for {topic}: {size} bytes are there")
-                if size < end:  # it is new, or its first upload was cut short
-                    os.ftruncate(fd, at)
-                    _write(fd, at, _PIECE.pack(count, len(rows)) + rows)
-                return end
-            finally:
-                os.close(fd)
+        self._tidy()
+        while True:
+            with contextlib.suppress(FileNotFoundError), self._directory() as here:
+                if here.free() < len(rows) + _SPARE:
+                    raise Full(f"stage {len(rows)} bytes for {topic}: /dev/shm is full")
+                return _append(here.append(name), topic, at, _PIECE.pack(count, len(rows)) + rows)
 
     def _check(self, count: int, rows: bytes) -> None:
         """Raises BadArgument, MessageTooBig."""
@@ -185,6 +200,21 @@ def _name(topic: str, values: Values, attempt: str) -> str:
 
 def _manifest(topic: str, values: Values) -> str:
     return f"{_prefix(topic, values['writer'])}.{values['epoch']}.manifest"
+
+
+def _append(fd: int, topic: str, at: int, piece: bytes) -> int:
+    """Add a piece to a file, which is closed. Returns the file's size."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        size, end = os.fstat(fd).st_size, at + len(piece)
+        if size < at or size > end:
+            raise BadArgument(f"stage at byte {at} for {topic}: {size} bytes are there")
+        if size < end:  # it is new, or its first upload was cut short
+            os.ftruncate(fd, at)
+            _write(fd, at, piece)
+        return end
+    finally:
+        os.close(fd)
 
 
 def _write(fd: int, at: int, data: bytes) -> None:
