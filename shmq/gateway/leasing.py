@@ -128,7 +128,7 @@ class Leasing:
 
         def after(found: Any, error: BaseException | None) -> None:
             nothing = error is None and not found.get("lease") and not found.get("ready")
-            if not nothing or session.now >= until:
+            if not nothing or session.now >= until or session.closing:
                 self._answer(session, found, error)
                 return
 
@@ -142,6 +142,8 @@ class Leasing:
     # ---- answers ----
 
     def _answer(self, session: Owner, found: Any, error: BaseException | None) -> None:
+        if session.closing:
+            return
         if error is not None:
             session.say(_refusal(session.command, error))
         else:
@@ -179,7 +181,7 @@ class Leasing:
         found: tuple[bytes, int] | None,
         error: BaseException | None,
     ) -> None:
-        if error is not None:
+        if error is not None or session.closing:
             self._reading = None
             self._answer(session, None, error)
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import pickle
 import random
@@ -11,6 +13,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -271,11 +274,39 @@ def test_a_closed_holders_leases_go_back(
     eventually(lambda: local.channel_depth(topic, "c") == 5)
 
 
-def owner(local: shmq.Broker, topic: str) -> tuple[int, int]:
-    """Client entry (0: none) and process of the only holder in shared memory."""
+def entry(local: shmq.Broker, topic: str) -> Any:
+    """The only holder in shared memory."""
     stats = local.channel_stats(topic, "c")
-    holders = local.views().queue_at(stats.queue, stats.serial).lease_holders
-    return int(holders[0]["client"]), int(holders[0]["pid"])
+    return local.views().queue_at(stats.queue, stats.serial).lease_holders[0]
+
+
+def owner(local: shmq.Broker, topic: str) -> tuple[int, int]:
+    """Client entry (0: none) and process of the only holder."""
+    found = entry(local, topic)
+    return int(found["client"]), int(found["pid"])
+
+
+def test_a_silent_holder_loses_its_leases(
+    remote: shmq.RemoteBroker, local: shmq.Broker, topic: str
+) -> None:
+    fill(local, topic, 5)
+    holder = remote.lease_holder(topic, "c", "me", ttl=0.001)
+    lease = holder.lease(5)
+    assert lease is not None
+    eventually(lambda: local.channel_depth(topic, "c") == 5)
+    with pytest.raises(LeaseLost):
+        holder.finish_lease(lease.id)
+    holder.touch()  # its name is still its own
+
+
+def test_a_thread_keeps_a_holder_alive(
+    remote: shmq.RemoteBroker, local: shmq.Broker, topic: str
+) -> None:
+    local.create_channel(topic, "c")
+    holder = remote.lease_holder(topic, "c", "me", ttl=0.5, keepalive=True)
+    first = int(entry(local, topic)["deadline"])
+    eventually(lambda: int(entry(local, topic)["deadline"]) > first)
+    holder.close()
 
 
 def test_a_killed_gateway_process_ends_no_lease(start: Start) -> None:
@@ -423,6 +454,37 @@ def test_staged_rows_are_published_once(
         remote.commit(topic, "query", 8, [left])
 
 
+def test_the_first_commit_decides(
+    server: Server, remote: shmq.RemoteBroker, local: shmq.Broker, topic: str
+) -> None:
+    local.create_channel(topic, "c")
+    local.configure(topic, "c", max_messages=2500, overflow="block")
+    bodies = [b"%d" % k for k in range(6000)]
+    first, second = (remote.stage(topic, "w", 1, some) for some in (bodies, [b"other"]))
+    assert first
+    assert second
+    client = server.connect()
+    client.identify(feature_negotiation=True, leases=True)
+    wish = {"writer": "w", "epoch": 1, "attempts": [dataclasses.asdict(first)]}
+    ask = f"COMMIT {topic}\n".encode() + sized(json.dumps(wish).encode())
+    _, said = client.ask(ask) or (0, b"{}")
+    assert json.loads(said)["done"] is False
+    assert json.loads(said)["published"] == local.channel_depth(topic, "c") < 2500
+    found: list[bytes] = []
+
+    def drain() -> None:
+        while len(found) < 6000:
+            with local.consumer(topic, "c", 3000).take_many(3000, WATCHDOG) as batch:
+                found.extend(batch.bodies())
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    assert remote.commit(topic, "w", 1, [second]) == 6000 - json.loads(said)["published"]
+    thread.join(WATCHDOG)
+    assert found == bodies
+    assert local.channel_depth(topic, "c") == 0
+
+
 def test_a_piece_that_is_sent_again_is_there_once(server: Server, topic: str) -> None:
     client = server.connect()
     client.identify(feature_negotiation=True, leases=True)
@@ -495,16 +557,24 @@ def test_a_consumer_and_a_producer_find_the_next_gateway_process(start: Start) -
     with connected(server) as remote:
         producer = remote.producer("t")
         consumer = remote.consumer("t", "c")
-        producer.publish(b"x")
+        producer.publish_many([b"w", b"x"])
         message = consumer.take(WATCHDOG)
         assert message is not None
+
+        def is_lost() -> bool:
+            try:
+                message.touch()
+            except NotInFlight:
+                return True
+            return False
+
         os.kill(worker(server).pid, signal.SIGKILL)
-        again = consumer.take(WATCHDOG)
-        assert again is not None
-        assert (again.body, again.id, again.attempts) == (b"x", message.id, 2)
-        with pytest.raises(NotInFlight):
-            message.finish()
-        again.finish()
+        eventually(is_lost)
+        again = [consumer.take(WATCHDOG) for _ in range(2)]
+        assert {(one.body, one.attempts) for one in again if one} == {(b"w", 2), (b"x", 2)}
+        for one in again:
+            assert one
+            one.finish()
         producer.publish(b"y")
         second = consumer.take(WATCHDOG)
         assert second
