@@ -162,8 +162,8 @@ class RemoteBroker:
         they are missing. The arguments are those of `Broker.lease_holder`.
 
         resume: the `incarnation` of a holder of this name; the new handle is the same holder and
-        fences nobody. Only one of the two may call `lease` at a time, with leases of the other
-        listed before. Raises LeaseFenced if the name was opened since, BadName, Unreachable,
+        fences nobody. Only one handle of a holder may lease: a request that is repeated might
+        return a lease that another has taken. Raises LeaseFenced if the name was opened since, BadName, Unreachable,
         Unauthorized, ValueError for the times, and ShmqError if 64 other names are taken.
         """
         check_name(topic, "topic")
