@@ -161,7 +161,7 @@ COMMANDS: Final[dict[bytes, Command]] = {
             "part": _whole(0, 31, default=0),
             "from": _whole(0, _U64, default=0),
             "rows": _whole(1, MOST_ROWS, default=16_384),
-            "bytes": _whole(1, MOST_BYTES, default=4 << 20),
+            "bytes": _whole(1, MOST_BYTES, default=512 << 10),
             "credit": _whole(1, MOST_CREDIT, default=8 << 20),
             "properties": _switch(),
         },

@@ -163,8 +163,10 @@ class RemoteBroker:
 
         resume: the `incarnation` of a holder of this name; the new handle is the same holder and
         fences nobody. Only one handle of a holder may lease: a request that is repeated might
-        return a lease that another has taken. Raises LeaseFenced if the name was opened since, BadName, Unreachable,
-        Unauthorized, ValueError for the times, and ShmqError if 64 other names are taken.
+        return a lease that another has taken.
+
+        Raises LeaseFenced if the name was opened since, BadName, Unreachable, Unauthorized,
+        ValueError for the times, and ShmqError if 64 other names are taken.
         """
         check_name(topic, "topic")
         check_name(channel, "channel")

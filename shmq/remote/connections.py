@@ -19,6 +19,10 @@ T = TypeVar("T")
 #: Seconds between two attempts to connect, at first and at most.
 _FIRST_PAUSE: Final = 0.01
 _MOST_PAUSE: Final = 1.0
+#: A request that is not answered is tried over another connection after this part of the timeout,
+#: but not before so many seconds: a process that hangs must not take all of it.
+_ATTEMPTS: Final = 3
+_SHORTEST: Final = 2.0
 #: Connections that are kept open while nobody uses them.
 _IDLE: Final = 8
 
@@ -32,6 +36,7 @@ class Connections:
         self.address = address
         self.login = login
         self.timeout = timeout
+        self._attempt = max(timeout / _ATTEMPTS, min(timeout, _SHORTEST))
         self.closed = False
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
@@ -94,14 +99,14 @@ class Connections:
             connection.close()
 
     def again(self, call: Callable[[float], T], tried: str, more: float = 0.0) -> T:
-        """Return call(deadline), which is called again after an OSError until the deadline. Use it
-        for requests that may be repeated. Raises what `call` raises, Unreachable, and
+        """Return call(deadline), which is called again after an OSError until the timeout is over.
+        Use it for requests that may be repeated. Raises what `call` raises, Unreachable, and
         ssl.SSLCertVerificationError."""
         deadline = self.deadline(more)
         pause = _FIRST_PAUSE
         while True:
             try:
-                return call(deadline)
+                return call(min(deadline, time.monotonic() + self._attempt + more))
             except ssl.SSLCertVerificationError:
                 raise
             except OSError as exc:

@@ -35,9 +35,10 @@ HEAD: Final = struct.Struct("<IHHQIIII")
 ROWS: Final = 3
 
 #: The most rows and bytes of bodies of one frame, and bytes of one LREAD, that may be asked for. A
-#: single message may have more bytes.
+#: single message may have more bytes. The event loop of a gateway process moves what the socket has
+#: not taken yet at each send, so long frames would cost it too much.
 MOST_ROWS: Final = 1 << 16
-MOST_BYTES: Final = 16 << 20
+MOST_BYTES: Final = 1 << 20
 MOST_CREDIT: Final = 64 << 20
 
 _FRAME: Final = struct.Struct(">ii")

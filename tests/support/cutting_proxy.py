@@ -26,7 +26,11 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._server))
+                except OSError:
+                    client.close()
+                    continue
                 for way in ((client, server, None), (server, client, self.most)):
                     threading.Thread(target=self._pass_on, args=way, daemon=True).start()
 

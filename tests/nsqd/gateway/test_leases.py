@@ -388,6 +388,10 @@ def test_auth(start: Start, authority: Authority) -> None:
     server = start(authority.flag)
     with pytest.raises(Unauthorized):
         connected(server)
+    client = server.connect()
+    client.identify(feature_negotiation=True, leases=True)
+    kind, said = client.ask(b"LINFO\n" + sized(b"{}")) or (0, b"")
+    assert (kind, said) == (ERROR, b"E_AUTH_FIRST AUTH required before LINFO")
     with connected(server, auth_secret="ok") as remote:
         assert remote.lease_holder("t", "c", "me").leases() == []
         staged = remote.stage("p", "w", 1, [b"x"])
