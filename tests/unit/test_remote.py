@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
 
 import pytest
+from support.processes import WATCHDOG
 
+import shmq
 from shmq import errors, leased, plain_errors
 from shmq.client.properties import pack, unpack
 from shmq.gateway.lease_desk import Cursor
+from shmq.remote import connections
 from shmq.remote.address import Address
 from shmq.remote.codes import KEPT, code_of
 from shmq.remote.rows import decoded, framed, unpacked
@@ -43,6 +48,32 @@ def test_each_error_has_the_code_of_its_class() -> None:
 )
 def test_addresses(text: str, shown: str) -> None:
     assert str(Address.parse(text)) == shown
+
+
+def test_a_server_that_hangs_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_ATTEMPTS", 10**6)
+    monkeypatch.setattr(connections, "_SHORTEST", 0.05)
+    accepted: list[socket.socket] = []
+
+    def serve() -> None:
+        for _ in range(3):
+            accepted.append(listener.accept()[0])
+        last = accepted[-1].makefile("rwb")
+        assert last.read(4) == b"  V2"
+        for answer in (b'{"leases":true}', b'{"memory":"1@2","instance":"i","limits":{}}'):
+            last.readline()
+            last.read(int.from_bytes(last.read(4), "big"))
+            last.write(len(answer + b"kind").to_bytes(4, "big") + bytes(4) + answer)
+            last.flush()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with shmq.connect(f"127.0.0.1:{listener.getsockname()[1]}", timeout=WATCHDOG) as remote:
+            assert (remote.identity, remote.instance) == ("1@2", "i")
+        thread.join()
+    for each in accepted:
+        each.close()
 
 
 @pytest.mark.parametrize("text", ["", ":1", "host:", "host:0", "host:65536", "host:-1", "host:x"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import resource
@@ -135,6 +136,50 @@ def test_a_part_of_a_lease_that_nobody_reads(
         assert process.memory_info().rss - before < 20 << 20
         honest()
         holder.finish_lease(lease.id)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lease_requests_of_any_numbers(
+    server: Server, honest: Callable[[], None], topic: str, seed: int
+) -> None:
+    """Each is answered, and the connection is kept, or ended after an error."""
+    random_ = random.Random(seed)
+    with shmq.attach(server.instance) as local:
+        local.create_channel(topic, "c")
+        local.producer(topic).publish_many([b"x" * 50] * 100)
+        local.lease_holder(topic, "c", "me").lease(50)
+        identity = local.channel_identity(topic, "c")
+    numbers = (0, 1, 2, 31, 63, 64, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, 1.5)
+    keys = ("lease", "part", "from", "rows", "bytes", "credit", "through", "n", "max_bytes")
+    keys += ("parent", "after", "epoch", "at")
+    commands = ("LINFO", "LHOLD", "LKEEP", "LEASE", "LWAIT", "LLIST", "LLOOK", "LREAD", "LFIN")
+    client: Client | None = None
+    kept = 0
+    for _ in range(150):
+        if client is None:
+            client = server.connect()
+            client.identify(feature_negotiation=True, leases=True)
+        wish: dict[str, Any] = {key: random_.choice(numbers) for key in random_.sample(keys, 6)}
+        wish["lease"] = random_.choice((1, 1, *numbers))
+        wish |= {
+            "n": random_.choice((1, 2**32 - 1)),
+            "name": random_.choice(("me", "you", "x" * 79)),
+        }
+        wish["holder"] = [random_.choice(numbers[:8]), random_.choice(numbers[:8])]
+        wish["identity"] = random_.choice((identity, identity, "", "0-0", "x", None))
+        wish |= {"replay": True, "properties": random_.random() < 0.5}
+        line = f"{random_.choice((*commands, 'LRET', 'LCLOSE'))} {topic} c\n".encode()
+        frame = client.ask(line + sized(json.dumps(wish).encode()))
+        while frame is not None and frame[0] == 3:
+            frame = client.frame()
+        assert frame is not None
+        if frame[0] == ERROR and frame[1].startswith((b"E_INVALID", b"E_BAD_BODY")):
+            assert client.ended()
+            client = None
+        else:
+            kept += 1
+    assert kept > 20
+    honest()
 
 
 def test_replies_that_nobody_reads_do_not_pile_up(
