@@ -424,6 +424,14 @@ def test_tls(start: Start, certificate: tuple[str, str]) -> None:
         assert lease is not None
         found = columns(holder.read_lease(lease.id, properties=True))
         assert found == columns(local.read_lease("t", "c", lease.id, properties=True))
+        with remote.consumer("u", "c") as consumer:
+            remote.producer("u").publish_many([b"%d" % k * 1000 for k in range(100)])
+            for k in range(100):
+                message = consumer.take(WATCHDOG)
+                assert message is not None
+                assert message.body == b"%d" % k * 1000
+                message.finish()
+            eventually(lambda: local.channel_stats("u", "c").finished == 100)
     with pytest.raises(ssl.SSLCertVerificationError):
         connected(server, tls=True)
     with pytest.raises(ShmqError, match="TLS"):
