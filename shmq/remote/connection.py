@@ -286,6 +286,8 @@ class Connection:
         """Close the connection. Idempotent."""
         self.closed = True
         with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        with contextlib.suppress(OSError):
             self._sock.close()
 
 

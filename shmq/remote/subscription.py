@@ -78,7 +78,6 @@ class Subscription:
         except BaseException:
             connection.close()
             raise
-        self.number += 1
         return connection
 
     def _run(
@@ -90,17 +89,19 @@ class Subscription:
         lost_at: float | None = None
         while not self._closed.is_set():
             try:
-                if self._connection is None:
-                    deadline = self._connections.deadline()
-                    connection = self._subscribed(deadline)
+                with self._writing:
+                    connection, number = self._connection, self.number
+                if connection is None:
+                    connection = self._subscribed(self._connections.deadline())
                     with self._writing:
                         self._connection = connection
+                        self.number = number = self.number + 1
                     if self._closed.is_set():
                         self._end()
                         return
-                    deliver(self.number, [])
+                    deliver(number, [])
                 lost_at, pause = None, _FIRST_PAUSE
-                self._read(self._connection, deliver)
+                self._read(connection, number, deliver)
             except OSError as exc:
                 self._end()
                 lost_at = lost_at or time.monotonic()
@@ -113,9 +114,14 @@ class Subscription:
             self._closed.wait(pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
-    def _read(self, connection: Connection, deliver: Callable[[int, list[Delivery]], None]) -> None:
-        """Deliver what comes until the connection breaks. Raises OSError then, and the error with
-        which the broker closes it."""
+    def _read(
+        self,
+        connection: Connection,
+        number: int,
+        deliver: Callable[[int, list[Delivery]], None],
+    ) -> None:
+        """Deliver what comes on connection `number` until it breaks. Raises OSError then, and the
+        error with which the broker closes it."""
         heard = time.monotonic()
         while not self._closed.is_set():
             frames = connection.arrived(_LOOK, self._writing)
@@ -133,9 +139,9 @@ class Subscription:
                 elif kind == ERROR and not bytes(data).startswith(_LATE):
                     connection.refused(data, f"take from {'/'.join(self._channel)}")
                 elif kind == RESPONSE and is_heartbeat(data):
-                    self.answer(self.number, b"NOP\n")
+                    self.answer(number, b"NOP\n")
             if deliveries:
-                deliver(self.number, deliveries)
+                deliver(number, deliveries)
 
     def answer(self, of: int, line: bytes) -> bool:
         """Send a line on connection number `of`. Returns False if that one has ended."""
@@ -146,13 +152,18 @@ class Subscription:
             try:
                 connection.send_plain(line, self._connections.deadline())
             except OSError:
+                self._forget()
                 return False
         return True
 
     def _end(self) -> None:
         with self._writing:
-            connection, self._connection = self._connection, None
-            self.number += 1  # what has arrived comes again
+            self._forget()
+
+    def _forget(self) -> None:
+        """Close the connection; its reader then makes another. Called with the lock held."""
+        connection, self._connection = self._connection, None
+        self.number += 1  # what has arrived comes again
         if connection is not None:
             connection.close()
 

@@ -572,6 +572,7 @@ def test_a_consumer_and_a_producer_find_the_next_gateway_process(start: Start) -
         producer.publish_many([b"w", b"x"])
         message = consumer.take(WATCHDOG)
         assert message is not None
+        eventually(lambda: remote.channel_stats("t", "c").in_flight == 2)
 
         def is_lost() -> bool:
             try:
