@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from shmq.broker import Broker
 from shmq.client import Lease, LeasedBatch, LeaseHolder
-from shmq.errors import MemoryLost
+from shmq.errors import Gone, MemoryLost, NotRunning
 from shmq.gateway.lease_requests import Values
 from shmq.gateway.staged import StagedRows
 from shmq.remote.counts import ChannelCounts
@@ -81,6 +81,13 @@ class LeaseDesk:
         )
         identity = self._same_channel(names, values)
         return Cursor(identity, batches, values["from"])
+
+    def is_over(self, error: BaseException) -> bool:
+        """Whether an error says only that the supervisor or the instance has ended, and this
+        process with it: another one may answer."""
+        if not isinstance(error, Gone | NotRunning):
+            return False
+        return self._broker.closed or self._broker.ended or not self._broker.supervisor_alive()
 
     # ---- the instance and its channels ----
 

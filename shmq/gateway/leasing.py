@@ -144,6 +144,9 @@ class Leasing:
     def _answer(self, session: Owner, found: Any, error: BaseException | None) -> None:
         if session.closing:
             return
+        if error is not None and self._host.leases.is_over(error):
+            session.abort()  # the client asks the next process of the gateway
+            return
         if error is not None:
             session.say(_refusal(session.command, error))
         else:

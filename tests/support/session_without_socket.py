@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shmq import _native
-from shmq.errors import Full, LeaseLost, MessageTooBig
+from shmq.errors import Full, Gone, LeaseLost, MessageTooBig
 from shmq.gateway import protocol
 from shmq.gateway.host import Client
 from shmq.gateway.session import Session
@@ -106,9 +106,14 @@ class Desk:
         self.asked.append((command, names, values, rows))
         if values.get("lease") == 5:
             raise LeaseLost("lease 5 was lost")
+        if values.get("lease") == 6:
+            raise Gone("the broker was stopped")
         looks = sum(each[0] == command for each in self.asked)
         found = looks % 3 == 0
         return {"identity": "1-2", "lease": [looks] if found else None, "ready": found}
+
+    def is_over(self, error: BaseException) -> bool:
+        return isinstance(error, Gone)
 
     def open_part(self, names: tuple[str, ...], values: dict[str, Any]) -> Part:
         self.asked.append((b"LREAD", names, values, b""))

@@ -225,6 +225,13 @@ def test_a_lost_lease_ends_the_request_and_not_the_connection() -> None:
     assert said == [(1, b"E_LEASE_LOST lease 5 was lost")] * 3
 
 
+def test_the_end_of_the_instance_is_no_answer() -> None:
+    ask = b"LLOOK t c\n" + sized(b'{"lease":6,"holder":[1,2]}')
+    done = drive(leases(ask, ask), [])
+    assert said_after_identify(done.said) == []
+    assert done.closing
+
+
 def test_a_lease_is_waited_for() -> None:
     host = Host()
     ask = b"LEASE t c\n" + sized(b'{"n":1,"holder":[1,2],"timeout":5}')
