@@ -364,6 +364,33 @@ def test_leases_outlive_the_supervisor_and_not_the_memory(start: Start) -> None:
         assert remote.channel_depth("t", "c") == 5
 
 
+def test_a_restart_that_keeps_the_memory_is_only_waited_for(start: Start) -> None:
+    server = start("--on-stop=keep")
+    flag = f"--tcp-address=127.0.0.1:{server.port()}"
+    done, errors = threading.Event(), list[ShmqError]()
+    with connected(server) as remote:
+        remote.producer("t").publish_many([b"x", b"y"])
+        holder = remote.lease_holder("t", "c", "me")
+        lease = holder.lease(2)
+
+        def call() -> None:
+            while not done.is_set():
+                try:
+                    holder.touch()
+                except ShmqError as error:
+                    errors.append(error)
+                    return
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        server.stop(signal.SIGTERM)
+        start(flag, "--on-stop=keep", again=server)
+        assert holder.leases() == [lease]
+        done.set()
+        thread.join()
+        assert errors == []
+
+
 def test_a_channel_that_was_made_again_is_another(
     remote: shmq.RemoteBroker, local: shmq.Broker, topic: str
 ) -> None:
