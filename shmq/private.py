@@ -105,10 +105,11 @@ class Private:
         """Seconds since a file was last written. Raises FileNotFoundError."""
         return time.time() - os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False).st_mtime
 
-    def free(self) -> int:
-        """Bytes that its file system has room for."""
+    def free(self, kept: float = 0.0) -> int:
+        """Bytes that its file system has room for while this part of it stays free; negative if
+        less is free."""
         found = os.fstatvfs(self._fd)
-        return found.f_bavail * found.f_frsize
+        return int((found.f_bavail - kept * found.f_blocks) * found.f_frsize)
 
     def read(self, name: str) -> mmap.mmap | bytes:
         """A file's bytes, mapped. Raises FileNotFoundError, and ShmqError if it is no regular file

@@ -43,8 +43,8 @@ _BYTES: Final = 4 << 20
 _ROOM: Final = 2.0
 #: Seconds after which an attempt that no commit has named is removed.
 _ABANDONED: Final = 24 * 3600.0
-#: Room in /dev/shm that is left for queues.
-_SPARE: Final = 64 << 20
+#: The part of /dev/shm that is left for queues, whatever clients stage.
+_KEPT: Final = 0.25
 
 _PIECE: Final = struct.Struct("<II")
 _ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.[0-9]+\.[0-9a-f]{32}\.rows")
@@ -99,8 +99,11 @@ class StagedRows:
         self._tidy()
         while True:
             with contextlib.suppress(FileNotFoundError), self._directory() as here:
-                if here.free() < len(rows) + _SPARE:
-                    raise Full(f"stage {len(rows)} bytes for {topic}: /dev/shm is full")
+                if here.free(_KEPT) < len(rows):
+                    raise Full(
+                        f"stage {len(rows)} bytes for {topic}: a quarter of /dev/shm is kept for "
+                        "queues; commit or abandon what was staged before"
+                    )
                 return _append(here.append(name), topic, at, _PIECE.pack(count, len(rows)) + rows)
 
     def _check(self, count: int, rows: bytes) -> None:
