@@ -41,6 +41,7 @@ _TEXT_COLUMNS = {
     "DATA PATH",
     "COMMAND",
     "LAST MINUTE",
+    "HOST",
 }
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

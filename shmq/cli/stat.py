@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from click.core import ParameterSource
 from shmq import prometheus, shm, sources, stats
 from shmq.cli.output import patience, print_json
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
-from shmq.cli.stat_screen import Screen
+from shmq.cli.stat_page import Frame, print_each, show_all
 from shmq.cli.stat_table import (
     COUNTERS,
     SORT,
@@ -32,8 +33,6 @@ from shmq.cli.status import DEGRADED, NOT_RUNNING, OK
 from shmq.history import History
 from shmq.stats import BrokerStats
 
-#: Most of a core that the looks of --watch may take: with 10 000 channels one takes a second.
-_SHARE: Final = 0.2
 #: Rates in the documents of --json.
 _JSON_RATES: Final = ("message_count", "delivered", "requeue_count", "timeout_count")
 
@@ -54,14 +53,58 @@ class _Chosen:
 class _Look:
     """An instance at a moment. cost: seconds of the processor that the look took."""
 
+    chosen: _Chosen
     taken: BrokerStats
     lines: list[Line]
     with_rates: bool
     cost: float
 
+    keys = tuple(SORT)
+
     @property
     def status(self) -> int:
+        """Of the command."""
         return DEGRADED if self.taken.trouble else OK
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether each line becomes one row of the table."""
+        return not self.chosen.clients
+
+    def rows(self, sort: str) -> list[Line]:
+        """Return the lines in order."""
+        return sorted(self.lines, key=SORT[sort])
+
+    def above(self, frame: Frame) -> list[str]:
+        """Return the lines above the table."""
+        past = self._past if frame.is_full else None
+        return [*headline(self.taken, frame.columns), *minute_lines(past, frame.columns)]
+
+    def table(self, rows: list[Line], frame: Frame) -> list[str]:
+        """Return the lines of the table."""
+        if self.chosen.clients:
+            return client_table(self.taken, rows, frame.columns)
+        past = self._past if frame.is_full else None
+        view = View(frame.columns, self.with_rates, frame.sort, past)
+        return queue_table(self.taken, rows, view)
+
+    @functools.cached_property
+    def _past(self) -> History | None:
+        return last_minute(self.chosen.instance)
+
+
+def _addresses(
+    context: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> list[str]:
+    """Read the addresses of an option, without repetition; several may stand in one word."""
+    from shmq.diagnostics.fleet import LOOKUPD_PORT, NSQD_PORT, parse_address
+
+    port = LOOKUPD_PORT if parameter.name == "lookupds" else NSQD_PORT
+    words = [word.strip() for value in values for word in value.split(",")]
+    try:
+        return list(dict.fromkeys(parse_address(word, port) for word in words))
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
 
 
 @click.command()
@@ -102,6 +145,22 @@ class _Look:
     help=f"Order of the table: {', '.join(SORT)}.",
 )
 @click.option("--clients", is_flag=True, help="A line for each consumer and not for each channel.")
+@click.option(
+    "--lookupd",
+    "lookupds",
+    multiple=True,
+    callback=_addresses,
+    metavar="HOST:PORT",
+    help="Show all hosts that this nsqlookupd knows. Several with commas; port 4161 if left out.",
+)
+@click.option(
+    "--nsqd",
+    "nsqds",
+    multiple=True,
+    callback=_addresses,
+    metavar="HOST:PORT",
+    help="Show this host, a gateway or an nsqd. Several with commas; port 4151 if left out.",
+)
 def stat(
     instance: str,
     as_json: bool,
@@ -112,6 +171,8 @@ def stat(
     channel: str | None,
     sort: str,
     clients: bool,
+    lookupds: list[str],
+    nsqds: list[str],
 ) -> int:
     """Show what an instance is doing.
 
@@ -120,7 +181,15 @@ def stat(
     full. Counters are totals; with --watch they are rates since the previous refresh. A narrow
     terminal shows fewer columns; a pipe and --json get all. In a terminal --watch takes the whole
     screen: < and > choose the order, the arrows and Page Up and Down scroll, q ends it.
+
+    With --lookupd or --nsqd it asks hosts over the network, in the columns that nsqd's statistics
+    have: a row for each channel with the sums over all hosts, and one for each host below it. The
+    exit status is 4 if one of them does not answer or is not well, and 3 if none answers.
     """
+    chosen = _Chosen(instance, topic, channel, clients, interval, count)
+    status = _fleet(chosen, sort, as_json)
+    if status is not None:
+        return status
     if not (as_json or as_prometheus) and _nothing_is_named(instance):
         from shmq.cli.instances import print_table
         from shmq.diagnostics.instances import survey_all
@@ -135,21 +204,38 @@ def stat(
             return NOT_RUNNING
     if as_prometheus and (as_json or interval or count):
         raise click.UsageError("--prometheus is one look: leave out --json, --watch and -n")
-    chosen = _Chosen(instance, topic, channel, clients, interval, count)
     looks = _looks(chosen)
     if not (as_json or as_prometheus):
-        return _show(chosen, looks, sort)
-    look = next(looks)
+        return show_all(looks, sort, interval, count)
     if as_prometheus:
+        look = next(looks)
         click.echo(prometheus.exposition(look.taken, topic, channel), nl=False)
         return look.status
-    for number in itertools.count(1):
-        _print_json(look, sorted(look.lines, key=SORT[sort]), chosen)
-        if number == (count or (None if interval else 1)):
-            break
-        time.sleep(interval or 1.0)
-        look = next(looks)
-    return look.status
+    return print_each(
+        looks, lambda look: _print_json(look, look.rows(sort), chosen), interval, count
+    )
+
+
+def _fleet(chosen: _Chosen, sort: str, as_json: bool) -> int | None:
+    """Show several hosts, if the command names any. Returns the exit status, or None."""
+    context = click.get_current_context()
+    lookupds, nsqds = context.params["lookupds"], context.params["nsqds"]
+    if not lookupds and not nsqds:
+        return None
+    named = context.get_parameter_source("instance") is ParameterSource.COMMANDLINE
+    if named or chosen.clients or context.params["as_prometheus"]:
+        raise click.UsageError(
+            "--instance, --clients and --prometheus are for the instances of this host: leave them "
+            "out with --lookupd and --nsqd"
+        )
+    from shmq.cli import stat_fleet  # its imports are slow
+
+    return stat_fleet.run(
+        stat_fleet.Chosen(
+            lookupds, nsqds, chosen.topic, chosen.channel, chosen.interval, chosen.count, sort
+        ),
+        as_json,
+    )
 
 
 def _nothing_is_named(instance: str) -> bool:
@@ -176,7 +262,7 @@ def _looks(chosen: _Chosen) -> Iterator[_Look]:
         lines = _lines(taken, chosen, before, elapsed)
         before = {line.queue.serial: line.counters for line in lines}
         with_rates = chosen.interval is not None and number > 0
-        yield _Look(taken, lines, with_rates, time.process_time() - began)
+        yield _Look(chosen, taken, lines, with_rates, time.process_time() - began)
 
 
 def _lines(
@@ -206,110 +292,3 @@ def _print_json(look: _Look, lines: list[Line], chosen: _Chosen) -> None:
             names = {"topic": line.topic.name, "channel": line.queue.name}
             rates.append(names | {name: found[name] for name in _JSON_RATES})
     print_json({**document, "rates": rates} if rates else document)
-
-
-# ---- in a terminal ----
-
-
-def _show(chosen: _Chosen, looks: Iterator[_Look], sort: str) -> int:
-    """Print tables, until Ctrl-C or `count` of them."""
-    most = chosen.count or (None if chosen.interval else 1)
-    look = next(looks)
-    with Screen(is_live=chosen.interval is not None) as screen:
-        page = _Page(chosen, screen, sort)
-        for number in itertools.count(1):
-            page.show(look)
-            if number == most:
-                break
-            pause = max(chosen.interval or 1.0, look.cost * (1 / _SHARE - 1))
-            if not page.wait(time.monotonic() + pause):
-                break
-            look = next(looks)
-    if screen.is_full and most is not None:
-        screen.print(page.whole())  # so that something of it stays
-    return look.status
-
-
-class _Page:
-    """The newest look as a table, of which a whole screen shows a part."""
-
-    def __init__(self, chosen: _Chosen, screen: Screen, sort: str) -> None:
-        self._chosen, self._screen, self._sort = chosen, screen, sort
-        self._first = 0  # row at the top
-        self._room = self._count = 0  # rows that there is room for; all rows
-        self._look: _Look | None = None
-        self._past: History | None = None
-
-    def show(self, look: _Look) -> None:
-        """Show another look."""
-        self._look = look
-        self._past = last_minute(self._chosen.instance) if self._screen.is_full else None
-        if self._screen.is_full:
-            self._draw()
-        else:
-            self._screen.show(self.whole())
-
-    def whole(self) -> list[str]:
-        """All lines of the look."""
-        return [*self._above(), *self._table(self._lines())]
-
-    def _lines(self) -> list[Line]:
-        assert self._look is not None
-        return sorted(self._look.lines, key=SORT[self._sort])
-
-    def _above(self) -> list[str]:
-        assert self._look is not None
-        columns = self._screen.columns
-        return [*headline(self._look.taken, columns), *minute_lines(self._past, columns)]
-
-    def _table(self, lines: list[Line]) -> list[str]:
-        assert self._look is not None
-        columns = self._screen.columns
-        if self._chosen.clients:
-            return client_table(self._look.taken, lines, columns)
-        view = View(columns, self._look.with_rates, self._sort, self._past)
-        return queue_table(self._look.taken, lines, view)
-
-    def _draw(self) -> None:
-        """Fill the screen. Only the channels that are seen are made into text."""
-        above, lines = self._above(), self._lines()
-        self._room = max(self._screen.lines - len(above) - 2, 1)  # with titles and the last line
-        if self._chosen.clients:
-            title, *rows = self._table(lines)
-            self._scroll(len(rows))
-            rows = rows[self._first : self._first + self._room]
-        else:
-            self._scroll(len(lines))
-            title, *rows = self._table(lines[self._first : self._first + self._room])
-        self._screen.show([*above, title, *rows, *self._foot(len(rows))])
-
-    def _scroll(self, count: int) -> None:
-        self._count = count
-        self._first = max(min(self._first, count - self._room), 0)
-
-    def _foot(self, shown: int) -> list[str]:
-        """The last line: which rows these are, and the keys."""
-        place = f"{self._first + 1}-{self._first + shown} of {self._count}" if self._count else ""
-        if self._screen.has_keys:
-            text = f"{place}  by {self._sort}: < >  scroll: ↑ ↓  end: q".strip()
-        elif shown < self._count:
-            text = f"{place} (--sort, --topic)"
-        else:
-            return []
-        return [click.style(text[: self._screen.columns], dim=True)]
-
-    def wait(self, until: float) -> bool:
-        """Wait, and do what is typed. until: monotonic seconds. Returns False after q."""
-        while (key := self._screen.wait(until)) is not None:
-            if key == "q":
-                return False
-            steps = {"up": -1, "down": 1, "page up": -self._room, "page down": self._room}
-            steps |= {"home": -self._count, "end": self._count}
-            self._first += steps.get(key, 0)
-            if key in ("<", ">"):
-                keys = list(SORT)
-                step = 1 if key == ">" else -1
-                self._sort = keys[(keys.index(self._sort) + step) % len(keys)]
-            if self._screen.is_full:
-                self._draw()
-        return True

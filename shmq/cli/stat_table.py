@@ -108,19 +108,30 @@ def queue_table(taken: BrokerStats, lines: list[Line], view: View) -> list[str]:
     titles += ["DEAD", "P50", "P99", "CLIENTS", "MEMORY"]
     if view.past is not None:
         titles.append("LAST MINUTE")
-    wide = view.columns or sys.maxsize
-    for number in (str, _short):
-        rows = [_row(line, view, number) for line in lines]
-        if _width(titles, rows) <= wide:
-            break
-    else:
-        titles, rows = _narrow(titles, rows, wide)
+    titles, rows = fitted(
+        titles, lambda number: [_row(line, view, number) for line in lines], view.columns
+    )
     found = format_rows(titles, rows, style=_style(lines, view.sort))
     idle = [item.name for item in taken.topics if not item.channels and item.backlog is None]
     if idle and not lines:
         text = f"topics without a channel or messages: {printable(', '.join(idle))}"
-        found += textwrap.wrap(text, wide)
+        found += textwrap.wrap(text, view.columns or sys.maxsize)
     return found
+
+
+def fitted(
+    titles: list[str],
+    rows_with: Callable[[Callable[[int], str]], list[list[str]]],
+    columns: int | None,
+) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows that fit: with whole numbers, with short ones, or without some columns.
+    rows_with: returns the rows, with numbers as a function writes them."""
+    wide = columns or sys.maxsize
+    for number in (str, _short):
+        rows = rows_with(number)
+        if _width(titles, rows) <= wide:
+            return titles, rows
+    return _narrow(titles, rows, wide)
 
 
 def _row(line: Line, view: View, number: Callable[[int], str]) -> list[str]:
@@ -158,13 +169,17 @@ def _style(lines: list[Line], sort: str) -> Style:
 
     def style(title: str, row: int | None, text: str) -> str:
         if row is None:
-            key = "name" if title == "TOPIC/CHANNEL" else title.removesuffix("/s").lower()
-            is_key = key == sort
-            return click.style(text, bold=True, reverse=is_key or None)
+            return title_style(title, text, sort)
         color = _color(title.removesuffix("/s"), lines[row])
         return text if color is None else click.style(text, fg=color)
 
     return style
+
+
+def title_style(title: str, text: str, sort: str) -> str:
+    """How a title looks, in reverse if the table is sorted by it."""
+    key = "name" if title == "TOPIC/CHANNEL" else title.removesuffix("/s").lower()
+    return click.style(text, bold=True, reverse=key == sort or None)
 
 
 def _color(title: str, line: Line) -> str | None:
@@ -272,10 +287,10 @@ def headline(taken: BrokerStats, columns: int | None) -> list[str]:
         parts.append("stopping")
     wide = columns or sys.maxsize
     troubles = [part for text in _troubles(taken) for part in textwrap.wrap(text, wide)]
-    return [*_flow(parts, wide), *(click.style(text, fg="red") for text in troubles)]
+    return [*flow(parts, wide), *(click.style(text, fg="red") for text in troubles)]
 
 
-def _flow(parts: list[str], columns: int) -> list[str]:
+def flow(parts: list[str], columns: int) -> list[str]:
     """Parts beside each other, on as many lines as they need."""
     lines = parts[:1]
     for part in parts[1:]:
@@ -331,4 +346,4 @@ def minute_lines(past: History | None, columns: int | None) -> list[str]:
         f"{name} {now:>6} {click.style(sparkline(values.tolist(), _SPARK_WIDTH), fg='cyan')}"
         for name, (values, now) in series.items()
     ]
-    return _flow(parts, columns or sys.maxsize)
+    return flow(parts, columns or sys.maxsize)

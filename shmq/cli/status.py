@@ -7,8 +7,8 @@ EXIT_CODES = {
     OK: "done",
     ERROR: "error, one sentence on stderr",
     USAGE: "usage",
-    NOT_RUNNING: "the instance is not running",
-    DEGRADED: "degraded: its supervisor is dead, its disk or /dev/shm is full or broken, or "
-    "`doctor` or `inspect` found something",
+    NOT_RUNNING: "the instance is not running, or no host answers",
+    DEGRADED: "degraded: its supervisor is dead, its disk or /dev/shm is full or broken, a "
+    "host does not answer, or `doctor` or `inspect` found something",
     INTERRUPTED: "Ctrl-C",
 }
