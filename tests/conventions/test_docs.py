@@ -53,6 +53,8 @@ FOREIGN = {
     "--shm-size",
     "--hours",
     "--operation",
+    # of nsqadmin
+    "--lookupd-http-address",
     # of `manage.py shmq_worker`
     *("--queues", "--backend", "--max-tasks", "--burst", "--reload", "--no-reload", "--verbosity"),
 }

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -295,3 +296,15 @@ class Client:
 
     def close(self) -> None:
         self.sock.close()
+
+
+def start_admin(run: Callable[..., Any], directory: Path, *words: str) -> str:
+    """Start nsqadmin with `run`, which writes its log into the directory; its address."""
+    run("nsqadmin", *words, "--http-address=127.0.0.1:0")
+    log = directory / "nsqadmin.log"
+
+    def listening() -> str:
+        lines = [line for line in log.read_text().splitlines() if "HTTP: listening on" in line]
+        return lines[0].rpartition(" ")[2] if lines else ""
+
+    return f"http://{eventually(listening)}"

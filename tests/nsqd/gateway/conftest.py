@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.fake_lookupd import Lookupd
 from support.nsq_client import Client, Server
+from support.processes import eventually
 
 _numbers = itertools.count()
 
@@ -164,3 +166,60 @@ def noting_lookupd() -> Iterator[Lookupd]:
     """A nsqlookupd that only writes down what it is told."""
     with Lookupd() as server:
         yield server
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """`run(tool, *words)`: a tool with pipes; killed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(tool: str, *words: str) -> subprocess.Popen[bytes]:
+            log = stack.enter_context(open(tmp_path / f"{tool}.log", "wb"))
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [peer(tool), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def lookupd(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A real nsqlookupd: its TCP address and HTTP port."""
+    log = open(tmp_path / "lookupd.log", "w+b", buffering=0)
+    argv = [
+        peer("nsqlookupd"),
+        "--tcp-address=127.0.0.1:0",
+        "--http-address=127.0.0.1:0",
+        "--broadcast-address=127.0.0.1",
+    ]
+    process = subprocess.Popen(argv, stderr=log)
+
+    def ports() -> list[str]:
+        text = (tmp_path / "lookupd.log").read_text()
+        return [line.rpartition(" ")[2] for line in text.splitlines() if "listening on" in line]
+
+    try:
+        eventually(lambda: len(ports()) == 2)
+        found = {
+            line.split("listening on")[0].rpartition(" ")[0].rpartition(" ")[2]: where
+            for line, where in zip(
+                [
+                    item
+                    for item in (tmp_path / "lookupd.log").read_text().splitlines()
+                    if "listening on" in item
+                ],
+                ports(),
+                strict=True,
+            )
+        }
+        tcp = next(where for name, where in found.items() if "TCP" in name)
+        web = next(where for name, where in found.items() if "HTTP" in name)
+        yield tcp, int(web.rpartition(":")[2])
+    finally:
+        process.kill()
+        process.wait()
+        log.close()

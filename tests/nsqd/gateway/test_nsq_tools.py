@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -10,14 +9,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import browser, processes
 from support.external_programs import BIN, peer
-from support.nsq_client import OK, Server, mpub, sized
+from support.nsq_client import OK, Server, mpub, sized, start_admin
 from support.processes import WATCHDOG, eventually
 
 Start = Callable[..., Server]
@@ -27,24 +26,6 @@ Start = Callable[..., Server]
 def kind() -> str:
     """Only the one whose tools these are not."""
     return "shmq"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """`run(tool, *words)`: a tool with pipes; killed at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(tool: str, *words: str) -> subprocess.Popen[bytes]:
-            log = stack.enter_context(open(tmp_path / f"{tool}.log", "wb"))
-            process = stack.enter_context(
-                subprocess.Popen(
-                    [peer(tool), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-                )
-            )
-            stack.callback(process.kill)
-            return process
-
-        yield start
 
 
 def tcp(server: Server) -> str:
@@ -147,14 +128,7 @@ def test_nsqadmin(start: Start, run: Any, tmp_path: Path) -> None:
 
 def admin(run: Any, server: Server, tmp_path: Path) -> str:
     """Start nsqadmin; its address."""
-    run("nsqadmin", web(server), "--http-address=127.0.0.1:0")
-    log = tmp_path / "nsqadmin.log"
-
-    def listening() -> str:
-        lines = [line for line in log.read_text().splitlines() if "HTTP: listening on" in line]
-        return lines[0].rpartition(" ")[2] if lines else ""
-
-    return f"http://{eventually(listening)}"
+    return start_admin(run, tmp_path, web(server))
 
 
 def test_pages_of_nsqadmin_in_a_browser(start: Start, run: Any, tmp_path: Path) -> None:

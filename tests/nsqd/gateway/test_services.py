@@ -8,13 +8,12 @@ import socket
 import ssl
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cramjam
 import pytest
-from support.external_programs import peer
 from support.fake_auth_server import Authority, reply, rule
 from support.fake_lookupd import Lookupd
 from support.nsq_client import ERROR, OK, Client, Server, drop_in, sized
@@ -316,45 +315,6 @@ def test_a_grant_is_asked_for_again(start: Start, authority: Authority) -> None:
 
 
 # ---- nsqlookupd ----
-
-
-@pytest.fixture
-def lookupd(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """A real nsqlookupd: its TCP address and HTTP port."""
-    log = open(tmp_path / "lookupd.log", "w+b", buffering=0)
-    argv = [
-        peer("nsqlookupd"),
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
-        "--broadcast-address=127.0.0.1",
-    ]
-    process = subprocess.Popen(argv, stderr=log)
-
-    def ports() -> list[str]:
-        text = (tmp_path / "lookupd.log").read_text()
-        return [line.rpartition(" ")[2] for line in text.splitlines() if "listening on" in line]
-
-    try:
-        eventually(lambda: len(ports()) == 2)
-        found = {
-            line.split("listening on")[0].rpartition(" ")[0].rpartition(" ")[2]: where
-            for line, where in zip(
-                [
-                    item
-                    for item in (tmp_path / "lookupd.log").read_text().splitlines()
-                    if "listening on" in item
-                ],
-                ports(),
-                strict=True,
-            )
-        }
-        tcp = next(where for name, where in found.items() if "TCP" in name)
-        web = next(where for name, where in found.items() if "HTTP" in name)
-        yield tcp, int(web.rpartition(":")[2])
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
 
 
 def ask_lookupd(port: int, path: str) -> Any:
