@@ -306,7 +306,11 @@ class Settings:
     @property
     def where(self) -> str:
         """The channel and instance, for texts of errors."""
-        return f"{self.topic}/{self.channel} of instance {self.instance!r}"
+        return self.channel_of(self.instance)
+
+    def channel_of(self, instance: str) -> str:
+        """The channel, of the instance of this name or address, for texts of errors."""
+        return f"{self.topic}/{self.channel} of instance {instance!r}"
 
 
 def table(options: Iterable[SparkOption] = OPTIONS) -> str:

@@ -124,6 +124,19 @@ def test_a_batch_is_read_as_often_as_spark_likes(broker: shmq.Broker) -> None:
     assert broker.channel_stats("t", "c").leased == 0
 
 
+def test_a_query_without_a_name_goes_on_with_the_one_in_the_checkpoint(
+    broker: shmq.Broker,
+) -> None:
+    bodies, query, again = publish(broker, 0, 3), Query(broker), Query(broker)
+    for one in (query, again):
+        one.reader._consumer = f"spark-{id(one)}"  # as without the option `consumer`
+    start = query.begin()
+    end = query.latest(start)
+    assert again.begin()["c"] != start["c"]
+    assert again.read(start, end) == bodies
+    assert again.begin()["c"] == start["c"]
+
+
 def test_a_batch_that_spark_did_not_write_down_is_given_again(broker: shmq.Broker) -> None:
     publish(broker, 0, 9)
     query = Query(broker)
