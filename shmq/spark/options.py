@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import urllib.parse
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from shmq.names import check_instance, check_name
+from shmq.remote.address import Address
 
 #: The columns that a row may have, with their types, and those it has by default.
 COLUMNS: Final = {
@@ -71,6 +73,13 @@ def _seconds(text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
+def _limited(text: str) -> float:
+    seconds = _seconds(text)
+    if not seconds:
+        raise ValueError("must be a duration above 0 such as 500ms, 30s, 10m")
+    return seconds
+
+
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+)\s*([kmg]?)(?:i?b)?\s*", text.lower())
     if not found or not int(found[1]):
@@ -83,6 +92,34 @@ def _columns(text: str) -> tuple[str, ...]:
     if not set(names) <= set(COLUMNS) or len(set(names)) != len(names):
         raise ValueError(f"must be some of {', '.join(COLUMNS)}, each once, with commas between")
     return names
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each address in a list with commas between. The port is 4150 if it is left out.
+    Raises ValueError for none, for what is no address, and for one that is named twice."""
+    found = [str(Address.parse(word.strip())) for word in text.split(",") if word.strip()]
+    if not found or len(set(found)) != len(found):
+        raise ValueError("must be addresses HOST:PORT, each once, with commas between")
+    return tuple(found)
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    found = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        url = word if "://" in word else f"http://{word}"
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{word!r} is no URL of an nsqlookupd, such as http://HOST:4161")
+        found.append(url.rstrip("/"))
+    if not found:
+        raise ValueError("must be URLs of nsqlookupds, such as http://HOST:4161")
+    return tuple(found)
+
+
+def _certificates(text: str) -> str | None:
+    """`true`, or the path of a file; None for `false`."""
+    word = text.strip()
+    return word.lower() if word.lower() == "true" else word if word.lower() != "false" else None
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -100,6 +137,55 @@ OPTIONS: Final = (
         None,
         check_instance,
         "the broker's name; else SHMQ_INSTANCE, else default",
+    ),
+    SparkOption(
+        "instances",
+        None,
+        addresses,
+        "instead of instance, the instances of many hosts: HOST:PORT of their gateways, with "
+        "commas between; one on this host is read in shared memory all the same",
+    ),
+    SparkOption(
+        "lookupd",
+        None,
+        _urls,
+        "instead of instances, the instances that these nsqlookupds know for the topic: URLs of "
+        "their HTTP interfaces, with commas between",
+        "read",
+    ),
+    SparkOption(
+        "onMissingHost",
+        "fail",
+        _one_of("fail", "wait", "skip"),
+        "what to do if one of many instances does not answer: fail; wait until it does; skip it "
+        "(reads only), without finishing what it holds, and read it again when it answers",
+    ),
+    SparkOption(
+        "hostTimeout",
+        10.0,
+        _limited,
+        "how long one of many instances may take for an answer until it counts as missing",
+    ),
+    SparkOption(
+        "tls",
+        None,
+        _certificates,
+        "how the connections to many instances are encrypted: true, or the file with the "
+        "certificates that are trusted; else not",
+    ),
+    SparkOption(
+        "authSecret",
+        None,
+        _text,
+        "the secret for instances that ask for AUTH",
+    ),
+    SparkOption(
+        "transport",
+        "auto",
+        _one_of("auto", "tcp"),
+        "how an executor reads one of many instances: auto: in shared memory if it is on the "
+        "executor's host, else over TCP; tcp: always over TCP",
+        "read",
     ),
     SparkOption(
         "owner",
@@ -197,7 +283,7 @@ OPTIONS: Final = (
         "restartGrace",
         None,
         _seconds,
-        "the same after the driver's process ended; else leaseTtl",
+        "the same after the driver's process ended; else leaseTtl; not for many instances",
         "read",
     ),
     SparkOption(
@@ -292,6 +378,9 @@ class Settings:
                 raise ValueError(f"option {option.name} of shmq, {text!r}: {exc}") from None
         if not self._values["topic"]:
             raise ValueError('shmq needs to know what to read or write: .option("topic", NAME)')
+        named = [name for name in ("instance", "instances", "lookupd") if self._values[name]]
+        if len(named) > 1:
+            raise ValueError(f"options {' and '.join(named)} of shmq: give one of them")
         if self._values["instance"] is None:
             self._values["instance"] = os.environ.get("SHMQ_INSTANCE") or "default"
         #: identifies this DataFrame: the same in every copy that Spark sends
@@ -302,6 +391,11 @@ class Settings:
             return self.__dict__["_values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def many(self) -> bool:
+        """Whether many instances are read, over TCP."""
+        return bool(self.instances or self.lookupd)
 
     @property
     def where(self) -> str:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -16,6 +16,9 @@ from shmq.client import LeasedBatch
 from shmq.client.message import arrow_properties
 from shmq.errors import Gone, LeaseLost, NotRunning
 from shmq.spark.options import Settings
+
+if TYPE_CHECKING:
+    from shmq.spark.hosts import Place
 
 _ARROW: Final = {
     "id": pa.int64(),
@@ -55,7 +58,8 @@ def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> s
 @dataclass(frozen=True)
 class LeasePart(InputPartition):
     """One part of a lease, with everything that a task needs to read it. identity: of the channel,
-    see `Broker.channel_identity`."""
+    see `Broker.channel_identity`. place: where the instance is; None: it is `instance` on this
+    host."""
 
     instance: str
     topic: str
@@ -65,6 +69,17 @@ class LeasePart(InputPartition):
     part: int
     columns: tuple[str, ...]
     owner: str | None = None
+    place: Place | None = None
+
+    @property
+    def broker(self) -> Any:
+        """This process's attachment or connection to the instance. Raises as `shmq.attach`, or as
+        `broker_at`."""
+        if self.place is None:
+            return attached(self.instance, self.owner)
+        from shmq.spark.hosts import broker_at
+
+        return broker_at(self.place)
 
 
 def schema_of(columns: tuple[str, ...]) -> pa.Schema:
@@ -75,7 +90,7 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
 def read_part(part: LeasePart) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part. Raises LeaseLost if the lease has ended, also in the middle; the
     rows before are those of the lease."""
-    broker = attached(part.instance, part.owner)
+    broker = part.broker
     if broker.channel_identity(part.topic, part.channel) != part.identity:
         raise LeaseLost(
             f"read lease {part.lease} of {part.topic}/{part.channel}: the channel was "
@@ -99,7 +114,8 @@ def read_part(part: LeasePart) -> Iterator[pa.RecordBatch]:
 def _column(name: str, batch: LeasedBatch, part: LeasePart) -> pa.Array:
     count = len(batch)
     if name == "body":
-        buffers = [None, pa.py_buffer(batch.offsets), pa.py_buffer(batch.data)]
+        *_, offsets, data, _ = batch.columns()  # `data` would copy what came over a network
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.binary(), count, buffers, 0)
     if name == "properties":
         return arrow_properties(batch.blocks())[1]
@@ -176,27 +192,73 @@ class ShmqReader(DataSourceReader):
 
 
 def finish_lease(
-    instance: str, topic: str, channel: str, consumer: str, owner: str | None = None
+    instance: str | None,
+    topic: str,
+    channel: str,
+    consumer: str,
+    owner: str | None = None,
+    **many: str,
 ) -> int:
     """Finish the messages that a batch read with this option `consumer` holds. Returns their
-    number. Raises the errors of `shmq.attach`, and LeaseLost if the lease has ended."""
-    return _end(attached(instance, owner), topic, channel, consumer, True)
+    number. Raises the errors of `shmq.attach`, and LeaseLost if the lease has ended.
+
+    many: the options `instances` or `lookupd`, if the batch was read with one, and `hostTimeout`;
+    then instance is None. If an instance does not answer, the messages of the others are finished
+    all the same, and HostAway is raised.
+    """
+    return _end(Ending(instance, topic, channel, consumer, owner, True), many)
 
 
 def return_lease(
-    instance: str, topic: str, channel: str, consumer: str, owner: str | None = None
+    instance: str | None,
+    topic: str,
+    channel: str,
+    consumer: str,
+    owner: str | None = None,
+    **many: str,
 ) -> int:
     """Return the messages that a batch read with this option `consumer` holds to the head of the
-    channel. Returns their number. Raises as `finish_lease`."""
-    return _end(attached(instance, owner), topic, channel, consumer, False)
+    channel. Returns their number. The arguments and errors are those of `finish_lease`."""
+    return _end(Ending(instance, topic, channel, consumer, owner, False), many)
 
 
-def _end(broker: shmq.Broker, topic: str, channel: str, consumer: str, done: bool) -> int:
-    with broker.lease_holder(topic, channel, consumer) as holder:
-        ids = [lease.id for lease in holder.leases()]
-        if done:
-            return holder.finish_lease(ids[-1]) if ids else 0
-        return sum(holder.return_lease(lease) for lease in reversed(ids))
+@dataclass(frozen=True)
+class Ending:
+    """The end of the leases of a batch read. done: they are finished, else returned."""
+
+    instance: str | None
+    topic: str
+    channel: str
+    consumer: str
+    owner: str | None
+    done: bool
+
+    def at(self, broker: Any) -> int:
+        """End them on one instance. Returns the number of messages."""
+        with broker.lease_holder(self.topic, self.channel, self.consumer) as holder:
+            ids = [lease.id for lease in holder.leases()]
+            if self.done:
+                return holder.finish_lease(ids[-1]) if ids else 0
+            return sum(holder.return_lease(lease) for lease in reversed(ids))
+
+
+def _end(ending: Ending, many: dict[str, str]) -> int:
+    if not many:
+        if ending.instance is None:
+            raise ValueError("instance must be a name, unless instances or lookupd are given")
+        return ending.at(attached(ending.instance, ending.owner))
+    from shmq.spark.fleet import Fleet
+
+    given = {"topic": ending.topic, "channel": ending.channel, **many}
+    if ending.instance is not None:
+        given["instance"] = ending.instance
+    if ending.owner is not None:
+        given["owner"] = ending.owner
+    fleet = Fleet(Settings(given))
+    try:
+        return fleet.end(ending.at)
+    finally:
+        fleet.close()
 
 
 def forget_in_child() -> None:

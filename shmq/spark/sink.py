@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -16,6 +16,9 @@ from shmq.spark.options import Settings
 from shmq.spark.reading import attached
 from shmq.spark.staging import Staged
 
+if TYPE_CHECKING:
+    from shmq.spark.many_sink import Sent
+
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 except ImportError:  # 4.0: `ShmqDataSource.streamWriter` says what it needs
@@ -24,16 +27,40 @@ except ImportError:  # 4.0: `ShmqDataSource.streamWriter` says what it needs
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The message of a task to the driver: the key of the write, and the file it staged; staged
-    None: there is nothing to commit."""
+    """The message of a task to the driver: the key of the write, and what it staged in a file or on
+    another host; staged None: there is nothing to commit."""
 
     key: str
-    staged: Staged | None
+    staged: Staged | Sent | None
     rows: int
+
+
+def _outlet(settings: Settings) -> Any:
+    """The module that stages and commits: on this host, or on many."""
+    if not settings.many:
+        return staging
+    from shmq.spark import many_sink
+
+    return many_sink
+
+
+def _checked(settings: Settings) -> str:
+    """The application that stages on this host, "" if none does. Raises ValueError for options with
+    which nothing can be written."""
+    if not settings.many:
+        return staging.application()
+    from shmq.spark import many_sink
+
+    many_sink.check(settings)
+    return ""
 
 
 def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
     """The write of a task with publish=immediate. Returns the number of rows."""
+    if settings.many:
+        from shmq.spark import many_sink
+
+        return many_sink.publish_now(batches, settings)
     producer, rows = attached(settings.instance, settings.owner).producer(settings.topic), 0
     limits = attached(settings.instance, settings.owner).limits
     most = max(1, max(limits["mem_queue_size"], TRANSIT) // 4)
@@ -51,7 +78,7 @@ def _write(
 ) -> Written:
     if settings.publish == "immediate":
         return Written(key, None, _publish_now(batches, settings))
-    staged = staging.stage(batches, settings, key, epoch, owner)
+    staged = _outlet(settings).stage(batches, settings, key, epoch, owner)
     return Written(key, staged, staged.rows if staged else 0)
 
 
@@ -60,7 +87,7 @@ def _commit(messages: Sequence[Any], settings: Settings, epoch: int) -> None:
     if settings.publish == "immediate" or not found:
         return
     staged = [message.staged for message in found if message.staged is not None]
-    staging.commit(staged, settings, found[0].key, epoch)
+    _outlet(settings).commit(staged, settings, found[0].key, epoch)
 
 
 class ShmqWriter(DataSourceArrowWriter):
@@ -75,7 +102,7 @@ class ShmqWriter(DataSourceArrowWriter):
         self._settings = settings
         self._key = settings.txnAppId or f"write-{settings.token}"
         self._epoch = settings.txnVersion or 0
-        self._owner = staging.application()
+        self._owner = _checked(settings)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or publish the rows of one attempt of a task. Called in the task."""
@@ -88,7 +115,7 @@ class ShmqWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[Any]) -> None:
         """Forget the rows. Called in the driver when the write failed; `messages` does not have the
         attempts that succeeded."""
-        staging.abandon(self._settings, self._key, self._epoch)
+        _outlet(self._settings).abandon(self._settings, self._key, self._epoch)
 
 
 class ShmqStreamWriter(DataSourceStreamArrowWriter):
@@ -97,7 +124,7 @@ class ShmqStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, settings: Settings, schema: Any) -> None:
         self._settings = settings
-        self._owner = staging.application()
+        self._owner = _checked(settings)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or publish the rows of one attempt of a task. Called in the task. The query and the
@@ -118,7 +145,8 @@ class ShmqStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[Any], batchId: int) -> None:
         """Forget a micro-batch. Called in the driver when it failed. The next commit removes the
         files of attempts that died."""
-        staging.drop((message.staged for message in messages if message), self._settings)
+        outlet = _outlet(self._settings)
+        outlet.drop((message.staged for message in messages if message), self._settings)
 
 
 def publish(

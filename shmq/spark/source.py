@@ -11,7 +11,8 @@ from shmq.spark.versions import STREAM, NoPySpark, need
 
 
 class ShmqDataSource(DataSource):
-    """Channels of a shmq broker on this host as DataFrames, and DataFrames into its topics.
+    """Channels of a shmq broker on this host, or of those on many hosts, as DataFrames, and
+    DataFrames into their topics.
 
     A stream of the messages of topic `clicks`, each exactly once. With the checkpoint and
     `consumer` it continues where it was, whichever process was killed:
@@ -30,6 +31,9 @@ class ShmqDataSource(DataSource):
             .option("channel", "report").option("consumer", "once").load())
         df.write.parquet(path)
         shmq.spark.finish_lease("jobs", "clicks", "report", "once")
+
+    With .option("instances", "a:4150,b:4150") in place of `instance` both read the channels of many
+    hosts, over TCP, and `finish_lease(None, ..., instances="a:4150,b:4150")` finishes the batch.
 
     Rows have id bigint (`format(id, '016x')` is Message.id), timestamp (of the publish), attempts
     int and body binary. The option `columns` chooses other columns, also topic, channel and
@@ -51,6 +55,10 @@ class ShmqDataSource(DataSource):
 
     def reader(self, schema: Any) -> Any:
         """The reader of a batch query."""
+        if self._settings.many:
+            from shmq.spark.many import ManyReader
+
+            return ManyReader(self._settings)
         from shmq.spark.reading import ShmqReader
 
         return ShmqReader(self._settings)
@@ -62,6 +70,10 @@ class ShmqDataSource(DataSource):
             need(STREAM, "a streaming read with shmq")
         except NoPySpark as exc:
             return _Refusal(str(exc))
+        if self._settings.many:
+            from shmq.spark.many_stream import ManyStreamReader
+
+            return ManyStreamReader(self._settings)
         from shmq.spark.stream import ShmqStreamReader
 
         return ShmqStreamReader(self._settings)

@@ -20,6 +20,7 @@ from support.processes import ROOT, WATCHDOG, Child, answers, eventually, superv
 from shmq.errors import ShmqError
 
 SPARK = "needs PySpark and Java: tests/spark"
+FLEET = "tests/spark/test_instances.py runs it, on ports of its own"
 DJANGO = "tests/frameworks/django/test_page.py runs it in a project"
 CELERY = "needs Celery: tests/frameworks/celery/test_page.py runs it"
 #: How the first lines of blocks begin that are not run here -> why.
@@ -33,6 +34,7 @@ ELSEWHERE = {
     "pip install 'apache-airflow": "needs a network and minutes; docs/verification.md has a run",
     "tools/dev demo ": "takes minutes; tests/spark/test_demo.py runs it",
     "import shmq.spark": SPARK,
+    "for n in 1 2 3; do": FLEET,
     "import torch": "needs PyTorch; the loop before it is the same without",
     'tasks, results = Exchange("jobs", "tasks"), Exchange("jobs", "results")': SPARK,
     "query.writeStream.foreachBatch(": SPARK,
