@@ -41,6 +41,7 @@ FOREIGN = {
     "--all",
     "--streaming",
     "--spark",
+    "--fleet",
     "--only",
     "--ipc",
     "--create",

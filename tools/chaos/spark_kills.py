@@ -158,8 +158,11 @@ class Driver:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         work = Work(self._instance, str(self._scratch), next(self._available_now))
+        return self._launch(__file__, json.dumps(asdict(work)))
+
+    def _launch(self, program: str, work: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, __file__, "drive", json.dumps(asdict(work))],
+            [sys.executable, program, "drive", work],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
