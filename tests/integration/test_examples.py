@@ -20,6 +20,7 @@ from support.processes import ROOT, WATCHDOG, Child, answers, eventually, superv
 from shmq.errors import ShmqError
 
 SPARK = "needs PySpark and Java: tests/spark"
+REMOTE = "needs a broker on another host: tests/nsqd/gateway/test_leases.py"
 FLEET = "tests/spark/test_instances.py runs it, on ports of its own"
 DJANGO = "tests/frameworks/django/test_page.py runs it in a project"
 CELERY = "needs Celery: tests/frameworks/celery/test_page.py runs it"
@@ -35,6 +36,8 @@ ELSEWHERE = {
     "tools/dev demo ": "takes minutes; tests/spark/test_demo.py runs it",
     "import shmq.spark": SPARK,
     "for n in 1 2 3; do": FLEET,
+    "from shmq import connect": REMOTE,
+    "staged = broker.stage(": REMOTE,
     "import torch": "needs PyTorch; the loop before it is the same without",
     'tasks, results = Exchange("jobs", "tasks"), Exchange("jobs", "results")': SPARK,
     "query.writeStream.foreachBatch(": SPARK,
