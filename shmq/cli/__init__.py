@@ -35,6 +35,10 @@ COMMANDS = {
     ),
     "message": ("message", "Take a message away from the consumer that holds it."),
     "lease": ("lease", "Show the open leases, or end one."),
+    "forward": (
+        "forward",
+        "Move the messages of TOPIC's CHANNEL to TARGET, until SIGTERM or Ctrl-C.",
+    ),
     "results": ("results", "Show results stores and what is in them, or delete one."),
     "dead": ("dead", "Show the dead letters of a channel, send them back to it, or drop them."),
     "deaths": (

@@ -178,6 +178,7 @@ RANKS = {
     "integrations": 15,
     "supervisor": 14,
     "gateway": 14,
+    "forward": 14,
     "page": 13,
     "spark": 14,
     "otel": 14,

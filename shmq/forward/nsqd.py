@@ -1,0 +1,114 @@
+"""Anything that speaks nsqd's protocol as a target: every message at least once.
+
+It keeps no markers: a batch whose answer got lost is published again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from shmq import __version__
+from shmq.errors import ShmqError
+from shmq.forward.marker import Marker
+from shmq.forward.target import Away
+from shmq.names import check_name
+
+#: Seconds within which the server answers.
+_TIMEOUT: Final = 10.0
+_HEAD: Final = struct.Struct(">ii")
+_SIZE: Final = struct.Struct(">i")
+_ERROR: Final = 1
+_MOST_FRAME: Final = 1 << 20
+#: Errors that the same batch gets again.
+_LASTING: Final = ("E_BAD", "E_INVALID", "E_AUTH", "E_UNAUTHORIZED", "E_MESSAGE_TOO_BIG")
+
+
+class Nsqd:
+    """A topic of an nsqd, or of another shmq's gateway."""
+
+    most = 999
+    #: nsqd refuses an MPUB of more than max_body_size, 5 MiB.
+    most_bytes = 2 << 20
+    exact = False
+
+    def __init__(self, host: str, port: int, topic: str) -> None:
+        """Raises BadName."""
+        self._where = (host, port)
+        self._topic = check_name(topic, "topic")
+        self._sock: socket.socket | None = None
+
+    def __str__(self) -> str:
+        return f"nsq://{self._where[0]}:{self._where[1]}/{self._topic}"
+
+    def open(self) -> Marker | None:
+        """Connect; there are no markers."""
+        self.close()
+        wishes = {
+            "client_id": socket.gethostname(),
+            "hostname": socket.gethostname(),
+            "user_agent": f"shmq-forward/{__version__}",
+            "heartbeat_interval": -1,
+        }
+        body = json.dumps(wishes).encode()
+        try:
+            self._sock = socket.create_connection(self._where, _TIMEOUT)
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._sock.sendall(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body)
+        except OSError as exc:
+            raise Away(f"{self}: {exc}") from exc
+        self.confirm()
+        return None
+
+    def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
+        """Begin to publish the bodies."""
+        assert self._sock is not None
+        parts = [_SIZE.pack(len(bodies))]
+        for body in bodies:
+            parts += (_SIZE.pack(len(body)), body)
+        data = b"".join(parts)
+        try:
+            self._sock.sendall(
+                b"MPUB %b\n%b%b" % (self._topic.encode(), _SIZE.pack(len(data)), data)
+            )
+        except OSError as exc:
+            with contextlib.suppress(Away):  # the error that the server sent before it closed
+                self.confirm()
+            raise Away(f"{self}: {exc}") from exc
+
+    def confirm(self) -> None:
+        """Wait for the answer."""
+        size, kind = _HEAD.unpack(self._exactly(_HEAD.size))
+        if not 4 <= size <= _MOST_FRAME:
+            raise ShmqError(f"forward to {self}: the server there does not speak nsqd's protocol")
+        said = self._exactly(size - 4).decode("utf-8", "replace")
+        if kind == _ERROR:
+            text = f"{self}: {said}"
+            raise ShmqError(f"forward to {text}") if said.startswith(_LASTING) else Away(text)
+
+    def _exactly(self, count: int) -> bytes:
+        assert self._sock is not None
+        data = b""
+        while len(data) < count:
+            try:
+                more = self._sock.recv(count - len(data))
+            except OSError as exc:
+                raise Away(f"{self}: {exc}") from exc
+            if not more:
+                raise Away(f"{self}: the server closed the connection")
+            data += more
+        return data
+
+    def idle(self) -> None:
+        """Do nothing: the connection has no heartbeats."""
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None

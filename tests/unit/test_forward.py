@@ -1,0 +1,70 @@
+"""Addresses and markers of `shmq forward`."""
+
+from __future__ import annotations
+
+import pytest
+
+from shmq.errors import ShmqError
+from shmq.forward.jetstream import JetStream, _matches
+from shmq.forward.marker import Marker
+from shmq.forward.target import Source, open_target
+
+SOURCE = Source("host", "instance", "topic", "channel")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://host/topic",
+        "nats://host:4222",
+        "nats://host:99999/S",
+        "nats:///S",
+        "nats://host/S?subjects=s",
+        "nats://host/S?subject=a.*",
+        "nats://host/S?subject=",
+        "nats://host/S?subject=m&marker=m",
+        "nats://host/S.T",
+        "nats://host/a/b",
+        "nsq://host/bad name",
+        "nsq://user@host/topic",
+        "nsq://host/topic?subject=s",
+        "host:4222/S",
+    ],
+)
+def test_an_address_that_names_no_target_is_refused(url: str) -> None:
+    with pytest.raises(ValueError):
+        open_target(url, SOURCE)
+
+
+def test_errors_do_not_show_a_password() -> None:
+    with pytest.raises(ValueError) as raised:
+        open_target("nats://me:secret@host", SOURCE)
+    assert "secret" not in str(raised.value)
+    found = open_target("nats://me:secret@host/S", SOURCE)
+    assert isinstance(found, JetStream)
+    assert "secret" not in str(found)
+
+
+def test_a_marker_is_read_as_it_was_written() -> None:
+    marker = Marker(str(SOURCE), "memory-1", 7, (1, 2, 1 << 63), (4,))
+    assert Marker.decoded(marker.encoded(), "here") == marker
+    for body in (b"", b"text", b'{"v":2}\n', marker.encoded()[:-1], b"[]\n", b'{"v":1}\n'):
+        with pytest.raises(ShmqError, match="read the last marker of here"):
+            Marker.decoded(body, "here")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "fits"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.>", "a.b.c", True),
+        (">", "a", True),
+        ("a.>", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a", "a.b", False),
+        ("a.b", "a", False),
+    ],
+)
+def test_a_stream_has_the_subjects_of_its_patterns(pattern: str, subject: str, fits: bool) -> None:
+    assert _matches(pattern, subject) is fits
