@@ -46,6 +46,7 @@ ELSEWHERE = {
     "cp systemd/shmq@.service /etc/systemd/system/": (
         "would change the host's services; tests/unit/test_systemd.py reads the files"
     ),
+    "shmq channel create orders nats": "needs a nats-server; tests/forward has one",
     "producers, consumers (any Python process, Spark's workers too) ": "a picture",
     "pip install .": "needs a network; `tools/dev setup` installs it the same way",
     "tools/dev setup ": "the test is run by it",
