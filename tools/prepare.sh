@@ -304,6 +304,15 @@ prepare_peers() {
     install_peers
 }
 
+# A nats-server, for tests/forward
+prepare_forward() {
+    if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ]; then
+        step nats 'install nats-server' tools/peers nats
+    else
+        (step nats 'install nats-server' tools/peers nats) || say 'warning: tests beside nats-server will be skipped'
+    fi
+}
+
 # CPython's package `test` of Debian for the Python of .venv, without what the machine has being changed. Debian has it in
 # two packages; an interpreter may have been stripped of it, or of parts.
 unpack_cpython_tests() (

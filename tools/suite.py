@@ -117,7 +117,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             again=True,
         ),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
-        python("nsqd", "nsqd's files and protocol", ["tests/nsqd"], deep, many, again=True),
+        python(
+            "nsqd",
+            "nsqd's files and protocol, nats-server",
+            ["tests/nsqd", "tests/forward"],
+            deep,
+            many,
+            again=True,
+        ),
         Part(
             "cpython",
             "CPython's own tests",
