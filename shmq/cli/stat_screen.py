@@ -122,6 +122,7 @@ class Screen:
             self._handle(signal.SIGTSTP, self._on_stop)
             for ending in (signal.SIGTERM, signal.SIGHUP):
                 self._handle(ending, self._on_end)
+            sys.stdout.flush()
             self._take()
         return self
 
@@ -146,8 +147,7 @@ class Screen:
         if fd >= 0 and os.tcgetpgrp(fd) == os.getpgrp():
             self._keyboard = termios.tcgetattr(fd)
             tty.setcbreak(fd)
-        sys.stdout.write(_ENTER)
-        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), _ENTER.encode())  # as in `_give_back`
 
     def _give_back(self) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
