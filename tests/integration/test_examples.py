@@ -46,6 +46,9 @@ ELSEWHERE = {
     "cp systemd/shmq@.service /etc/systemd/system/": (
         "would change the host's services; tests/unit/test_systemd.py reads the files"
     ),
+    "shmq stat --lookupd ": "needs other hosts; tests/nsqd/gateway/test_fleet.py has some",
+    "nsqadmin --lookupd-http-address=": "needs NSQ; tests/nsqd/gateway/test_fleet.py runs it",
+    "14:02:11  hosts ": "the output of a command",
     "shmq channel create orders nats": "needs a nats-server; tests/forward has one",
     "producers, consumers (any Python process, Spark's workers too) ": "a picture",
     "pip install .": "needs a network; `tools/dev setup` installs it the same way",
