@@ -77,6 +77,7 @@ class Historian:
         recorders = (seconds, minutes)
         for recorder in recorders:
             recorder.begin(table)
+            recorder.add(table)
         while not bell.check():
             bell.wait(1 - time.time() % 1 + 0.001)
             if bell.check() or not seconds.is_over():
@@ -122,7 +123,8 @@ class _Table:
         self._topic = np.zeros(size, np.int64)
         self._published = np.zeros(0, np.uint64)  # messages of each topic, at the last update
         self._turn = self._look_turn = 0
-        self._is_first = True
+        # Of fresh memory, epoch 1, everything is new that was counted before the first look.
+        self._skips_counts = int(registry.directory.header["epoch"]) > 1
 
     def queue(self, row: int) -> Queue | None:
         """The queue of a row."""
@@ -156,7 +158,7 @@ class _Table:
         else:
             self.rows, self.moved = self.rows[:0], self.moved[:0]
         self._look(chosen, time.thread_time() + _LOOK)
-        self._is_first = False
+        self._skips_counts = False
 
     def _enter(self) -> None:
         """Take up queues that were made, and forget those that are gone."""
@@ -220,7 +222,7 @@ class _Table:
         for place in np.flatnonzero(hot["leases_committed"]).tolist():
             self._read_run(int(rows[place]), gauges[place])
         moved = np.maximum(counters - self.counters[rows], 0)
-        if self._is_first:
+        if self._skips_counts:
             moved[:] = 0
         has_counted = moved.any(axis=1)
         if has_counted.any():

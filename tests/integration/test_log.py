@@ -86,7 +86,9 @@ def test_an_embedded_brokers_log_has_its_own_name_and_a_bound(tmp_path: Path) ->
             text = b"".join(b"%d line %d\n" % (number, line) for line in range(100_000))
             os.lseek(fd, 0, os.SEEK_END)
             os.write(fd, text)
-            eventually(lambda: os.fstat(fd).st_size < 1 << 17)
+            eventually(lambda: 0 < os.fstat(fd).st_size < 1 << 17)
+            end = b"%d line 99999\n" % number
+            eventually(lambda end=end: os.pread(fd, 1 << 17, 0).endswith(end))
             last = os.pread(fd, 1 << 17, 0).splitlines()
             assert last[-1] == b"%d line 99999" % number
             assert last[0].startswith(b"%d line " % number)  # no half line

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from support.processes import eventually
+from support.still_supervisor import no_backlog, no_fork, still_supervisor
 
-from shmq import _native, shm
+from shmq import _native
 from shmq._native import Full
 from shmq.client import Batch, Consumer, Producer
-from shmq.options import Options
-from shmq.storage.dirlock import DirLock
-from shmq.supervisor import startup
 from shmq.supervisor.supervisor import Supervisor
 
 LIST = 32
@@ -64,37 +62,13 @@ class Stage:
         return self.queue.view.read("disk_depth")
 
 
-def no_backlog() -> None:
-    raise AssertionError("the topic has a channel")
-
-
-def no_fork() -> None:
-    raise AssertionError("nobody forks")
-
-
 @pytest.fixture
 def stage(data_path: Path, instance: str) -> Iterator[Stage]:
-    options = Options.from_keywords(
-        instance=instance, data_path=str(data_path), mem_queue_size=512, in_flight_slots=512
-    )
-    lock = DirLock(data_path)
-    lock.acquire()
-    supervisor = Supervisor(options)
-    directory = startup.enter(options)
-    supervisor._begin_or_undo(directory)
-    client = _native.Broker(
-        shm.open_directory(instance), lambda serial: shm.open_queue(instance, serial), 0, instance
-    )
-    made = Stage(supervisor, client)
-    yield made
-    made.consumer.close()
-    client.detach()
-    made.queue.disk.close()
-    supervisor._permits.close()
-    supervisor._broker.detach()
-    directory.close()
-    shm.unlink_instance(instance)
-    lock.release()
+    limits = {"mem_queue_size": 512, "in_flight_slots": 512}
+    with still_supervisor(instance, data_path, **limits) as (supervisor, client):
+        made = Stage(supervisor, client)
+        yield made
+        made.consumer.close()
 
 
 def overflow(stage: Stage, count: int) -> None:
