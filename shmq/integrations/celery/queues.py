@@ -159,11 +159,17 @@ class Queues:
         except Gone:
             if self.broker.ended:
                 raise
+        # Another process has deleted it, and may have declared it again: a program that asks a
+        # worker deletes its queue of replies after each, and its next question declares it.
         self._known.pop((name, queue.ephemeral), None)
-        if queue.ephemeral:
+        queue = self.get(name)
+        try:
+            queue.publish(body, step, defer, ttl)
+        except Gone:
+            if self.broker.ended or not queue.ephemeral:
+                raise
+            self._known.pop((name, True), None)
             self.exchanges.delete_queue(name)
-        else:  # it was deleted by another process
-            self.get(name).publish(body, step, defer, ttl)
 
     def _configure(self, queue: Queue, arguments: dict[str, Any]) -> None:
         settings: dict[str, Any] = {}

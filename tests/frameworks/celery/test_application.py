@@ -83,6 +83,15 @@ def test_workers_answer_inspection_and_revoke_tasks(
     assert ["never"] not in lines()
 
 
+def test_every_question_to_a_worker_is_answered(app: Any, worker: Callable[..., Worker]) -> None:
+    """A program deletes its queue of replies after each question, and declares it for the next."""
+    name = worker("--concurrency=1").name
+    eventually(lambda: app.control.inspect([name], timeout=5).ping(), what="the worker answers")
+    inspect = app.control.inspect([name], timeout=WATCHDOG)
+    for _ in range(100):
+        assert inspect.ping() == {name: {"ok": "pong"}}
+
+
 def test_a_worker_begins_and_ends_to_consume_a_queue_while_it_runs_a_task(
     app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]], tmp_path: Path
 ) -> None:
