@@ -145,7 +145,8 @@ def kill_workers(
     ("tasks", "kills"),
     [
         pytest.param(500, 10, marks=pytest.mark.shallow),
-        pytest.param(5000, 100, marks=pytest.mark.deep),
+        # dramatiq takes seconds to start a process again: ten minutes on a quiet machine
+        pytest.param(5000, 100, marks=[pytest.mark.deep, pytest.mark.timeout(1800)]),
     ],
 )
 def test_no_task_is_lost_when_workers_are_killed(
