@@ -3,9 +3,13 @@ network. Nothing here needs the extension or numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from shmq.errors import ShmqError, Unreachable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,3 +135,22 @@ def _array(column: bytes, letter: str, name: str) -> Any:
     except ImportError:
         return memoryview(column).cast(letter)  # type: ignore[call-overload]
     return np.frombuffer(column, name)
+
+
+def keep_alive(
+    touch: weakref.WeakMethod[Callable[[], None]], closed: threading.Event, period: float
+) -> None:
+    """Give the signs of life of a holder, in a thread of its own, until it is closed or nobody has
+    it any more. period: seconds."""
+    while not closed.wait(period):
+        call = touch()
+        if call is None:
+            return
+        try:
+            call()
+        except Unreachable:
+            continue  # the ttl has the last word
+        except ShmqError:  # fenced or gone: the holder's next call raises it
+            return
+        finally:
+            del call

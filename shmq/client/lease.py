@@ -12,7 +12,7 @@ from shmq import _native, leased
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.client.properties import unpack
 from shmq.errors import ShmqError
-from shmq.leased import READ_BYTES, READ_ROWS, Lease
+from shmq.leased import READ_BYTES, READ_ROWS, Lease, keep_alive
 
 if TYPE_CHECKING:
     from shmq.client.disk import Files
@@ -114,7 +114,7 @@ class LeaseHolder(metaclass=Shown):
         self._closed = threading.Event()
         if keepalive and ttl_ns:
             thread = threading.Thread(
-                target=_keep_alive,
+                target=keep_alive,
                 args=(weakref.WeakMethod(self.touch), self._closed, ttl_ns / 4e9),
                 name=f"shmq holder {name}",
                 daemon=True,
@@ -282,17 +282,3 @@ class LeaseHolder(metaclass=Shown):
 
     def __repr__(self) -> str:
         return f"<shmq.LeaseHolder {self.name!r} of {self.topic}/{self.channel}>"
-
-
-def _keep_alive(
-    touch: weakref.WeakMethod[Callable[[], None]], closed: threading.Event, period: float
-) -> None:
-    while not closed.wait(period):
-        call = touch()
-        if call is None:
-            return
-        try:
-            call()
-        except ShmqError:  # fenced or gone: the holder's next call raises it
-            return
-        del call

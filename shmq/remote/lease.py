@@ -6,11 +6,11 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from shmq.errors import ShmqError, Unreachable
-from shmq.leased import READ_BYTES, READ_ROWS, Lease
+from shmq.errors import ShmqError
+from shmq.leased import READ_BYTES, READ_ROWS, Lease, keep_alive
 from shmq.remote.connections import Connections
 from shmq.remote.reading import Reader
 
@@ -67,7 +67,7 @@ class RemoteLeaseHolder:
         self._newest = max((lease.id for lease in self.leases()), default=0)
         if keepalive and ttl:
             thread = threading.Thread(
-                target=_keep_alive,
+                target=keep_alive,
                 args=(weakref.WeakMethod(self.touch), self._closed, ttl / 4),
                 name=f"shmq holder {name}",
                 daemon=True,
@@ -185,20 +185,3 @@ class RemoteLeaseHolder:
 
 def _lease(row: list[int]) -> Lease:
     return Lease(*(int(number) for number in row))
-
-
-def _keep_alive(
-    touch: weakref.WeakMethod[Callable[[], None]], closed: threading.Event, period: float
-) -> None:
-    while not closed.wait(period):
-        call = touch()
-        if call is None:
-            return
-        try:
-            call()
-        except Unreachable:
-            continue  # the ttl has the last word
-        except ShmqError:  # fenced or gone: the holder's next call raises it
-            return
-        finally:
-            del call
