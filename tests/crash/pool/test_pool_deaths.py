@@ -78,9 +78,12 @@ class Killer:
         step = TASKS // (self._most + 1)
         while self.kills < self._most and not self._over.wait(self._random.random() * 0.002):
             crew = self._executor._crew
-            pids = crew.pids() if crew is not None else []
+            pids = [pid for pid in crew.pids() if pid] if crew is not None else []
             if pids and self.done >= last + step // 2:
-                os.kill(self._random.choice(pids), signal.SIGKILL)
+                try:
+                    os.kill(self._random.choice(pids), signal.SIGKILL)
+                except ProcessLookupError:  # killed before, and the crew has not seen it yet
+                    continue
                 self.kills += 1
                 last = self.done
 
