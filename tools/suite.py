@@ -5,9 +5,10 @@ Two parts run side by side: one that computes (compilers, the C tests, exhaustiv
 that mostly waits (tests with processes). Some run alone. Each part is a few commands that anybody
 can run by hand. A part that fails prints them after its log; the other parts still run.
 
-In a part that uses programs of others, which have limits of seconds in them, the few tests that
-failed run once more at the end, with nothing beside them, as CPython's regrtest does. Those that
-pass then are listed and do not fail the suite. In the other parts a failure is a failure.
+The few tests of a part that failed run again at the end, with nothing beside them, as CPython's
+regrtest does: once in a part that uses programs of others, which have limits of seconds in them,
+and five times in the other parts that pytest runs. Those that always pass then are listed and do
+not fail the suite. In the parts that are no pytest a failure is a failure.
 tests/README.md has a table of the parts and of what each tier leaves out.
 """
 
@@ -41,6 +42,10 @@ SUMMARIES = (
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 #: With more failed tests than this in a part, none of them runs again: it is not the machine.
 AGAIN_MOST = 3
+#: Where programs of others have limits of seconds, a failed test must pass once.
+ONCE = 1
+#: Elsewhere it may have met an order of events that is rare, so one more run would prove little.
+OFTEN = 5
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class Part:
     lane: str = "compute"
     waits: bool = False
     """Whether its tests have limits of others in them, although it is in the lane that computes."""
-    again: bool = False
-    """Whether its failed tests run once more, alone."""
+    again: int = 0
+    """How many times its failed tests run again, alone, and must pass."""
 
     @property
     def gives_way(self) -> bool:
@@ -85,7 +90,7 @@ def check() -> list[Part]:
 
 def unit(deep: bool, lane: str) -> Part:
     words = pytest("tests/unit", "tests/conventions", *depth(deep), workers=CORES)
-    return Part("unit", "unit tests and conventions", [words], lane)
+    return Part("unit", "unit tests and conventions", [words], lane, again=OFTEN)
 
 
 def depth(deep: bool) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ def depth(deep: bool) -> tuple[str, ...]:
 
 
 def python(
-    name: str, text: str, folders: Sequence[str], deep: bool, workers: int, again: bool = False
+    name: str, text: str, folders: Sequence[str], deep: bool, workers: int, again: int = OFTEN
 ) -> Part:
     """A part that is one pytest."""
     command = pytest(*folders, *depth(deep), workers=workers)
@@ -107,14 +112,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
-        python("spark", "Spark", ["tests/spark"], deep, 1, again=True),
+        python("spark", "Spark", ["tests/spark"], deep, 1, again=ONCE),
         python(
             "integration",
             "integration",
             ["tests/integration", "tests/arrow", "tests/monitoring"],
             deep,
             many,
-            again=True,
+            again=ONCE,
         ),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python(
@@ -123,14 +128,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             ["tests/nsqd", "tests/forward"],
             deep,
             many,
-            again=True,
+            again=ONCE,
         ),
         Part(
             "cpython",
             "CPython's own tests",
             [pytest("tests/cpython", *depth(deep), together=False)],
             "wait",
-            again=True,
+            again=ONCE,
         ),
         Part(
             "frameworks",
@@ -138,21 +143,31 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             # One more than cores: one of them waits for Celery's own tests most of the time.
             [pytest("tests/frameworks", *depth(deep), workers=CORES + 1, together=False)],
             waits=True,
-            again=True,
+            again=ONCE,
         ),
         Part(
             "page",
             "the page in a browser",
             [pytest("tests/page", *depth(deep), workers=CORES)],
-            again=True,
+            again=ONCE,
         ),
         python("faults", "failing disks", ["tests/fault_injection"], deep, many),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
-        Part("kill", "the core killed at instructions, a sample", [dev("kill", "--sample")]),
+        Part(
+            "kill",
+            "the core killed at instructions, a sample",
+            [dev("kill", "--sample", *([] if deep else ["--share", "3"]))],
+        ),
         unit(deep, "compute"),
         # They load the machine themselves, and the soak takes samples by the second.
-        Part("chaos", "storm, soak", [pytest("tests/chaos", *depth(deep), workers=1)], "alone"),
+        Part(
+            "chaos",
+            "storm, soak",
+            [pytest("tests/chaos", *depth(deep), workers=1)],
+            "alone",
+            again=OFTEN,
+        ),
     ]
     if not deep:
         return parts
@@ -176,7 +191,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         parts.append(Part("fuzz", "all readers fuzzed for a moment", [dev("fuzz")]))
         mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
         parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
-    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=True))
+    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=ONCE))
     parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone"))
     return parts
 
@@ -259,14 +274,16 @@ class Suite:
             return
         log = LOGS / f"suite-{part.name}-again.log"
         with log.open("wb") as file:
-            status = self._status(pytest(*tests, workers=1), file)
+            status = 0
+            for _ in range(part.again):
+                status = status or self._status(pytest(*tests, workers=1), file)
         with self._turn:
             if status:
                 self.failed.append(part.name)
                 print(log.read_text(errors="replace"))
             else:
                 self.passed_late += tests
-            words = "FAILED again" if status else "passed"
+            words = "FAILED again" if status else f"passed {part.again} of {part.again} times"
             print(f"{part.text}, run again alone ... {words}: {', '.join(tests)}", flush=True)
 
     def _status(self, command: Sequence[str], file: object) -> int:

@@ -30,8 +30,15 @@ GROUPS = {
 }
 #: With forkserver: only the start of a worker differs from spawn, so these groups are enough.
 STARTED = ("queues", "executor")
+#: Most of the time goes into these.
+LONG = ("shutdown", "wait", "executor")
 CASES = [
-    pytest.param(module, group, method, marks=[pytest.mark.deep] if method != "fork" else [])
+    pytest.param(
+        module,
+        group,
+        method,
+        marks=[pytest.mark.deep] if method != "fork" or group in LONG else [],
+    )
     for method in METHODS
     for module, groups in GROUPS.items()
     for group in groups

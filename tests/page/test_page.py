@@ -259,7 +259,14 @@ def test_the_page_is_used_with_the_keyboard_alone(
     assert not browse(person).errors
 
 
-@pytest.mark.parametrize(("width", "dark"), [(380, False), (380, True), (1200, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        pytest.param(380, False, marks=pytest.mark.deep),
+        (380, True),
+        pytest.param(1200, True, marks=pytest.mark.deep),
+    ],
+)
 def test_narrow_and_dark_windows_show_all_without_scrolling_sideways(
     shop: shmq.Broker, start_page: StartPage, browse: Browse, width: int, dark: bool
 ) -> None:
@@ -459,7 +466,7 @@ def test_an_address_with_an_old_token_says_so(
 # ---- for everybody ----
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_axe_finds_nothing_that_keeps_people_out(
     shop: shmq.Broker, start_page: StartPage, browse: Browse, dark: bool
 ) -> None:

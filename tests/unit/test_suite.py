@@ -1,5 +1,5 @@
-"""A test that failed beside others runs again alone in parts of programs of others, and only
-there."""
+"""A test that failed beside others runs again alone, as often as its part says, and must pass each
+time."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def test_one():
 def test_two():
     pass
 """
+#: It passes in one run of two.
+FAILS_EVERY_OTHER_TIME = FAILS_ONCE.replace(
+    "mark.touch()", "mark.touch() if first else mark.unlink()"
+)
 FAILS = "def test_one():\n    assert False\n"
 
 
@@ -41,18 +45,21 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("text", "again", "failed", "passed_late"),
     [
-        (FAILS_ONCE, True, [], ["test_part.py::test_one"]),
-        (FAILS_ONCE, False, ["part"], []),
-        (FAILS, True, ["part"], []),
-        (FAILS.replace("one", "{}") * 4, True, ["part"], []),
-        ("import nowhere\n", True, ["part"], []),
+        (FAILS_ONCE, 1, [], ["test_part.py::test_one"]),
+        (FAILS_ONCE, 5, [], ["test_part.py::test_one"]),
+        (FAILS_ONCE, 0, ["part"], []),
+        (FAILS_EVERY_OTHER_TIME, 1, [], ["test_part.py::test_one"]),
+        (FAILS_EVERY_OTHER_TIME, 5, ["part"], []),
+        (FAILS, 1, ["part"], []),
+        (FAILS.replace("one", "{}") * 4, 1, ["part"], []),
+        ("import nowhere\n", 1, ["part"], []),
     ],
 )
 def test_a_failed_test_runs_again_where_that_is_allowed(
     suite: ModuleType,
     tmp_path: Path,
     text: str,
-    again: bool,
+    again: int,
     failed: list[str],
     passed_late: list[str],
 ) -> None:

@@ -26,7 +26,7 @@ typedef struct level {
 	ledger *ledger, started;
 	uint64_t at;   /* instruction at which the one of this level died */
 	place *deaths; /* where it is to die for real */
-	uint64_t death_count;
+	uint64_t death_count, stops;
 } level;
 
 typedef struct job {
@@ -237,15 +237,21 @@ static uint64_t hit(uint64_t address)
 	return ++hits[at].count;
 }
 
-static void note_place(level *here, uint64_t n, uint64_t address, uint64_t nth)
+/* To get there again costs a stop for each time that its instruction ran. */
+static void note_place(level *here, const plan *p, place found)
 {
 	uint64_t room = here->death_count;
 
+	here->stops += found.nth;
+	if (p->stops && here->stops > p->stops * found.n) {
+		here->stops -= found.nth;
+		return;
+	}
 	if (!(room & (room - 1))) {
 		here->deaths = realloc(here->deaths, (room ? 2 * room : 1) * sizeof(place));
 		CHECK(here->deaths);
 	}
-	here->deaths[here->death_count++] = (place){n, address, nth};
+	here->deaths[here->death_count++] = found;
 }
 
 static bool is_enough(const job *j)
@@ -274,18 +280,23 @@ static void walk(job *j, unsigned at)
 {
 	uint64_t changes = 0, real = at ? j->plan->real * 20 : j->plan->real;
 	level *here = &j->levels[at];
+	place rarest = {0};
 	tracee t;
 
 	walks++;
-	here->death_count = 0;
+	here->death_count = here->stops = 0;
 	for (start(j, at, &t); !t.failed && !is_enough(j); tracee_step(&t)) {
 		uint64_t address = tracee_at(&t), nth = hit(address);
 
 		inspect(j, at, &t, &changes);
 		if (t.complete)
 			break;
-		if (real && t.count && t.count % real == 0)
-			note_place(here, t.count, address, nth);
+		if (t.count && (!rarest.nth || nth < rarest.nth))
+			rarest = (place){t.count, address, nth};
+		if (real && t.count && t.count % real == 0) {
+			note_place(here, j->plan, rarest);
+			rarest.nth = 0;
+		}
 		if (!at)
 			j->count->instructions = t.count;
 		if (t.count > TOO_LONG) {

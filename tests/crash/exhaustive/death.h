@@ -2,8 +2,8 @@
  * Every death of one operation. It is stepped through once, instruction by instruction. Where a
  * byte of shared memory, a lock, or what was promised has changed, a copy of the segments gets the
  * marks that the kernel would leave, and a fresh process repairs it and is held to the promises
- * (verdict.h). Every 50th instruction the process is really killed: the bytes must be those of the
- * copy, and are judged again. From some of these deaths the repair itself is stepped through in the
+ * (verdict.h). Once in every 50 instructions, at the one that ran least often before, the process is
+ * really killed: the bytes must be those of the copy, and are judged again. From some of these deaths the repair itself is stepped through in the
  * same way.
  */
 #ifndef DEATH_H
@@ -17,7 +17,8 @@
 /* How much of it. */
 typedef struct plan {
 	uint32_t every;  /* judge every n-th change */
-	uint32_t real;   /* a real death every n instructions; 0: none */
+	uint32_t real;   /* a real death in every n instructions; 0: none */
+	uint32_t stops;  /* at most so many stops for each instruction, to get to them; 0: no limit */
 	uint32_t nested; /* repairs that are stepped through, */
 	uint32_t within; /* judging there every n-th change */
 	uint32_t depth;  /* if not 0: only one death, at[0], of its repair at[1], ... */

@@ -13,9 +13,9 @@
 
 static struct {
 	const char *operation;
-	uint32_t jobs;
+	uint32_t jobs, share;
 	bool list;
-} opt;
+} opt = {.share = 1};
 static plan how = {.every = 1, .real = 50, .nested = 6, .within = 7};
 
 /* The n-th of the processors this process may use: tracer and traced on one are twice as fast. */
@@ -85,7 +85,7 @@ static void print_row(const char *name, const count *c)
 
 static bool wanted(uint32_t i)
 {
-	return !opt.operation || !strcmp(opt.operation, operation_at(i)->name);
+	return opt.operation ? !strcmp(opt.operation, operation_at(i)->name) : i % opt.share == 0;
 }
 
 static int report(const count *counts)
@@ -163,15 +163,17 @@ static void sweep(count *counts)
 static const char usage[] =
 		"usage: tools/dev kill [--operation NAME] [--at N[,N[,N]]] [--every N] "
 		"[--real N] [--nested N]\n"
-		"                      [--within N] [--jobs N] [--sample] [--list]\n"
+		"                      [--within N] [--share N] [--jobs N] [--sample] [--list]\n"
 		"  --operation  only this one (--list names them)\n"
 		"  --at         one death at instruction N (of its repair at the second N, "
 		"...), for real\n"
 		"  --every      judge every n-th change of shared memory (1: all)\n"
-		"  --real       really kill every n instructions (50; 0: never)\n"
+		"  --real       really kill once in every n instructions (50; 0: never)\n"
 		"  --nested     step through n repairs of each operation (6), judging "
 		"every --within changes (7)\n"
-		"  --sample     --every 20 --real 1000 --nested 1 --within 150\n";
+		"  --share      only every n-th operation (1: all)\n"
+		"  --sample     --every 20 --real 1000 --nested 1 --within 150, and fewer real deaths in "
+		"loops\n";
 
 static uint64_t number(const char *text)
 {
@@ -210,6 +212,7 @@ static void read_options(int argc, char **argv)
 			how.real = 1000;
 			how.nested = 1;
 			how.within = 150;
+			how.stops = 1;
 			continue;
 		}
 		i++;
@@ -225,6 +228,8 @@ static void read_options(int argc, char **argv)
 			how.nested = (uint32_t)number(value);
 		else if (!strcmp(argv[i - 1], "--within"))
 			how.within = (uint32_t)number(value);
+		else if (!strcmp(argv[i - 1], "--share"))
+			opt.share = (uint32_t)number(value);
 		else if (!strcmp(argv[i - 1], "--jobs"))
 			opt.jobs = (uint32_t)number(value);
 		else
@@ -232,7 +237,7 @@ static void read_options(int argc, char **argv)
 	}
 	if (!opt.jobs)
 		opt.jobs = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
-	if (!how.every || !how.within || (how.depth && !opt.operation))
+	if (!how.every || !how.within || !opt.share || (how.depth && !opt.operation))
 		number(NULL);
 }
 
