@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import os
+import json
 import re
-import signal
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from support import processes
+from support.certificates import of_this_host
 from support.deliveries import take_all
-from support.processes import ROOT, WATCHDOG, Child, eventually
+from support.fake_auth_server import Authority
+from support.fleet import Instance
+from support.processes import ROOT, WATCHDOG, eventually
+from support.real_nsqlookupd import nsqlookupd
 from support.slow_spark import was_too_slow
 
 import shmq
@@ -33,64 +33,26 @@ from shmq.spark.options import Settings
 pytestmark = pytest.mark.spark
 
 
-class Instance:
-    """An instance and its gateway on a port that stays."""
+@pytest.fixture
+def start(new_instance: Callable[[], str], tmp_path: Path) -> Iterator[Callable[..., Instance]]:
+    """`start(**options)`: an instance with these options of `shmq serve`."""
+    made: list[Instance] = []
 
-    def __init__(self, name: str, directory: Path) -> None:
-        self.name, self._directory = name, directory
-        self._directory.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.start()
-        self.broker = shmq.attach(self.name, timeout=WATCHDOG)
-        self.broker.create_channel("t", "c")
+    def start(**given: object) -> Instance:
+        directory = tmp_path / f"instance{len(made)}"
+        made.append(Instance(new_instance(), directory, gateway_workers=1, **given))
+        return made[-1]
 
-    def start(self) -> None:
-        """Serve, also what a killed one left."""
-        self.child: Child = processes.serve(
-            self.name, self._directory, tcp_address=self.address, gateway_workers=1
-        )
-        eventually(self._answers, what=f"{self.address} answers")
-
-    def _answers(self) -> bool:
-        host, _, port = self.address.rpartition(":")
-        with socket.socket() as sock:
-            return sock.connect_ex((host, int(port))) == 0
-
-    def kill(self) -> None:
-        """Kill the supervisor; its gateway ends with it."""
-        self.child.close()
-        eventually(lambda: not self._answers(), what=f"{self.address} is closed")
-
-    def kill_gateway(self) -> None:
-        """Kill the gateway's processes; the supervisor starts others."""
-        for process in psutil.Process(self.child.pid).children(recursive=True):
-            os.kill(process.pid, signal.SIGKILL)
-
-    def publish(self, first: int, count: int) -> list[bytes]:
-        """Messages with numbers in this instance's name."""
-        bodies = [b"%s %05d" % (self.name.encode(), first + number) for number in range(count)]
-        self.broker.producer("t").publish_many(bodies)
-        return bodies
-
-    def close(self) -> None:
-        self.broker.close()
-        self.child.close()
+    yield start
+    hosts.disconnect()
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
-def instances(new_instance: Callable[[], str], tmp_path: Path) -> Iterator[list[Instance]]:
+def instances(start: Callable[..., Instance]) -> list[Instance]:
     """Three of them."""
-    made: list[Instance] = []
-    try:
-        for number in range(3):
-            made.append(Instance(new_instance(), tmp_path / f"instance{number}"))
-        yield made
-    finally:
-        hosts.disconnect()
-        for one in made:
-            one.close()
+    return [start() for _ in range(3)]
 
 
 def options(instances: list[Instance], **given: object) -> dict[str, str]:
@@ -274,3 +236,82 @@ def test_the_walk_through_runs_as_pasted(
                     raise
                 program = re.sub(r"(?m)^        broker.producer.*$", "        pass", program)
         assert spark.read.parquet(str(tmp_path / "fleet" / "out")).count() == 3000 * times
+
+
+# ---- logins, discovery ----
+
+
+@pytest.mark.deep
+def test_a_stream_over_tls_with_a_secret(
+    spark: Any, broker: shmq.Broker, start: Callable[..., Instance], tmp_path: Path
+) -> None:
+    cert, key = of_this_host(tmp_path)
+    with Authority() as authority:
+        rule = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+        authority.reply = (200, json.dumps({"ttl": 3600, "authorizations": [rule]}).encode())
+        secure = {"tls_cert": cert, "tls_key": key, "tls_required": "tcp-https"}
+        where = f"127.0.0.1:{authority.server_port}"
+        fleet = [start(auth_http_address=where, **secure) for _ in range(2)]
+        sent = [body for one in fleet for body in one.publish(0, 1000)]
+        login = {"tls": cert, "authSecret": "open sesame"}
+        for one in fleet:
+            one.broker.create_channel("out", "o")
+        to = {"instances": options(fleet)["instances"], "topic": "out", **login}
+        rows = spark.readStream.format("shmq").options(**options(fleet, **login)).load()
+        writing = rows.select("body").writeStream.format("shmq").options(
+            checkpointLocation=str(tmp_path / "checkpoint"), **to
+        )
+        drain(writing, fleet)
+        came = [body for one in fleet for body in take_all(one.broker, "out", "o").bodies]
+        assert sorted(came) == sorted(sent)
+        assert {(one["secret"], one["tls"]) for one in authority.asked} == {("open sesame", "true")}
+        for wrong, match in (
+            ({"authSecret": "s"}, "TLS"),
+            ({"tls": cert}, "AUTH"),
+            ({**login, "tls": "true"}, "CERTIFICATE_VERIFY_FAILED"),
+        ):
+            with pytest.raises(Exception, match=match):
+                spark.read.format("shmq").options(**options(fleet, **wrong)).load().count()
+
+
+@pytest.mark.deep
+def test_a_stream_over_the_instances_that_a_real_nsqlookupd_knows(
+    spark: Any, start: Callable[..., Instance], tmp_path: Path
+) -> None:
+    with nsqlookupd() as (tcp, web):
+        announced = {"lookupd_tcp_address": tcp, "broadcast_address": "127.0.0.1"}
+        fleet = [start(**announced) for _ in range(2)]
+        sent: list[bytes] = []
+        given = options(fleet, lookupd=web)
+        del given["instances"]
+        for last in (False, True):
+            if last:  # another joins
+                fleet.append(start(**announced))
+            eventually(lambda: len(hosts.known_to_lookupd([f"http://{web}"], "t")) == len(fleet))
+            sent += [body for one in fleet for body in one.publish(len(sent), 500)]
+            rows = spark.readStream.format("shmq").options(**given).load()
+            writing = rows.select("body").writeStream.format("parquet").options(
+                path=str(tmp_path / "out"), checkpointLocation=str(tmp_path / "checkpoint")
+            )
+            drain(writing, fleet)
+        came = spark.read.parquet(str(tmp_path / "out")).collect()
+        assert sorted(bytes(row.body) for row in came) == sorted(sent)
+
+
+def drain(writing: Any, fleet: list[Instance]) -> None:
+    """Run a query until the instances hold nothing more; again, up to three times, if Spark did not
+    wait for its Python process."""
+    patience = 3
+    while any(found.depth or found.leased for found in counts(fleet)):
+        query = writing.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(4 * WATCHDOG)
+        except StreamingQueryException as exc:
+            patience -= 1
+            if not patience or not was_too_slow(exc):
+                raise
+
+
+def counts(fleet: list[Instance]) -> list[Any]:
+    """The counts of the channel on each instance."""
+    return [one.broker.channel_stats("t", "c") for one in fleet]

@@ -239,10 +239,12 @@ def serve(
     killpoint: tuple[str, int] | None = None,
     killpoints: bool = False,
     wait: bool = True,
+    before: Iterable[str] = (),
     **options: Any,
 ) -> Child:
     """`shmq serve` as a process; returns when it answers. killpoint: its name and which passing of
-    it ends the process; armed when it is already running if `wait`, before its start if not."""
+    it ends the process; armed when it is already running if `wait`, before its start if not.
+    before: as of `python_child`."""
     options = {"tcp_address": "", "http_address": "", **options}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     words += [f"--instance={instance}", f"--data-path={data_path}"]
@@ -258,7 +260,7 @@ def serve(
     elif killpoint:
         run = f"from shmq import _native as n; n.killpoint{killpoint!r}; {run}"
     run = f"import shmq; {run}"
-    child = Child([sys.executable, "-c", run, "serve", *words], env)
+    child = Child([*before, sys.executable, "-c", run, "serve", *words], env)
     if wait:
         try:
             eventually(

@@ -1,302 +1,371 @@
 """One stream from three instances, over TCP, while everything about it is killed.
 
-Numbers are published to three instances, each of which is served by processes of its own. One query
-moves them to a topic, where they are counted. Random ones of the processes get SIGKILL: those that
-spark_kills.py kills, the gateways, and the supervisors of the instances, which are away for some
-seconds then and start again with the memory that is left. Gateways are also stopped for some
-seconds (SIGSTOP), as a network that delivers nothing. At the end every number must have come
-once, in its first attempt, and no lease may be left.
-
-    python fleet_kills.py drive WORK     what the driver's process runs
+Numbers are published to three instances. Each is served by processes of its own in a network
+namespace of its own. One query, on a Spark standalone cluster of three workers, writes them to
+parquet files. Nemeses come at random: SIGKILL of the driver, its JVM, the process that plans for
+it, an executor, an executor's Python, a gateway, a supervisor; an instance that loses its memory; a
+network that loses all packets, or those of one direction, or is late with them; a gateway that is
+stopped; a driver that is stopped for longer than its leases live; a second driver while the first
+is stopped. At the end `chaos.fleet.verdict` compares the files with what was published.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-import psutil
-from spark_kills import AHEAD, BATCH, LULL, PATIENCE, PAUSE, PER_TRIGGER, Driver, Rest, Violation
-from support import processes
-from support.deliveries import Drain
-from support.processes import WATCHDOG, Child
+from chaos.fleet.verdict import Files, Loss, Story, judge
+from fleet_driver import FleetDriver, output
+from spark_kills import AHEAD, BATCH, DRIVERS, LULL, PATIENCE, PAUSE, PER_TRIGGER, Violation
+from support import network, processes, recount
+from support.fleet import Instance
+from support.network import Cable
+from support.spark_cluster import SparkCluster
+from support.spark_home import spark_home
 
 import shmq
+from shmq.layout import State
 
 INSTANCES = 3
+WORKERS = 3
 LONGEST_AWAY = 6.0  # seconds that an instance without a supervisor is away
-LONGEST_PAUSE = 8.0  # seconds that a gateway is stopped: longer than the query's hostTimeout
+LONGEST_PAUSE = 8.0  # seconds that a gateway or the network stands still: more than hostTimeout
+LONGEST_DELAY = 1.0  # seconds that a packet is late
+COMMANDS = (b"LEASE t", b"LEASE t", b"LFIN t", b"LHOLD t", b"LLOOK t", b"LREAD t")
+TTL = 120.0  # seconds: longer than a driver takes to start beside much other work
 
 
-@dataclass(frozen=True)
-class Work:
-    """The parameters of a driver. out: the instance that is written to."""
+class Remote(Instance):
+    """An instance in a namespace. log: the numbers that were published, by id."""
 
-    instances: str
-    out: str
-    scratch: str
-    available_now: bool
-    transport: str
+    def __init__(self, name: str, directory: Path, log: dict[int, int]) -> None:
+        self._log, self.cable = log, Cable()
+        super().__init__(name, directory, f"{self.cable.address}:4150", self.cable.nsenter)
 
+    def publish_numbers(self, numbers: range) -> None:
+        """One message for each."""
+        ids = self.broker.producer("t").publish_many([b"%d" % number for number in numbers])
+        self._log.update(zip(ids, numbers, strict=True))
 
-def drive(work: Work) -> None:
-    """The query, begun again whenever it ends, until stdin ends."""
-    import shmq.spark
+    @property
+    def held(self) -> int:
+        """How many messages wait or are leased."""
+        stats = self.broker.channel_stats("t", "c")
+        return int(stats.depth + stats.leased)
 
-    spark = shmq.spark.session(
-        "local[2,4]",
-        "shmq fleet kills",
-        spark_sql_shuffle_partitions=2,
-        spark_log_level="OFF",
-        spark_local_dir=work.scratch,
-    )
-    stopping = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
-    query, rest = None, Rest()
-    while not stopping.wait(PAUSE) or (query is not None and query.isActive):
-        if query is not None and query.isActive:
-            if stopping.is_set() and not work.available_now:
-                query.stop()
-            continue
-        if query is not None and (error := query.exception()) is not None:
-            print(str(error)[:3000], flush=True)
-            rest.failed(query.lastProgress is not None)
-        query = _start(spark, work) if not stopping.is_set() and rest.over else None
-    spark.stop()
+    def leased(self) -> dict[int, set[int]]:
+        """The numbers of each lease."""
+        found = self._recount()
+        slots = found.slots[found.of[State.LEASED]]
+        leases: dict[int, set[int]] = {}
+        for lease, number in zip(slots["move"].tolist(), slots["id"].tolist(), strict=True):
+            leases.setdefault(lease, set()).add(self._log[number])
+        return leases
 
-
-def _start(spark: Any, work: Work) -> Any:
-    read = {"instances": work.instances, "topic": "t", "channel": "c", "consumer": "kills"}
-    read |= {"transport": work.transport, "onMissingHost": "wait", "hostTimeout": "5s"}
-    rows = (
-        spark.readStream.format("shmq")
-        .options(**read, maxMessagesPerTrigger=PER_TRIGGER, minPartitionRows=100, numPartitions=2)
-        .load()
-        .selectExpr("concat(cast(body as string), ' ', attempts) as body")
-    )
-    checkpoint = str(Path(work.scratch, "checkpoint"))
-    writer = rows.writeStream.format("shmq").options(
-        instance=work.out, topic="out", checkpointLocation=checkpoint
-    )
-    trigger = (
-        {"availableNow": True} if work.available_now else {"processingTime": "100 milliseconds"}
-    )
-    return writer.trigger(**trigger).start()
-
-
-class FleetDriver(Driver):
-    """The driver that lives, and those before it: with the triggers, and the transports, in
-    turns."""
-
-    def __init__(self, fleet: list[Instance], out: str, scratch: Path) -> None:
-        self._fleet = ",".join(one.address for one in fleet)
-        self._transports = itertools.cycle(("tcp", "auto", "tcp"))
-        super().__init__(out, scratch)
-
-    def _begin(self) -> subprocess.Popen[bytes]:
-        work = Work(
-            self._fleet,
-            self._instance,
-            str(self._scratch),
-            next(self._available_now),
-            next(self._transports),
-        )
-        return self._launch(__file__, json.dumps(asdict(work)))
-
-
-class Instance:
-    """An instance, whose gateway has the same port each time."""
-
-    def __init__(self, name: str, directory: Path) -> None:
-        self.name, self._directory = name, directory
-        directory.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._child = self._serve()
-        self.broker = shmq.attach(name, timeout=WATCHDOG)
-        self.broker.create_channel("t", "c")
-
-    def _serve(self) -> Child:
-        return processes.serve(self.name, self._directory, tcp_address=self.address)
+    def _recount(self) -> recount.Recount:
+        return recount.recount(self.name, "t", "c", undecided=True)
 
     def kill_supervisor(self, seconds: float) -> None:
         """Kill it, and start another after some seconds."""
-        self._child.close()
+        self.child.close()
         time.sleep(seconds)
-        self._child = self._serve()
+        self.start()
 
-    def gateways(self) -> list[int]:
-        """The gateway's processes."""
-        children = psutil.Process(self._child.pid).children(recursive=True)
-        return [one.pid for one in children if "shmq.gateway.worker" in one.cmdline()]
+    def lose_memory(self, seconds: float) -> Loss:
+        """Kill all processes, remove the memory, and start again after some seconds."""
+        gateways = self.gateways()
+        self.child.close()
+        for pid in gateways:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            processes.wait_ended(pid)
+        waiting = {self._log[int(number, 16)] for number in self._recount().waiting}
+        loss = Loss(self.address, waiting, self.leased())
+        self.broker.close()
+        processes.remove_instance(self.name)
+        time.sleep(seconds)
+        self.begin()
+        return loss
 
     def close(self) -> None:
-        self.broker.close()
-        self._child.close()
+        super().close()
         processes.remove_instance(self.name)
+        self.cable.close()
 
 
 class Storm:
     """The instances, what is published to them and what came."""
 
-    def __init__(self, fleet: list[Instance], drain: Drain, driver: FleetDriver) -> None:
-        self._fleet, self._drain, self._driver = fleet, drain, driver
-        self.published = 0
+    def __init__(self, fleet: list[Remote], story: Story, driver: FleetDriver, to: Path) -> None:
+        self.fleet, self.story, self.driver = fleet, story, driver
+        self._files = Files(to)
+
+    @property
+    def published(self) -> int:
+        """How many numbers were published."""
+        return len(self.story.published)
 
     @property
     def came(self) -> int:
-        """How many numbers have come."""
-        return len(self._drain.delivered.bodies)
+        """How many rows have come."""
+        return self._files.read()
 
     def publish(self) -> None:
         """Some numbers to each instance, unless many have not come yet."""
-        if self.published - self.came < AHEAD:
-            for one in self._fleet:
-                numbers = range(self.published, self.published + BATCH)
-                one.broker.producer("t").publish_many([b"%d" % number for number in numbers])
-                self.published += BATCH
+        if self.held < AHEAD:
+            for one in self.fleet:
+                one.publish_numbers(range(self.published, self.published + BATCH))
 
     def wait(self, condition: Callable[[], bool], what: str, publish: bool = True) -> None:
         """Until it holds, with a driver that lives."""
-        deadline = time.monotonic() + PATIENCE
+        deadline, drivers = time.monotonic() + PATIENCE, len(self.driver.statuses) + DRIVERS
         while not condition():
-            if self._drain.error is not None:
-                raise self._drain.error
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or len(self.driver.statuses) > drivers:
                 raise Violation(
-                    f"{self.came} of {self.published} have come; not so after {PATIENCE:.0f} s: "
-                    f"{what}"
+                    f"{self.came} of {self.published} have come, {self.held} are held; not so "
+                    f"after {PATIENCE:.0f} s or {DRIVERS} drivers: {what}"
                 )
             if publish:
                 self.publish()
-            self._driver.revive()
+            self.driver.revive()
             time.sleep(PAUSE)
+
+    def more(self, after: str) -> None:
+        """Until more have come than were on their way."""
+        beyond = self.came + PER_TRIGGER
+        self.wait(lambda: self.came > beyond, f"more came after {after}")
+
+    @property
+    def held(self) -> int:
+        """How many messages wait or are leased."""
+        return sum(one.held for one in self.fleet)
 
     def leased(self) -> bool:
         """Whether there is a lease anywhere."""
-        return any(one.broker.channel_stats("t", "c").leases for one in self._fleet)
+        return any(one.broker.channel_stats("t", "c").leases for one in self.fleet)
 
     def judge(self) -> None:
-        """Every number once, in its first attempt."""
-        wanted = Counter(b"%d 1" % number for number in range(self.published))
-        came = Counter(self._drain.delivered.bodies)
-        if came != wanted:
-            missing, more = list((wanted - came).items()), list((came - wanted).items())
-            raise Violation(
-                f"{len(missing)} of {self.published} did not come: {missing[:5]}; "
-                f"{len(more)} came that should not have: {more[:5]}"
-            )
+        """Raises Violation."""
+        self._files.read()
+        problems = judge(self.story, self._files.rows, self.driver.named())
+        if problems:
+            raise Violation(f"{len(problems)} problems: " + "\n".join(problems[:20]))
 
 
-def victims(
-    fleet: list[Instance], driver: FleetDriver, choice: random.Random
-) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """The kinds, in turns, with what kills one; that returns False if there was none."""
+class Nemeses:
+    """What is done to a storm, each kind once before any comes again."""
 
-    def killed(pids: list[int]) -> bool:
+    def __init__(
+        self, storm: Storm, cluster: SparkCluster, choice: random.Random, kinds: Sequence[str]
+    ) -> None:
+        """kinds: which; all if there are none."""
+        self._storm, self._cluster, self._choice = storm, cluster, choice
+        driver = storm.driver
+        known: dict[str, Callable[[], bool]] = {
+            "driver": lambda: self._killed([driver.process.pid]),
+            "JVM": lambda: self._killed([child.pid for child in driver.children()]),
+            "planner": lambda: self._found("python_streaming_source_runner"),
+            "executor": lambda: self._killed(cluster.executors()),
+            "worker": lambda: self._killed(cluster.python_workers()),
+            "gateway": lambda: self._killed(self._one.gateways()),
+            "supervisor": self._supervisor,
+            "memory": self._memory,
+            "partition": self._partition,
+            "halved": self._halved,
+            "answer": self._answer,
+            "delay": self._delay,
+            "pause": self._pause,
+            "stall": self._stall,
+            "second": self._second,
+        }
+        self.kinds = {name: known[name] for name in kinds or known}
+
+    def turns(self) -> Iterator[tuple[str, Callable[[], bool]]]:
+        """Each name with what does it; that returns False if there was nobody to do it to."""
+        while True:
+            names = list(self.kinds)
+            self._choice.shuffle(names)
+            for name in names:
+                yield name, self.kinds[name]
+
+    @property
+    def _one(self) -> Remote:
+        return self._choice.choice(self._storm.fleet)
+
+    def _killed(self, pids: Sequence[int]) -> bool:
         with contextlib.suppress(ProcessLookupError):
             if pids:
-                os.kill(choice.choice(pids), signal.SIGKILL)
+                os.kill(self._choice.choice(pids), signal.SIGKILL)
                 return True
         return False
 
-    def found(word: str) -> bool:
-        return killed([process.pid for process in driver.processes(word)])
+    def _found(self, word: str) -> bool:
+        return self._killed([process.pid for process in self._storm.driver.processes(word)])
 
-    def paused() -> bool:
-        pids = choice.choice(fleet).gateways()
+    def _supervisor(self) -> bool:
+        self._one.kill_supervisor(self._choice.uniform(0, LONGEST_AWAY))
+        return True
+
+    def _memory(self) -> bool:
+        """What reads an instance in shared memory is on its host, and dies with it."""
+        driver = self._storm.driver
+        if driver.transport == "auto":
+            driver.signal_all(signal.SIGKILL)
+            for pid in (*self._cluster.executors(), *self._cluster.python_workers()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                processes.wait_ended(pid)
+        away = self._choice.uniform(0, LONGEST_AWAY)
+        self._storm.story.losses.append(self._one.lose_memory(away))
+        return True
+
+    def _for_a_while(self, cable: Cable) -> bool:
+        time.sleep(self._choice.uniform(0, LONGEST_PAUSE))
+        cable.heal()
+        return True
+
+    def _partition(self) -> bool:
+        cable = self._one.cable
+        cable.there.passes = cable.back.passes = False
+        return self._for_a_while(cable)
+
+    def _halved(self) -> bool:
+        cable = self._one.cable
+        self._choice.choice((cable.there, cable.back)).passes = False
+        return self._for_a_while(cable)
+
+    def _answer(self) -> bool:
+        """A command is executed and its answer is lost."""
+        cable = self._one.cable
+        cable.lose_answer(self._choice.choice(COMMANDS), LONGEST_PAUSE)
+        return self._for_a_while(cable)
+
+    def _delay(self) -> bool:
+        cable = self._one.cable
+        cable.there.delay, cable.back.delay = (
+            self._choice.uniform(0, LONGEST_DELAY) for _ in range(2)
+        )
+        return self._for_a_while(cable)
+
+    def _pause(self) -> bool:
+        pids = self._one.gateways()
         with contextlib.suppress(ProcessLookupError):
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
-            time.sleep(choice.uniform(0, LONGEST_PAUSE))
+            time.sleep(self._choice.uniform(0, LONGEST_PAUSE))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         return bool(pids)
 
-    def supervisor() -> bool:
-        choice.choice(fleet).kill_supervisor(choice.uniform(0, LONGEST_AWAY))
+    def _stall(self) -> bool:
+        """The driver is stopped until none of its leases is left."""
+        storm = self._storm
+        if not storm.leased() or storm.driver.process.poll() is not None:
+            return False
+        storm.story.stalls += 1
+        storm.driver.signal_all(signal.SIGSTOP)
+        deadline = time.monotonic() + TTL + PATIENCE
+        while storm.leased():
+            for one in storm.fleet:
+                storm.story.risked.update(*one.leased().values())
+            if time.monotonic() > deadline:
+                raise Violation("leases of a driver that is stopped do not end")
+            time.sleep(PAUSE)
+        storm.driver.signal_all(signal.SIGCONT)
         return True
 
-    kinds: dict[str, Callable[[], bool]] = {
-        "driver": lambda: killed([driver.process.pid]),
-        "JVM": lambda: killed([child.pid for child in driver.children()]),
-        "worker": lambda: found("pyspark.daemon"),
-        "planner": lambda: found("python_streaming_source_runner"),
-        "gateway": lambda: killed(choice.choice(fleet).gateways()),
-        "supervisor": supervisor,
-        "pause": paused,
-    }
-    while True:
-        names = list(kinds)
-        choice.shuffle(names)
-        for name in names:
-            yield name, kinds[name]
+    def _second(self) -> bool:
+        """The driver is stopped, another one reads on, and the first finds itself fenced."""
+        storm = self._storm
+        if not storm.leased() or storm.driver.process.poll() is not None:
+            return False
+        storm.driver.signal_all(signal.SIGSTOP)
+        older = storm.driver.replace()
+        storm.more("another driver was started beside one that is stopped")
+        storm.driver.resume(older)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            older.wait(PATIENCE)
+        if older.returncode is None:
+            raise Violation("a driver goes on although there is a newer one")
+        return True
 
 
-def storm(kills: int, choice: random.Random) -> None:
+@contextlib.contextmanager
+def _told(storm: Storm) -> Iterator[None]:
+    """After a violation say how everything stands, before it is cleared away."""
+    try:
+        yield
+    except (Violation, AssertionError):
+        for one in storm.fleet:
+            found = one.broker.channel_stats("t", "c")
+            click.echo(
+                f"{one.address}: {found.message_count} came, {found.depth} wait, leases "
+                f"{found.leases}"
+            )
+        click.echo(f"exit statuses of the drivers before this one: {storm.driver.statuses}")
+        click.echo(storm.driver.standing())
+        raise
+
+
+def storm(kills: int, choice: random.Random, kinds: Sequence[str], ttl: float) -> None:
     """All of it. Raises Violation."""
     name = f"fleet-{os.getpid()}"
     scratch = Path(tempfile.mkdtemp(prefix="shmq-fleet-"))
-    (scratch / "out").mkdir()
     done: Counter[str] = Counter()
-    good = False
+    good, story, began = False, Story(), time.monotonic()
     try:
         with contextlib.ExitStack() as stack:
-            out = stack.enter_context(
-                shmq.Broker(scratch / "out", f"{name}-out", in_flight_slots=50_000)
-            )
-            out.create_channel("out", "o")
-            drain = stack.enter_context(contextlib.closing(Drain(out, "out", "o")))
-            fleet = [
-                stack.enter_context(
-                    contextlib.closing(Instance(f"{name}-{number}", scratch / str(number)))
-                )
-                for number in range(INSTANCES)
-            ]
-            driver = stack.enter_context(
-                contextlib.closing(FleetDriver(fleet, out.instance, scratch))
-            )
-            storm = Storm(fleet, drain, driver)
+
+            def kept(thing: object) -> None:
+                stack.callback(thing.close)  # type: ignore[attr-defined]
+
+            fleet: list[Remote] = []
+            for number in range(INSTANCES):
+                fleet.append(Remote(f"{name}-{number}", scratch / str(number), story.published))
+                kept(fleet[-1])
+            cluster = SparkCluster(spark_home(scratch / "home"), scratch, WORKERS, {})
+            kept(cluster)
+            driver = FleetDriver([one.address for one in fleet], cluster.master, ttl, scratch)
+            kept(driver)
+            storm = Storm(fleet, story, driver, output(scratch))
+            stack.enter_context(_told(storm))
             storm.wait(lambda: storm.came > 0, "the first have come")
-            turns = victims(fleet, driver, choice)
+            turns = Nemeses(storm, cluster, choice, kinds).turns()
             while done.total() < kills:
                 time.sleep(choice.uniform(0, LULL))
-                kind, kill = next(turns)
-                if not kill():
+                kind, strike = next(turns)
+                if not strike():
                     continue  # between two queries
                 done[kind] += 1
-                beyond = out.channel_stats("out", "o").message_count + PER_TRIGGER
-                storm.wait(lambda n=beyond: storm.came > n, f"more came after {kind}")
-                click.echo(f"kill {done.total()}: {kind}; {storm.came} of {storm.published}")
-            storm.wait(lambda: storm.came >= storm.published, "all have come", publish=False)
-            storm.wait(lambda: not storm.leased(), "every lease is finished", publish=False)
+                storm.more(kind)
+                click.echo(
+                    f"{time.monotonic() - began:7.1f} s  {done.total()}: {kind}; {storm.came} of "
+                    f"{storm.published}"
+                )
+            storm.wait(lambda: not storm.held, "all have come", publish=False)
             driver.end()
             storm.judge()
         good = True
+        lost = sum(len(loss.waiting) for loss in story.losses)
+        errors = Counter(name for name, _ in driver.named())
         click.secho(
-            f"{storm.published} messages of {INSTANCES} instances, {done.total()} kills "
+            f"{storm.published} messages of {INSTANCES} instances, {done.total()} nemeses "
             f"({', '.join(f'{kind} {n}' for kind, n in sorted(done.items()))}), "
-            f"{len(driver.statuses) + 1} drivers: each came once, in its first attempt, "
-            "and no lease is left",
+            f"{len(driver.statuses) + 1} drivers; {lost} messages waited in memory that was lost; "
+            f"queries ended with {dict(errors)}: each of the others came once, in its first "
+            "attempt, or the query has said so, and no lease is left",
             fg="green",
         )
     finally:
@@ -304,25 +373,26 @@ def storm(kills: int, choice: random.Random) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
         else:
             click.secho(f"what the drivers said: {scratch}/drivers.log", fg="red", err=True)
-        shutil.rmtree(Path(f"/dev/shm/shmq-staged-{os.getuid()}", f"{name}-out"), True)
 
 
 @click.command()
-@click.option("--kills", default=50, show_default=True, help="How many processes to kill.")
+@click.option("--kills", default=50, show_default=True, help="How many nemeses.")
 @click.option("--seed", default=None, type=int, help="Of the choices; else a random one.")
-def main(kills: int, seed: int | None) -> None:
+@click.option("--kinds", default="", help="Which nemeses, with commas between; else all.")
+@click.option("--ttl", default=TTL, show_default=True, help="Seconds that a lease lives.")
+def main(kills: int, seed: int | None, kinds: str, ttl: float) -> None:
     """Kill what Spark and three instances consist of while a stream reads these."""
     seed = random.randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}")
+    if (reason := network.why_not()) is not None:
+        click.secho(f"no storm: {reason}", fg="red", err=True)
+        sys.exit(2)
     try:
-        storm(kills, random.Random(seed))
+        storm(kills, random.Random(seed), kinds.split(",") if kinds else (), ttl)
     except (Violation, AssertionError) as exc:
         click.secho(str(exc), fg="red", err=True)
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["drive"]:
-        drive(Work(**json.loads(sys.argv[2])))
-    else:
-        main()
+    main()

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from support import processes
+from support.certificates import of_this_host
 from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.fake_lookupd import Lookupd
 from support.nsq_client import Client, Server
 from support.processes import eventually
+from support.real_nsqlookupd import nsqlookupd
 
 _numbers = itertools.count()
 
@@ -95,31 +97,7 @@ def topic() -> str:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """(certificate, key) of 127.0.0.1, signed by itself."""
-    directory = tmp_path_factory.mktemp("certificate")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        [
-            peer("openssl"),
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=wire",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            str(key),
-            "-out",
-            str(cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return str(cert), str(key)
+    return of_this_host(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(scope="session")
@@ -187,39 +165,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 @pytest.fixture
-def lookupd(tmp_path: Path) -> Iterator[tuple[str, int]]:
+def lookupd() -> Iterator[tuple[str, int]]:
     """A real nsqlookupd: its TCP address and HTTP port."""
-    log = open(tmp_path / "lookupd.log", "w+b", buffering=0)
-    argv = [
-        peer("nsqlookupd"),
-        "--tcp-address=127.0.0.1:0",
-        "--http-address=127.0.0.1:0",
-        "--broadcast-address=127.0.0.1",
-    ]
-    process = subprocess.Popen(argv, stderr=log)
-
-    def ports() -> list[str]:
-        text = (tmp_path / "lookupd.log").read_text()
-        return [line.rpartition(" ")[2] for line in text.splitlines() if "listening on" in line]
-
-    try:
-        eventually(lambda: len(ports()) == 2)
-        found = {
-            line.split("listening on")[0].rpartition(" ")[0].rpartition(" ")[2]: where
-            for line, where in zip(
-                [
-                    item
-                    for item in (tmp_path / "lookupd.log").read_text().splitlines()
-                    if "listening on" in item
-                ],
-                ports(),
-                strict=True,
-            )
-        }
-        tcp = next(where for name, where in found.items() if "TCP" in name)
-        web = next(where for name, where in found.items() if "HTTP" in name)
+    with nsqlookupd() as (tcp, web):
         yield tcp, int(web.rpartition(":")[2])
-    finally:
-        process.kill()
-        process.wait()
-        log.close()

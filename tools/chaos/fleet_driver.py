@@ -1,0 +1,165 @@
+"""The driver of fleet_kills.py: a program that keeps one query alive, and who starts that program.
+
+    python fleet_driver.py drive WORK
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.fleet.verdict import NAMED
+from spark_kills import PAUSE, PER_TRIGGER, Driver, Rest
+from support.spark_cluster import EXECUTOR_MEMORY
+
+#: Status of a driver that found another one of its query.
+SUPERSEDED = 3
+#: An error with which a query of an older driver ends, and how a log tells an error.
+_OTHERS = ("LeaseFenced", "CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentModificationException")
+_SAID = "the query ended with "
+
+
+@dataclass(frozen=True)
+class Work:
+    """The parameters of a driver."""
+
+    instances: str
+    scratch: str
+    master: str
+    available_now: bool
+    transport: str
+    ttl: float
+
+
+def output(scratch: Path) -> Path:
+    """Where the query writes."""
+    return scratch / "output"
+
+
+def drive(work: Work) -> None:
+    """The query, begun again whenever it ends, until stdin ends. A query that ended with a loss
+    goes on once without what was lost, as its error says; the one after it is strict again."""
+    import shmq.spark
+
+    spark = shmq.spark.session(
+        work.master,
+        "shmq fleet kills",
+        spark_executor_memory=EXECUTOR_MEMORY,
+        spark_sql_shuffle_partitions=2,
+        spark_log_level="OFF",
+        spark_local_dir=work.scratch,
+    )
+    stopping = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+    query, rest, loose = None, Rest(), False
+    while not stopping.wait(PAUSE) or (query is not None and query.isActive):
+        if query is not None and query.isActive:
+            if stopping.is_set() and not work.available_now:
+                query.stop()
+            continue
+        if query is not None:
+            error = query.exception()
+            loose = error is not None and _tell(str(error))
+            if error is not None:
+                rest.failed(query.lastProgress is not None)
+            query = None
+        if not stopping.is_set() and rest.over:
+            query = _start(spark, work, loose)
+    spark.stop()
+
+
+def _tell(error: str) -> bool:
+    """Print how a query ended; whether with a loss. Ends the process if it is not the newest."""
+    print(error[:3000], flush=True)
+    named = NAMED.findall(error)
+    for name, text in named:
+        print(f"{_SAID}{name}: {text}", flush=True)
+    if any(word in error for word in _OTHERS):
+        os._exit(SUPERSEDED)
+    return any(name in ("DataLoss", "LeaseLost") for name, _ in named)
+
+
+def _start(spark: Any, work: Work, loose: bool) -> Any:
+    read = {"instances": work.instances, "topic": "t", "channel": "c", "consumer": "kills"}
+    read |= {"transport": work.transport, "onMissingHost": "wait", "hostTimeout": "5s"}
+    read |= {"leaseTtl": f"{work.ttl}s", "minPartitionRows": "100", "numPartitions": "3"}
+    if loose:
+        read |= {"failOnDataLoss": "false", "onLostLease": "warn"}
+    rows = (
+        spark.readStream.format("shmq")
+        .options(**read, maxMessagesPerTrigger=PER_TRIGGER)
+        .load()
+        .select("id", "body", "attempts")
+    )
+    scratch = Path(work.scratch)
+    writer = rows.writeStream.format("parquet").options(
+        path=str(output(scratch)), checkpointLocation=str(scratch / "checkpoint")
+    )
+    now = work.available_now or loose
+    trigger = {"availableNow": True} if now else {"processingTime": "100 milliseconds"}
+    return writer.trigger(**trigger).start()
+
+
+class FleetDriver(Driver):
+    """The driver that lives, and those before it: with the triggers, and the transports, in
+    turns."""
+
+    def __init__(self, fleet: Sequence[str], master: str, ttl: float, scratch: Path) -> None:
+        """fleet: addresses."""
+        self._fleet, self._ttl = ",".join(fleet), ttl
+        self._master = self._next_master = master
+        self._transports = itertools.cycle(("tcp", "auto", "tcp"))
+        self.transport = ""
+        self._log_path = scratch / "drivers.log"
+        super().__init__("", scratch)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        self.transport = next(self._transports)
+        work = Work(
+            self._fleet,
+            str(self._scratch),
+            self._next_master,
+            next(self._available_now),
+            self.transport,
+            self._ttl,
+        )
+        self._next_master = self._master
+        return self._launch(__file__, json.dumps(asdict(work)))
+
+    def named(self) -> list[tuple[str, str]]:
+        """The errors, of those that the documentation names, that queries ended with."""
+        said = self._log_path.read_text(errors="replace")
+        lines = [line[len(_SAID) :] for line in said.splitlines() if line.startswith(_SAID)]
+        return [found for line in lines for found in NAMED.findall(line)]
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the driver and what it has started: its JVM, its Python processes."""
+        for process in self.processes(""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def replace(self) -> subprocess.Popen[bytes]:
+        """Start another driver, without a cluster, whose cores this one holds. Returns this one,
+        which is not ended."""
+        older, self._next_master = self.process, "local[2,4]"
+        self.process = self._begin()
+        return older
+
+    def resume(self, older: subprocess.Popen[bytes]) -> None:
+        """SIGCONT for all processes of an older driver."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(older.pid, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    drive(Work(**json.loads(sys.argv[2])))
