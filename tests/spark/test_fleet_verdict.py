@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-
 from chaos.fleet.verdict import NAMED, Files, Loss, Row, Story, judge
 
 LOST = [("DataLoss", "a micro-batch of t/c of instance 'a:1' (lease 3) is not there any more")]

@@ -258,8 +258,10 @@ def test_a_stream_over_tls_with_a_secret(
             one.broker.create_channel("out", "o")
         to = {"instances": options(fleet)["instances"], "topic": "out", **login}
         rows = spark.readStream.format("shmq").options(**options(fleet, **login)).load()
-        writing = rows.select("body").writeStream.format("shmq").options(
-            checkpointLocation=str(tmp_path / "checkpoint"), **to
+        writing = (
+            rows.select("body")
+            .writeStream.format("shmq")
+            .options(checkpointLocation=str(tmp_path / "checkpoint"), **to)
         )
         drain(writing, fleet)
         came = [body for one in fleet for body in take_all(one.broker, "out", "o").bodies]
@@ -290,8 +292,12 @@ def test_a_stream_over_the_instances_that_a_real_nsqlookupd_knows(
             eventually(lambda: len(hosts.known_to_lookupd([f"http://{web}"], "t")) == len(fleet))
             sent += [body for one in fleet for body in one.publish(len(sent), 500)]
             rows = spark.readStream.format("shmq").options(**given).load()
-            writing = rows.select("body").writeStream.format("parquet").options(
-                path=str(tmp_path / "out"), checkpointLocation=str(tmp_path / "checkpoint")
+            writing = (
+                rows.select("body")
+                .writeStream.format("parquet")
+                .options(
+                    path=str(tmp_path / "out"), checkpointLocation=str(tmp_path / "checkpoint")
+                )
             )
             drain(writing, fleet)
         came = spark.read.parquet(str(tmp_path / "out")).collect()

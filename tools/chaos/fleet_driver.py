@@ -1,6 +1,6 @@
 """The driver of fleet_kills.py: a program that keeps one query alive, and who starts that program.
 
-    python fleet_driver.py drive WORK
+python fleet_driver.py drive WORK
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
+import fleet_mutants
 from chaos.fleet.verdict import Files, Loss, Story, judge
 from fleet_driver import FleetDriver, output
 from spark_kills import AHEAD, BATCH, DRIVERS, LULL, PATIENCE, PAUSE, PER_TRIGGER, Violation
@@ -34,7 +35,6 @@ from support.network import Cable
 from support.spark_cluster import SparkCluster
 from support.spark_home import spark_home
 
-import shmq
 from shmq.layout import State
 
 INSTANCES = 3
@@ -380,8 +380,11 @@ def storm(kills: int, choice: random.Random, kinds: Sequence[str], ttl: float) -
 @click.option("--seed", default=None, type=int, help="Of the choices; else a random one.")
 @click.option("--kinds", default="", help="Which nemeses, with commas between; else all.")
 @click.option("--ttl", default=TTL, show_default=True, help="Seconds that a lease lives.")
-def main(kills: int, seed: int | None, kinds: str, ttl: float) -> None:
+@click.option("--mutants", is_flag=True, help="Find the faults in tests/chaos/fleet/mutants.")
+def main(kills: int, seed: int | None, kinds: str, ttl: float, mutants: bool) -> None:
     """Kill what Spark and three instances consist of while a stream reads these."""
+    if mutants:
+        sys.exit(bool(fleet_mutants.find_all(["--kills", str(kills), "--ttl", str(ttl)])))
     seed = random.randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}")
     if (reason := network.why_not()) is not None:

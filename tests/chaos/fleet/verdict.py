@@ -128,7 +128,9 @@ def _losses(story: Story, came: dict[int, list[Row]], named: list[tuple[str, str
         said = any(name == "DataLoss" and loss.address in text for name, text in named)
         gone = [number for part in loss.leases.values() for number in part if not came[number]]
         if gone and not said:
-            problems.append(f"{gone[:5]} were leased at {loss.address} and lost, and nobody said so")
+            problems.append(
+                f"{gone[:5]} were leased at {loss.address} and lost, and nobody said so"
+            )
     if not story.losses and not story.stalls:
         problems += [f"{name} without a reason: {text}" for name, text in named if _grave(name)]
     return problems

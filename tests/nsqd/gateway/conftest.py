@@ -16,7 +16,6 @@ from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.fake_lookupd import Lookupd
 from support.nsq_client import Client, Server
-from support.processes import eventually
 from support.real_nsqlookupd import nsqlookupd
 
 _numbers = itertools.count()
