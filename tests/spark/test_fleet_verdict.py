@@ -74,7 +74,7 @@ BREAKS: list[tuple[Callable[[], Told], Callable[[Told], object], str]] = [
     (stalled, lambda told: told.named.clear(), "0 came 2 times"),
     (stalled, lambda told: told.without(1), "1 did not come"),
     (stalled, lambda told: told.rows.append(Row(1004, 4, 1)), "4 came 2 times"),
-    (stalled, lambda told: told.rows.__setitem__(1, Row(1001, 1, 3)), "1 came in attempt 3"),
+    (stalled, lambda told: told.rows.__setitem__(4, Row(1004, 4, 2)), "4 came in attempt 2"),
 ]
 
 

@@ -249,7 +249,12 @@ def test_a_stream_over_tls_with_a_secret(
     with Authority() as authority:
         rule = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
         authority.reply = (200, json.dumps({"ttl": 3600, "authorizations": [rule]}).encode())
-        secure = {"tls_cert": cert, "tls_key": key, "tls_required": "tcp-https"}
+        secure = {
+            "tls_cert": cert,
+            "tls_key": key,
+            "https_address": "",
+            "tls_required": "tcp-https",
+        }
         where = f"127.0.0.1:{authority.server_port}"
         fleet = [start(auth_http_address=where, **secure) for _ in range(2)]
         sent = [body for one in fleet for body in one.publish(0, 1000)]

@@ -15,6 +15,8 @@ import psutil
 from shmq.spark.sessions import find_java
 
 EXECUTOR_MEMORY = "512m"
+#: For JVMs that do not live long: one compiler, which is fast, and a small collector.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _DAEMON = "org.apache.spark.deploy"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -38,6 +40,7 @@ class SparkCluster:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             "SPARK_LOCAL_DIRS": str(scratch / "local"),
             # a storm kills more executors of one application than Spark thinks are good
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",

@@ -20,12 +20,14 @@ from typing import Any
 
 from chaos.fleet.verdict import NAMED
 from spark_kills import PAUSE, PER_TRIGGER, Driver, Rest
-from support.spark_cluster import EXECUTOR_MEMORY
+from support.spark_cluster import EXECUTOR_MEMORY, JAVA_OPTIONS
 
 #: Status of a driver that found another one of its query.
 SUPERSEDED = 3
 #: An error with which a query of an older driver ends, and how a log tells an error.
 _OTHERS = ("LeaseFenced", "CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentModificationException")
+#: Seconds that leases live: far longer than a driver takes to start beside much other work.
+TTL = 600.0
 _SAID = "the query ended with "
 
 
@@ -55,6 +57,8 @@ def drive(work: Work) -> None:
         work.master,
         "shmq fleet kills",
         spark_executor_memory=EXECUTOR_MEMORY,
+        spark_executor_extraJavaOptions=JAVA_OPTIONS,
+        spark_driver_extraJavaOptions=JAVA_OPTIONS,
         spark_sql_shuffle_partitions=2,
         spark_log_level="OFF",
         spark_local_dir=work.scratch,
@@ -114,9 +118,11 @@ class FleetDriver(Driver):
     """The driver that lives, and those before it: with the triggers, and the transports, in
     turns."""
 
-    def __init__(self, fleet: Sequence[str], master: str, ttl: float, scratch: Path) -> None:
+    def __init__(self, fleet: Sequence[str], master: str, scratch: Path) -> None:
         """fleet: addresses."""
-        self._fleet, self._ttl = ",".join(fleet), ttl
+        self._fleet = ",".join(fleet)
+        self.ttl = self.next_ttl = TTL
+        """Seconds that leases live, of this driver and of the next ones."""
         self._master = self._next_master = master
         self._transports = itertools.cycle(("tcp", "auto", "tcp"))
         self.transport = ""
@@ -124,14 +130,14 @@ class FleetDriver(Driver):
         super().__init__("", scratch)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        self.transport = next(self._transports)
+        self.transport, self.ttl = next(self._transports), self.next_ttl
         work = Work(
             self._fleet,
             str(self._scratch),
             self._next_master,
             next(self._available_now),
             self.transport,
-            self._ttl,
+            self.ttl,
         )
         self._next_master = self._master
         return self._launch(__file__, json.dumps(asdict(work)))

@@ -27,8 +27,8 @@ from pathlib import Path
 import click
 import fleet_mutants
 from chaos.fleet.verdict import Files, Loss, Story, judge
-from fleet_driver import FleetDriver, output
-from spark_kills import AHEAD, BATCH, DRIVERS, LULL, PATIENCE, PAUSE, PER_TRIGGER, Violation
+from fleet_driver import TTL, FleetDriver, output
+from spark_kills import AHEAD, BATCH, DRIVERS, LULL, PAUSE, PER_TRIGGER, Violation
 from support import network, processes, recount
 from support.fleet import Instance
 from support.network import Cable
@@ -39,11 +39,12 @@ from shmq.layout import State
 
 INSTANCES = 3
 WORKERS = 3
+PATIENCE = 900.0  # seconds without progress that are too many
 LONGEST_AWAY = 6.0  # seconds that an instance without a supervisor is away
 LONGEST_PAUSE = 8.0  # seconds that a gateway or the network stands still: more than hostTimeout
 LONGEST_DELAY = 1.0  # seconds that a packet is late
 COMMANDS = (b"LEASE t", b"LEASE t", b"LFIN t", b"LHOLD t", b"LLOOK t", b"LREAD t")
-TTL = 120.0  # seconds: longer than a driver takes to start beside much other work
+SHORT_TTL = 10.0  # seconds that leases live of a driver that is stopped for longer
 
 
 class Remote(Instance):
@@ -127,8 +128,14 @@ class Storm:
             for one in self.fleet:
                 one.publish_numbers(range(self.published, self.published + BATCH))
 
-    def wait(self, condition: Callable[[], bool], what: str, publish: bool = True) -> None:
-        """Until it holds, with a driver that lives."""
+    def wait(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        publish: bool = True,
+        risky: bool = False,
+    ) -> None:
+        """Until it holds, with a driver that lives. risky: leases may end meanwhile."""
         deadline, drivers = time.monotonic() + PATIENCE, len(self.driver.statuses) + DRIVERS
         while not condition():
             if time.monotonic() > deadline or len(self.driver.statuses) > drivers:
@@ -138,13 +145,20 @@ class Storm:
                 )
             if publish:
                 self.publish()
+            if risky or self.driver.next_ttl == SHORT_TTL:
+                self.note_risks()
             self.driver.revive()
             time.sleep(PAUSE)
 
-    def more(self, after: str) -> None:
+    def more(self, after: str, risky: bool = False) -> None:
         """Until more have come than were on their way."""
         beyond = self.came + PER_TRIGGER
-        self.wait(lambda: self.came > beyond, f"more came after {after}")
+        self.wait(lambda: self.came > beyond, f"more came after {after}", risky=risky)
+
+    def note_risks(self) -> None:
+        """Remember what is leased now, because its leases may end."""
+        for one in self.fleet:
+            self.story.risked.update(*one.leased().values())
 
     @property
     def held(self) -> int:
@@ -270,20 +284,27 @@ class Nemeses:
         return bool(pids)
 
     def _stall(self) -> bool:
-        """The driver is stopped until none of its leases is left."""
-        storm = self._storm
-        if not storm.leased() or storm.driver.process.poll() is not None:
-            return False
+        """A driver whose leases do not live long is stopped until none of them is left."""
+        storm, driver = self._storm, self._storm.driver
+        driver.next_ttl = SHORT_TTL
+        driver.signal_all(signal.SIGKILL)
+        storm.wait(lambda: driver.ttl == SHORT_TTL, "a driver with a short time to live")
+        storm.more("a driver was started whose leases do not live long")
+        storm.wait(lambda: storm.leased() and driver.process.poll() is None, "it has leases")
         storm.story.stalls += 1
-        storm.driver.signal_all(signal.SIGSTOP)
-        deadline = time.monotonic() + TTL + PATIENCE
+        driver.signal_all(signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE
         while storm.leased():
-            for one in storm.fleet:
-                storm.story.risked.update(*one.leased().values())
+            storm.note_risks()
             if time.monotonic() > deadline:
                 raise Violation("leases of a driver that is stopped do not end")
             time.sleep(PAUSE)
-        storm.driver.signal_all(signal.SIGCONT)
+        driver.signal_all(signal.SIGCONT)
+        storm.more("its leases had ended")
+        driver.next_ttl = TTL
+        driver.signal_all(signal.SIGKILL)
+        storm.wait(lambda: driver.ttl == TTL, "a driver whose leases live long")
+        storm.more("it was replaced", risky=True)
         return True
 
     def _second(self) -> bool:
@@ -319,7 +340,7 @@ def _told(storm: Storm) -> Iterator[None]:
         raise
 
 
-def storm(kills: int, choice: random.Random, kinds: Sequence[str], ttl: float) -> None:
+def storm(kills: int, choice: random.Random, kinds: Sequence[str]) -> None:
     """All of it. Raises Violation."""
     name = f"fleet-{os.getpid()}"
     scratch = Path(tempfile.mkdtemp(prefix="shmq-fleet-"))
@@ -337,7 +358,7 @@ def storm(kills: int, choice: random.Random, kinds: Sequence[str], ttl: float) -
                 kept(fleet[-1])
             cluster = SparkCluster(spark_home(scratch / "home"), scratch, WORKERS, {})
             kept(cluster)
-            driver = FleetDriver([one.address for one in fleet], cluster.master, ttl, scratch)
+            driver = FleetDriver([one.address for one in fleet], cluster.master, scratch)
             kept(driver)
             storm = Storm(fleet, story, driver, output(scratch))
             stack.enter_context(_told(storm))
@@ -379,19 +400,19 @@ def storm(kills: int, choice: random.Random, kinds: Sequence[str], ttl: float) -
 @click.option("--kills", default=50, show_default=True, help="How many nemeses.")
 @click.option("--seed", default=None, type=int, help="Of the choices; else a random one.")
 @click.option("--kinds", default="", help="Which nemeses, with commas between; else all.")
-@click.option("--ttl", default=TTL, show_default=True, help="Seconds that a lease lives.")
 @click.option("--mutants", is_flag=True, help="Find the faults in tests/chaos/fleet/mutants.")
-def main(kills: int, seed: int | None, kinds: str, ttl: float, mutants: bool) -> None:
+def main(kills: int, seed: int | None, kinds: str, mutants: bool) -> None:
     """Kill what Spark and three instances consist of while a stream reads these."""
     if mutants:
-        sys.exit(bool(fleet_mutants.find_all(["--kills", str(kills), "--ttl", str(ttl)])))
+        sys.exit(bool(fleet_mutants.find_all(["--kills", str(kills)])))
     seed = random.randrange(1 << 32) if seed is None else seed
     click.echo(f"seed {seed}")
     if (reason := network.why_not()) is not None:
         click.secho(f"no storm: {reason}", fg="red", err=True)
         sys.exit(2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it clears away what it has started
     try:
-        storm(kills, random.Random(seed), kinds.split(",") if kinds else (), ttl)
+        storm(kills, random.Random(seed), kinds.split(",") if kinds else ())
     except (Violation, AssertionError) as exc:
         click.secho(str(exc), fg="red", err=True)
         sys.exit(1)

@@ -5,9 +5,8 @@ Each number is there once, in its first attempt. These are the exceptions:
 
 * The memory of an instance was lost. What waited there is not in the files. What was leased there
   is in them lease by lease, whole or not at all. The query has said so, as DataLoss.
-* The driver gave no sign of life for longer than the time to live of its leases. What was leased
-  then may have come in a later attempt, and twice if the query has said so, as LeaseLost or
-  DataLoss.
+* The driver gave no sign of life for longer than its leases live. What was leased then may have
+  come in a later attempt, and twice if the query has said so, as LeaseLost or DataLoss.
 """
 
 from __future__ import annotations
@@ -48,7 +47,8 @@ class Loss:
 
 @dataclass
 class Story:
-    """published: the number by the id. risked: what was leased while the driver was stopped."""
+    """published: the number by the id. risked: what was leased while leases lived shortly. stalls:
+    how often a driver was stopped for longer than that."""
 
     published: dict[int, int] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
@@ -111,7 +111,7 @@ def judge(story: Story, rows: list[Row], named: list[tuple[str, str]]) -> list[s
         if len(found) > 1 and not (risked and told["LeaseLost"] + told["DataLoss"]):
             problems.append(f"{number} came {len(found)} times: {found}")
         late = max((row.attempts for row in found), default=1) - 1
-        if late > (story.stalls if risked else 0):
+        if late and not risked:
             problems.append(f"{number} came in attempt {late + 1}")
     return problems + _losses(story, came, named)
 
