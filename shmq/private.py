@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -21,6 +22,33 @@ from shmq.errors import ShmqError
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _WRITERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def staging_directory(uid: int) -> str:
+    """The name in /dev/shm of the directory with the rows that a user's processes have staged."""
+    return f"shmq-staged-{uid}"
+
+
+def forget_staged(instance: str, uid: int) -> int:
+    """Remove the rows that the gateway of an instance keeps for commits. Call it when the memory
+    has ended, because no commit is for other memory. Returns the number of files. Only what is in
+    the user's own directory is removed, wherever a link in it may lead."""
+    count = 0
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        above: list[tuple[int, str]] = []
+        for name in ("/dev/shm", staging_directory(uid), instance):
+            at = above[-1][0] if above else None
+            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            stack.callback(os.close, fd)
+            if above and os.fstat(fd).st_uid != uid:
+                return 0
+            above.append((fd, name))
+        here = above[-1][0]
+        count = sum(len(names) for _, _, names, _ in os.fwalk("gateway", dir_fd=here))
+        shutil.rmtree("gateway", dir_fd=here)
+        for (fd, _), (_, name) in zip(above[-2::-1], above[:0:-1], strict=True):
+            os.rmdir(name, dir_fd=fd)  # it may hold what others have staged
+    return count
 
 
 class Private:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from shmq.diagnostics.instances import Instance, survey, survey_all
 from shmq.diagnostics.readable import printable, size
 from shmq.errors import NotRunning, ShmqError
 from shmq.names import check_instance
+from shmq.private import forget_staged
 
 # ---- ls ----
 
@@ -93,6 +95,8 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
     the messages in memory, write them to disk instead: `shmq serve --drain`.
     """
     found = survey(check_instance(instance))
+    if found is None and (staged := forget_staged(instance, os.geteuid())):
+        return _removed_staged(as_json, instance, staged)
     if found is None:
         raise NotRunning(f"nothing of an instance {instance!r} is left in {shm.SHM_DIRECTORY}")
     if found.state == "running":
@@ -109,11 +113,13 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         remove = removal.remove_orphans if found.state == "orphaned" else removal.remove_dead
         count = remove(instance)
         is_removed = own is not None and removal.remove_own_directory(own, found.uid)
+        staged = forget_staged(instance, found.uid)
     if as_json:
         print_json(
             {
                 "instance": instance,
                 "removed": count,
+                "staged": staged,
                 "data_path": found.data_path,
                 "data_path_removed": is_removed,
             }
@@ -125,7 +131,23 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         click.echo()
     else:
         click.echo(f" and {own}" if is_removed else f"; its files stay in {where}")
+    if staged:
+        click.echo(_staged_sentence(staged))
     return OK
+
+
+def _removed_staged(as_json: bool, instance: str, staged: int) -> int:
+    """Report the removal of all that was left of an instance."""
+    if as_json:
+        print_json({"instance": instance, "removed": 0, "staged": staged})
+    else:
+        click.echo(_staged_sentence(staged))
+    return OK
+
+
+def _staged_sentence(staged: int) -> str:
+    files = "file" if staged == 1 else "files"
+    return f"removed {staged} {files} of rows that were staged and not committed"
 
 
 def _lost(found: Instance, own: str | None) -> str:

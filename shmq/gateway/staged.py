@@ -9,8 +9,9 @@ same epoch at the same time.
 
 A file is a sequence of pieces as they were uploaded: the number of rows and the bytes that follow,
 then the size of each body, then the bodies. A piece that was uploaded twice is there once, because
-its place is told with it. Attempts that no commit has named are removed after a day, and those of
-memory that is gone, which no commit can publish, when rows are staged next.
+its place is told with it. Attempts that no commit has named are removed after a day. Those of
+memory that has ended, which no commit can publish, are removed by a supervisor that stops in order,
+by `shmq rm`, and when rows are staged next.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MemoryLost, MessageTooBig, Rejected, ShmqError
 from shmq.gateway.lease_requests import Values
 from shmq.option_fields import TRANSIT
-from shmq.private import Private
+from shmq.private import Private, staging_directory
 
 #: The position of the mark that says: the whole epoch is published.
 _DONE: Final = 1 << 62
@@ -68,7 +69,7 @@ class StagedRows:
 
     @property
     def _all(self) -> tuple[str, str, str, str]:
-        return "/dev/shm", f"shmq-staged-{os.geteuid()}", self._broker.instance, "gateway"
+        return "/dev/shm", staging_directory(os.geteuid()), self._broker.instance, "gateway"
 
     @property
     def _memory(self) -> str:

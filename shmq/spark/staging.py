@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 import shmq
 from shmq import procfs
 from shmq.option_fields import TRANSIT
-from shmq.private import Private
+from shmq.private import Private, staging_directory
 from shmq.spark.options import Settings
 
 #: The position of the mark that says: the whole epoch is published.
@@ -62,7 +62,9 @@ class Staged:
 def directory(settings: Settings) -> Private:
     """The directory of this instance's staged rows, created if it is missing. Raises ShmqError if
     another user may read it."""
-    base = (settings.staging,) if settings.staging else ("/dev/shm", f"shmq-staged-{os.geteuid()}")
+    base = (
+        (settings.staging,) if settings.staging else ("/dev/shm", staging_directory(os.geteuid()))
+    )
     while True:
         with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty directory
             return Private(*base, settings.instance)

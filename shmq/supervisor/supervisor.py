@@ -24,6 +24,7 @@ from shmq._native import Broker, ShmqError
 from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options
+from shmq.private import forget_staged
 from shmq.procfs import Process, is_alive
 from shmq.settings import Patterns
 from shmq.shm import Permits
@@ -358,6 +359,7 @@ class Supervisor:
         self._broker.detach()
         if owns_name():
             shm.unlink_instance(options.instance)
+            forget_staged(options.instance, os.geteuid())
         _log.info("instance %s: bye", options.instance)
         return 1 if self._lost else 0
 

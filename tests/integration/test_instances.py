@@ -22,6 +22,7 @@ import shmq
 from shmq import shm, sources
 from shmq.cli.status import DEGRADED, ERROR, NOT_RUNNING, OK, USAGE
 from shmq.diagnostics import removal
+from shmq.private import Private, staging_directory
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -202,6 +203,20 @@ def test_a_dead_instance_is_removed_when_its_messages_may_be_lost(
     assert document["data_path_removed"] is False
     assert not shm.list_objects(instance)
     assert (data_path / "nsqd.dat").exists()
+    assert run("rm", instance).returncode == NOT_RUNNING
+
+
+def test_staged_rows_are_removed_with_their_instance_and_after_it(
+    dead: Path, instance: str
+) -> None:
+    staging = Path("/dev/shm", staging_directory(os.geteuid()), instance)
+    for _ in range(2):  # the second time nothing else is left
+        with Private(str(staging), "gateway", "memory") as here:
+            os.close(here.create("some.rows"))
+        done = run("rm", "--yes", instance)
+        assert done.returncode == OK, done.stderr
+        assert "removed 1 file of rows that were staged and not committed" in done.stdout
+        assert not staging.exists()
     assert run("rm", instance).returncode == NOT_RUNNING
 
 

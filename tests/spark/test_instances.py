@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from support.certificates import of_this_host
 from support.deliveries import take_all
-from support.fake_auth_server import Authority
+from support.fake_auth_server import Authority, reply, rule
 from support.fleet import Instance
 from support.processes import ROOT, WATCHDOG, eventually
 from support.real_nsqlookupd import nsqlookupd
@@ -247,8 +246,7 @@ def test_a_stream_over_tls_with_a_secret(
 ) -> None:
     cert, key = of_this_host(tmp_path)
     with Authority() as authority:
-        rule = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
-        authority.reply = (200, json.dumps({"ttl": 3600, "authorizations": [rule]}).encode())
+        authority.reply = (200, reply(3600, rule()))
         secure = {
             "tls_cert": cert,
             "tls_key": key,

@@ -348,12 +348,15 @@ def test_leases_outlive_the_supervisor_and_not_the_memory(start: Start) -> None:
         assert not remote.ended
         staged = remote.stage("t", "w", 1, [b"row"])
         assert staged
+        folder = Path(f"/dev/shm/shmq-staged-{os.geteuid()}/{server.instance}/gateway")
+        assert folder.exists()
         server.stop(signal.SIGTERM)
+        assert not folder.exists()  # those of other memory can only be in the way
+        (folder / "other").mkdir(mode=0o700, parents=True)
         server = start(flag, again=server)
         assert remote.ended
         assert remote.stage("t", "w", 2, [b"row"])
-        folder = f"shmq-staged-{os.geteuid()}/{server.instance}/gateway"
-        assert len(os.listdir(f"/dev/shm/{folder}")) == 1  # those of before can only be in the way
+        assert len(os.listdir(folder)) == 1
         for call in (
             lambda: holder.finish_lease(lease.id),
             lambda: next(holder.read_lease(lease.id)),
