@@ -74,14 +74,23 @@ class Peer:
         self._writer.write(_MAGIC)
         body = json.dumps(self._lookupd.identity(), separators=(",", ":")).encode()
         answer = await self._ask(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
-        if answer == b"E_INVALID":
-            raise PeerError("it refuses the identity")
+        if answer.startswith(b"E_"):
+            raise PeerError(self._refusal(answer.decode(errors="replace")))
         info = json.loads(answer)
         if not isinstance(info, dict):
             raise PeerError("no identity in its answer")
         self.info = info
         for command in _registrations(self._lookupd.names):
             await self._ask(command)
+
+    def _refusal(self, said: str) -> str:
+        text = f"it refuses the identity: {said}"
+        if self._lookupd.identity()["http_port"]:
+            return text
+        return (
+            f"{text}: it registers only who has an HTTP address: give --http-address, or "
+            "--broadcast-http-port for one that is announced and not listened on"
+        )
 
     async def _ask(self, data: bytes) -> bytes:
         assert self._writer is not None

@@ -285,6 +285,7 @@ def test_a_stream_over_the_instances_that_a_real_nsqlookupd_knows(
 ) -> None:
     with nsqlookupd() as (tcp, web):
         announced = {"lookupd_tcp_address": tcp, "broadcast_address": "127.0.0.1"}
+        announced["http_address"] = "127.0.0.1:0"
         fleet = [start(**announced) for _ in range(2)]
         sent: list[bytes] = []
         given = options(fleet, lookupd=web)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import processes
 from support.nsq_client import OK, Server, mpub, start_admin
 from support.processes import ROOT, WATCHDOG, Child, eventually
 
@@ -126,3 +128,11 @@ def test_nsqadmin_as_documented(
     assert {node["node"]: node["depth"] for node in channel["nodes"]} == {
         address(server): depth for depth, server in zip((3, 2, 1), hosts, strict=True)
     }
+
+
+def test_an_instance_without_an_http_address_is_told_why_it_is_not_registered(
+    lookupd: tuple[str, int], new_instance: Callable[[], str], data_path: Path
+) -> None:
+    where = {"tcp_address": "127.0.0.1:0", "lookupd_tcp_address": lookupd[0]}
+    with contextlib.closing(processes.serve(new_instance(), data_path, **where)) as server:
+        eventually(lambda: "it registers only who has an HTTP address" in server.errors)
