@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from chaos.fleet.verdict import NAMED, Files, Loss, Row, Story, judge
+from support.external_programs import peer
+from support.processes import ROOT, TESTS
 
 LOST = [("DataLoss", "a micro-batch of t/c of instance 'a:1' (lease 3) is not there any more")]
 PUBLISHED = {1000 + number: number for number in range(6)}
@@ -108,3 +112,11 @@ def test_only_files_of_the_log_count(tmp_path: Path) -> None:
 def test_errors_are_named_as_spark_prints_them() -> None:
     said = "STREAM_FAILED\nshmq.spark.chain.DataLoss: a micro-batch\n  at a.b\nHostAway: read t/c"
     assert NAMED.findall(said) == [("DataLoss", "a micro-batch"), ("HostAway", "read t/c")]
+
+
+@pytest.mark.parametrize("path", sorted((TESTS / "chaos" / "fleet" / "mutants").glob("*.patch")))
+def test_the_planted_faults_fit_the_package(path: Path) -> None:
+    assert re.search(r"^Found by: \w+(,\w+)*$", path.read_text(), re.MULTILINE)
+    words = [peer("patch"), "--dry-run", "--fuzz=0", "-p1", "-d", str(ROOT), "-i", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"make the change again, see tools/chaos/fleet_mutants.py\n{done}"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ SUPERSEDED = 3
 _OTHERS = ("LeaseFenced", "CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentModificationException")
 #: Seconds that leases live: far longer than a driver takes to start beside much other work.
 TTL = 600.0
+_LIVES = "a query whose leases live for s: "
 _SAID = "the query ended with "
 
 
@@ -48,6 +49,21 @@ def output(scratch: Path) -> Path:
     return scratch / "output"
 
 
+class Orders:
+    """What is said to a driver on its stdin: how long leases are to live from the next query on,
+    which begins at once; and at the end of its stdin that it is to stop."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self.stopping = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self.ttl = float(line)
+        self.stopping.set()
+
+
 def drive(work: Work) -> None:
     """The query, begun again whenever it ends, until stdin ends. A query that ended with a loss
     goes on once without what was lost, as its error says; the one after it is strict again."""
@@ -63,12 +79,12 @@ def drive(work: Work) -> None:
         spark_log_level="OFF",
         spark_local_dir=work.scratch,
     )
-    stopping = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
-    query, rest, loose = None, Rest(), False
+    orders = Orders(work.ttl)
+    stopping = orders.stopping
+    query, rest, loose, ttl = None, Rest(), False, work.ttl
     while not stopping.wait(PAUSE) or (query is not None and query.isActive):
         if query is not None and query.isActive:
-            if stopping.is_set() and not work.available_now:
+            if orders.ttl != ttl or (stopping.is_set() and not work.available_now):
                 query.stop()
             continue
         if query is not None:
@@ -78,7 +94,9 @@ def drive(work: Work) -> None:
                 rest.failed(query.lastProgress is not None)
             query = None
         if not stopping.is_set() and rest.over:
-            query = _start(spark, work, loose)
+            ttl = orders.ttl
+            query = _start(spark, replace(work, ttl=ttl), loose)
+            print(f"{_LIVES}{ttl}", flush=True)
     spark.stop()
 
 
@@ -121,7 +139,7 @@ class FleetDriver(Driver):
     def __init__(self, fleet: Sequence[str], master: str, scratch: Path) -> None:
         """fleet: addresses."""
         self._fleet = ",".join(fleet)
-        self.ttl = self.next_ttl = TTL
+        self.ttl = TTL
         """Seconds that leases live, of this driver and of the next ones."""
         self._master = self._next_master = master
         self._transports = itertools.cycle(("tcp", "auto", "tcp"))
@@ -130,7 +148,7 @@ class FleetDriver(Driver):
         super().__init__("", scratch)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        self.transport, self.ttl = next(self._transports), self.next_ttl
+        self.transport = next(self._transports)
         work = Work(
             self._fleet,
             str(self._scratch),
@@ -141,6 +159,20 @@ class FleetDriver(Driver):
         )
         self._next_master = self._master
         return self._launch(__file__, json.dumps(asdict(work)))
+
+    def order(self, ttl: float) -> None:
+        """Have leases live for so many seconds from the next query on, which begins soon."""
+        self.ttl = ttl
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # it has died, and the next one is told at its start
+            self.process.stdin.write(f"{ttl}\n".encode())
+            self.process.stdin.flush()
+
+    def obeys(self) -> bool:
+        """Whether the last query that began has leases that live as long as they are to."""
+        said = self._log_path.read_text(errors="replace").splitlines()
+        begun = [line for line in said if line.startswith(_LIVES)]
+        return bool(begun) and begun[-1] == f"{_LIVES}{self.ttl}"
 
     def named(self) -> list[tuple[str, str]]:
         """The errors, of those that the documentation names, that queries ended with."""

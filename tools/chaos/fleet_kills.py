@@ -145,7 +145,7 @@ class Storm:
                 )
             if publish:
                 self.publish()
-            if risky or self.driver.next_ttl == SHORT_TTL:
+            if risky or self.driver.ttl == SHORT_TTL:
                 self.note_risks()
             self.driver.revive()
             time.sleep(PAUSE)
@@ -286,10 +286,9 @@ class Nemeses:
     def _stall(self) -> bool:
         """A driver whose leases do not live long is stopped until none of them is left."""
         storm, driver = self._storm, self._storm.driver
-        driver.next_ttl = SHORT_TTL
-        driver.signal_all(signal.SIGKILL)
-        storm.wait(lambda: driver.ttl == SHORT_TTL, "a driver with a short time to live")
-        storm.more("a driver was started whose leases do not live long")
+        driver.order(SHORT_TTL)
+        storm.wait(driver.obeys, "leases do not live long")
+        storm.more("a query began whose leases do not live long")
         storm.wait(lambda: storm.leased() and driver.process.poll() is None, "it has leases")
         storm.story.stalls += 1
         driver.signal_all(signal.SIGSTOP)
@@ -301,10 +300,9 @@ class Nemeses:
             time.sleep(PAUSE)
         driver.signal_all(signal.SIGCONT)
         storm.more("its leases had ended")
-        driver.next_ttl = TTL
-        driver.signal_all(signal.SIGKILL)
-        storm.wait(lambda: driver.ttl == TTL, "a driver whose leases live long")
-        storm.more("it was replaced", risky=True)
+        driver.order(TTL)
+        storm.wait(driver.obeys, "leases live long again", risky=True)
+        storm.more("a query began whose leases live long", risky=True)
         return True
 
     def _second(self) -> bool:
