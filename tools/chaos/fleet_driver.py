@@ -195,8 +195,10 @@ class FleetDriver(Driver):
 
     def resume(self, older: subprocess.Popen[bytes]) -> None:
         """SIGCONT for all processes of an older driver."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(older.pid, signal.SIGCONT)
+        for process in self.processes("", old=True):
+            with contextlib.suppress(OSError):
+                if os.getsid(process.pid) == older.pid:
+                    os.kill(process.pid, signal.SIGCONT)
 
 
 if __name__ == "__main__":
