@@ -201,7 +201,7 @@ def test_a_stream_into_three_instances_publishes_each_message_once(
         while broker.channel_stats("t", "c").depth or broker.channel_stats("t", "c").leased:
             query = writing.trigger(availableNow=True).start()
             try:
-                assert query.awaitTermination(4 * WATCHDOG)
+                assert query.awaitTermination(10 * WATCHDOG)
             except StreamingQueryException as exc:
                 stop_at -= 1
                 if not stop_at or not was_too_slow(exc):
@@ -315,7 +315,7 @@ def drain(writing: Any, fleet: list[Instance]) -> None:
     while any(found.depth or found.leased for found in counts(fleet)):
         query = writing.trigger(availableNow=True).start()
         try:
-            assert query.awaitTermination(4 * WATCHDOG)
+            assert query.awaitTermination(10 * WATCHDOG)
         except StreamingQueryException as exc:
             patience -= 1
             if not patience or not was_too_slow(exc):

@@ -119,11 +119,14 @@ class Cable:
                         self._halved.set()
                     way.take(packet, to)
 
-    def lose_answer(self, word: bytes, patience: float) -> bool:
-        """Let the way back lose all packets once these bytes were sent to the namespace. Returns
-        False if they are not sent within `patience` seconds."""
+    def lose_answer(self, word: bytes) -> None:
+        """Let the way back lose all packets once these bytes were sent to the namespace."""
         self._halved.clear()
         self._word = word
+
+    def halved(self, patience: float) -> bool:
+        """Wait until they were sent. Returns False if they are not, and does not wait for them any
+        more."""
         found = self._halved.wait(patience)
         self._word = b""
         return found

@@ -262,7 +262,8 @@ class Nemeses:
     def _answer(self) -> bool:
         """A command is executed and its answer is lost."""
         cable = self._one.cable
-        cable.lose_answer(self._choice.choice(COMMANDS), LONGEST_PAUSE)
+        cable.lose_answer(self._choice.choice(COMMANDS))
+        cable.halved(LONGEST_PAUSE)
         return self._for_a_while(cable)
 
     def _delay(self) -> bool:
