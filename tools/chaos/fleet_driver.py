@@ -24,8 +24,13 @@ from support.spark_cluster import EXECUTOR_MEMORY, JAVA_OPTIONS
 
 #: Status of a driver that found another one of its query.
 SUPERSEDED = 3
-#: An error with which a query of an older driver ends, and how a log tells an error.
-_OTHERS = ("LeaseFenced", "CONCURRENT_STREAM_LOG_UPDATE", "ConcurrentModificationException")
+#: What is in the errors with which a query ends that finds a newer one of its kind.
+_OTHERS = (
+    "LeaseFenced",
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "ConcurrentModificationException",
+    "multiple concurrent streaming queries",
+)
 #: Seconds that leases live: far longer than a driver takes to start beside much other work.
 TTL = 600.0
 _LIVES = "a query whose leases live for s: "

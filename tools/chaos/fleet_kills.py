@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -315,10 +314,7 @@ class Nemeses:
         older = storm.driver.replace()
         storm.more("another driver was started beside one that is stopped")
         storm.driver.resume(older)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            older.wait(PATIENCE)
-        if older.returncode is None:
-            raise Violation("a driver goes on although there is a newer one")
+        storm.wait(lambda: older.poll() is not None, "a driver ends if there is a newer one")
         return True
 
 
