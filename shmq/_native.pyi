@@ -37,6 +37,7 @@ _Settings: TypeAlias = tuple[int, int, int, int, int, int, int, int, str]
 _Body: TypeAlias = Buffer | npt.NDArray[Any] | Message
 _Default = TypeVar("_Default")
 _Key = TypeVar("_Key", bound=str | Buffer)
+_Imported = TypeVar("_Imported")
 
 class ShmqError(Exception):
     """The base class of every error of shmq."""
@@ -1398,6 +1399,17 @@ class Batch:
 
     def __arrow_c_stream__(self, requested_schema: CapsuleType | None = None) -> CapsuleType:
         """Returns the same as the capsule of a stream of one array."""
+
+    def import_arrow(
+        self, importer: Callable[[int, object], _Imported], schema: object
+    ) -> _Imported:
+        """Returns what `importer` makes of the same array, without capsules and without a schema to
+        read.
+
+        importer: called with the address of a struct ArrowArray, which it may move elsewhere, and
+        with `schema`; the struct is gone when it returns. schema: its own form of the schema of
+        `__arrow_c_array__`. Raises what it raises.
+        """
 
     def finish(self) -> None:
         """Finish all messages that are not settled yet, in one call.

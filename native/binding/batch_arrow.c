@@ -252,3 +252,16 @@ METHOD(batch, __arrow_c_stream__, , (OBJECT, requested_schema, Py_None))
 	}
 	return stream_capsule(&stream);
 }
+
+METHOD(batch, import_arrow, (OBJECT, importer)(OBJECT, schema), )
+{
+	PyObject *imported;
+	ArrowArray array;
+
+	if (array_make(self, &array) < 0)
+		return NULL;
+	imported = PyObject_CallFunction(importer, "KO", (unsigned long long)(uintptr_t)&array, schema);
+	if (array.release) /* it was not moved out */
+		array.release(&array);
+	return imported;
+}

@@ -203,15 +203,21 @@ static PyObject *batch_blocks(batch_object *self, PyObject *Py_UNUSED(unused))
 	return list;
 }
 
-/* memoryview(bytes)[from:to].cast(format) */
+/* memoryview(bytes)[from:to].cast(format), without the steps that change nothing */
 static PyObject *view_of(PyObject *bytes, Py_ssize_t from, Py_ssize_t to, const char *format)
 {
-	PyObject *whole = PyMemoryView_FromObject(bytes);
-	PyObject *part = whole ? PySequence_GetSlice(whole, from, to) : NULL;
-	PyObject *view = part ? PyObject_CallMethod(part, "cast", "s", format) : NULL;
+	PyObject *view = PyMemoryView_FromObject(bytes), *before;
 
-	Py_XDECREF(whole);
-	Py_XDECREF(part);
+	if (view && (from || to < PyBytes_Size(bytes))) {
+		before = view;
+		view = PySequence_GetSlice(before, from, to);
+		Py_DECREF(before);
+	}
+	if (view && *format != 'B') {
+		before = view;
+		view = PyObject_CallMethod(before, "cast", "s", format);
+		Py_DECREF(before);
+	}
 	return view;
 }
 
@@ -414,6 +420,7 @@ static PyMethodDef batch_methods[] = {
 	METHOD_ROW(batch, Batch, touch, METH_NOARGS),
 	METHOD_ROW(batch, Batch, __arrow_c_array__, FAST),
 	METHOD_ROW(batch, Batch, __arrow_c_stream__, FAST),
+	METHOD_ROW(batch, Batch, import_arrow, FAST),
 	METHOD_ROW(batch, Batch, __enter__, METH_NOARGS),
 	METHOD_ROW(batch, Batch, __exit__, METH_FASTCALL),
 	{NULL, NULL, 0, NULL},

@@ -572,6 +572,7 @@ PyObject *batch_block(batch_object *batch);
 /* batch_arrow.c */
 FASTCALL_FUNCTION(batch___arrow_c_array__);
 FASTCALL_FUNCTION(batch___arrow_c_stream__);
+FASTCALL_FUNCTION(batch_import_arrow);
 
 /* waiter_type.c */
 void waiters_wake(broker_object *broker);

@@ -81,7 +81,8 @@ class Batch(_native.Batch):
         timestamp[ns, UTC], attempts uint16, body large_binary, one row per message. properties:
         with one more column of that name, map<string, binary>. Raises ImportError if pyarrow is
         not installed."""
-        batch = _record_batch()(self)
+        importer, schema = _record_batch()
+        batch = importer(self) if schema is None else self.import_arrow(importer, schema)
         return batch.append_column(*arrow_properties(self.blocks())) if properties else batch
 
 
@@ -95,12 +96,16 @@ def arrow_properties(blocks: Iterable[bytes]) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _record_batch() -> Any:
-    """The function of pyarrow that imports a batch, looked up once."""
+def _record_batch() -> tuple[Any, Any]:
+    """The function of pyarrow that imports a batch and the schema that it takes, looked up once. A
+    pyarrow that lacks that function gets another one, and None: it reads the schema each time."""
     try:
         import pyarrow as pa
     except ImportError as exc:
         raise ImportError(
             "Batch.to_arrow needs pyarrow: install it, or shmq with the extra `spark`"
         ) from exc
-    return pa.record_batch
+    importer = getattr(pa.RecordBatch, "_import_from_c", None)
+    if importer is None:
+        return pa.record_batch, None
+    return importer, pa.record_batch(_native.Batch()).schema

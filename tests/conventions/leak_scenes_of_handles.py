@@ -165,6 +165,7 @@ def bodies(s: Scene) -> None:
     "Consumer.take_many",
     "Batch.bodies",
     "Batch.column",
+    "Batch.import_arrow",
     "Batch.finish",
     "Batch.touch",
     "Batch.requeue",
@@ -184,6 +185,9 @@ def batches(s: Scene) -> None:
         capsules = exported.__arrow_c_array__(), exported.__arrow_c_stream__()  # never imported
         tables = pa.table(exported), pa.RecordBatchReader.from_stream(exported)
     del capsules, tables
+    assert batch.import_arrow(lambda address, schema: schema, 5) == 5  # never moved
+    with pytest.raises(ZeroDivisionError):
+        batch.import_arrow(lambda address, schema: address // 0, None)
     batch.requeue()
     batch = s.consumer.take_many(10, 0)
     messages = list(batch)

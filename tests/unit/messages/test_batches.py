@@ -86,6 +86,7 @@ def test_a_batch_is_arrow_without_a_copy(producer: Producer, consumer: Consumer)
     assert stamps == batch.timestamps.tolist()
     data = np.frombuffer(batch.column("data"), np.uint8)
     assert table.column("body").buffers()[2].address == data.ctypes.data
+    assert table.equals(pa.record_batch(batch), check_metadata=True)  # by the schema in a capsule
     batch.finish()
     del batch, data
     producer.publish_many([b"#" * 300] * 500)
