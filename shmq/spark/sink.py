@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from shmq.option_fields import TRANSIT
 from shmq.spark import staging
 from shmq.spark.options import Settings
-from shmq.spark.reading import attached
+from shmq.spark.reading import attached, exempt_modules
 from shmq.spark.staging import Staged
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
 def _write(
     batches: Iterator[pa.RecordBatch], settings: Settings, key: str, epoch: int, owner: str
 ) -> Written:
+    exempt_modules()
     if settings.publish == "immediate":
         return Written(key, None, _publish_now(batches, settings))
     staged = _outlet(settings).stage(batches, settings, key, epoch, owner)
@@ -87,6 +88,7 @@ def _commit(messages: Sequence[Any], settings: Settings, epoch: int) -> None:
     if settings.publish == "immediate" or not found:
         return
     staged = [message.staged for message in found if message.staged is not None]
+    exempt_modules()
     _outlet(settings).commit(staged, settings, found[0].key, epoch)
 
 

@@ -17,12 +17,14 @@ directory, and a lock ends with its holder), so no manifest can name a file that
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import re
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -43,6 +45,8 @@ _DONE: Final = 1 << 62
 #: Rows, and bytes, that are published at once: their slots stay in a core's cache meanwhile.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
+#: Files that a commit keeps mapped at most: each has a descriptor.
+_MAPPED: Final = 64
 _STAGED: Final = re.compile(
     r"[0-9a-f]+\.[0-9]+\.(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.[0-9a-f]+\.arrow"
 )
@@ -217,6 +221,7 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
 
     prefix = _prefix(key, settings.topic)
     producer = attached(settings.instance, settings.owner).producer(settings.topic)
+    mapped: collections.deque[Any] = collections.deque(maxlen=_MAPPED)
     with directory(settings) as here:
         with _locked(here, fcntl.LOCK_SH):
             reached, rows = producer.mark(*_key(key))
@@ -225,9 +230,14 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
                 after = rows if reached - 1 == epoch else 0
                 manifest = f"{prefix}.{epoch}.manifest"
                 files = _decide(here, manifest, staged, bool(after))
-                published = _publish(producer, here, files, settings, key, epoch, after)
+                readers = (_reader(here, item, mapped) for item in files)
+                published = _publish(producer, readers, settings, key, epoch, after)
             _clear(here, prefix, epoch)
         sweep(here)
+    # Nobody waits while the kernel frees the pages: their names are gone, and a map ends without
+    # the GIL. If there can be no thread, they end with this function.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=mapped.clear, name="shmq-unmap", daemon=True).start()
     return published
 
 
@@ -292,11 +302,10 @@ def _clear(here: Private, prefix: str, epoch: int) -> None:
             here.unlink(name)
 
 
-def _pieces(here: Private, files: Iterable[Staged], rows: int, size: int) -> Iterator[pa.Array]:
+def _pieces(readers: Iterable[Any], rows: int, size: int) -> Iterator[pa.Array]:
     """Yield the rows of the files in order, as arrays that a queue has room for: at most `rows`
     rows of `size` bytes. The split is the same every time."""
-    for item in files:
-        reader = _reader(here, item)
+    for reader in readers:
         for number in range(reader.num_record_batches):
             column = reader.get_batch(number).column(0)
             start = 0
@@ -308,10 +317,11 @@ def _pieces(here: Private, files: Iterable[Staged], rows: int, size: int) -> Ite
                 start += len(piece)
 
 
-def _reader(here: Private, item: Staged) -> Any:
-    """A reader of a staged file. Raises ShmqError, and nothing is published, if the file is not as
-    its task left it."""
+def _reader(here: Private, item: Staged, mapped: collections.deque[Any]) -> Any:
+    """A reader of a staged file, whose map is added to `mapped`. Raises ShmqError, and nothing of
+    the file is published, if it is not as its task left it."""
     data = here.read(item.file)
+    mapped.append(data)
     if len(data) != item.size:
         raise shmq.ShmqError(
             f"{here.path / item.file} has {len(data)} bytes, its task wrote {item.size}: somebody "
@@ -330,8 +340,7 @@ def _bytes_of(array: pa.Array) -> int:
 
 def _publish(
     producer: Any,
-    here: Private,
-    files: Sequence[Staged],
+    readers: Iterable[Any],
     settings: Settings,
     key: str,
     epoch: int,
@@ -341,7 +350,7 @@ def _publish(
     rows = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
     size = min(_BYTES, limits["arena_size"] // 8)
     at = published = 0
-    pieces = _pieces(here, files, rows, size)
+    pieces = _pieces(readers, rows, size)
     piece = next(pieces, None)
     while piece is not None:
         following = next(pieces, None)

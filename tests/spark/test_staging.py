@@ -4,6 +4,7 @@ with setpriv."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.external_programs import missing
+from support.processes import eventually
 
 import shmq
 
@@ -25,6 +27,7 @@ pytest.importorskip("pyspark")
 from shmq.private import Private  # noqa: E402
 from shmq.spark import staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
+from shmq.spark.reading import ShmqReader, exempt_modules  # noqa: E402
 
 STRANGER = 65534
 Stranger = Callable[..., None]
@@ -218,6 +221,46 @@ def test_a_staged_file_that_was_changed_is_not_published(
     with pytest.raises(shmq.ShmqError, match=str(path)):
         staging.commit([item], where, "q", 0)
     assert came(broker) == []
+
+
+def test_the_memory_of_what_was_staged_is_free_soon_after_its_commit(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_MAPPED", 2)
+    broker.create_channel("t", "c")
+    where = settings(broker, tmp_path)
+    items = [stage(where, b"%d" % number) for number in range(5)]
+    mapped: list[str] = []  # while the last one is published
+
+    def maps() -> list[str]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return [line for line in lines if str(tmp_path) in line]
+
+    clear = staging._clear
+
+    def looking(*given: Any) -> None:
+        mapped.extend(maps())
+        clear(*given)
+
+    monkeypatch.setattr(staging, "_clear", looking)
+    assert staging.commit(items, where, "q", 0) == 5
+    assert len(mapped) == 2
+    assert sorted(came(broker)) == [b"0", b"1", b"2", b"3", b"4"]
+    eventually(lambda: not maps())
+
+
+def test_the_modules_of_a_task_are_left_out_of_garbage_collections(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    exempt_modules.cache_clear()
+    broker.producer("t").publish_many([b"a", b"b"])
+    reader = ShmqReader(settings(broker, tmp_path, channel="c"))
+    broker.create_channel("t", "c")
+    for part in reader.partitions() * 2:
+        assert sum(len(batch) for batch in reader.read(part)) == 2
+    assert frozen == [True]
 
 
 def test_nothing_is_overwritten_by_what_is_staged(
