@@ -169,9 +169,12 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             again=OFTEN,
         ),
     ]
-    if not deep:
-        return parts
-    parts += [
+    return parts + (deep_parts(fuzzed) if deep else [])
+
+
+def deep_parts(fuzzed: bool) -> list[Part]:
+    """The parts that only `tools/dev test --all` has."""
+    parts = [
         Part("tsan", "C tests under ThreadSanitizer", [dev("tsan")]),
         Part(
             "asan-python",
