@@ -2,8 +2,8 @@
 
 All contestants take turns: every round runs each of them once, in rotated order, in processes of
 its own; the table shows medians and quartiles over the rounds. shmq acknowledges every message; of
-the others only Redis Streams do. Nothing here judges: a goal that is missed is a line, not a
-failure.
+the others only Redis Streams and NATS JetStream do. Nothing here judges: a goal that is missed is a
+line, not a failure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from typing import Any
 
 import click
 from disk import GoDiskQueue, OurDisk
+from ecal_peer import Ecal
 from gateway import Nsqd, OurGateway
 from iceoryx import Iceoryx
+from javapeers import AeronIpc, ChronicleQueue
+from jetstream import JetStream
 from kills import OurKills, OurPoolKills, kills
 from ours import cores, ours
 from peers import peers
@@ -77,9 +80,13 @@ GOALS = (
     (ONE, "shmq", "Redis Streams", None),
     (ONE, "shmq", "posix_ipc queue", None),
     (ONE, "shmq", "iceoryx2", None),
+    (ONE, "shmq", "NATS JetStream", None),
+    (ONE, "C core", "Aeron IPC", None),
+    (ONE, "C core", "Chronicle Queue", None),
     (MADE, "shmq", "faster-fifo", 25.0),
     (MADE, "shmq", "faster-fifo raw", None),
     (MADE, "shmq", "Redis Streams", None),
+    (MADE, "shmq", "NATS JetStream", None),
     (LOOPED, "shmq", "faster-fifo", 12.0),
     (LOOPED, "shmq", "faster-fifo raw", None),
     (NUMPY, "shmq numpy", "C core", 0.7),
@@ -92,7 +99,10 @@ GOALS = (
     (APART, "shmq", "pyzmq REQ/REP", None),
     (TOGETHER, "shmq", "pyzmq REQ/REP", None),
     (APART, "shmq", "iceoryx2", None),
+    (APART, "shmq", "eCAL", None),
     (TOGETHER, "shmq", "iceoryx2", None),
+    *((line, "C core", "Aeron IPC", None) for line in (APART, TOGETHER)),
+    *((line, "C core", "Chronicle Queue", None) for line in (APART, TOGETHER)),
     (APART, "shmq request", "pyzmq REQ/REP", None),
     (TOGETHER, "shmq request", "pyzmq REQ/REP", None),
     (APART, "shmq request", "nsqd", None),
@@ -244,7 +254,14 @@ def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[C
         killed = kills(servers, others)
         core = cores(core_executable(scratch))
         spark = _in_spark(scratch) if any(LINES[line].group == SPARK for line in lines) else []
-        for contestant in [*mine, *core, *disks, *servers, *spark, *others, *killed, Iceoryx()]:
+        others += [
+            Iceoryx(),
+            Ecal(),
+            JetStream(scratch),
+            AeronIpc(scratch),
+            ChronicleQueue(scratch),
+        ]
+        for contestant in [*mine, *core, *disks, *servers, *spark, *others, *killed]:
             stack.callback(contestant.close)
             try:
                 contestant.version()

@@ -249,7 +249,11 @@ FACTOR = "(x): how many times better shmq is than this"
 PICTURES: dict[
     str, tuple[Callable[[dict[str, Run], Sequence[str]], list[Panel]], tuple[str, ...], str]
 ] = {
-    "messages": (panels_of, (ONE, MADE), FACTOR),
+    "messages": (
+        panels_of,
+        (ONE, MADE),
+        f"{FACTOR}; Aeron IPC, Chronicle Queue: Java that polls and acknowledges nothing",
+    ),
     "times": (
         panels_of,
         (APART, KILL),
