@@ -153,6 +153,7 @@ class Storm:
         """Until more have come than were on their way."""
         beyond = self.came + PER_TRIGGER
         self.wait(lambda: self.came > beyond, f"more came after {after}", risky=risky)
+        self.judge(ended=False)
 
     def note_risks(self) -> None:
         """Remember what is leased now, because its leases may end."""
@@ -168,10 +169,10 @@ class Storm:
         """Whether there is a lease anywhere."""
         return any(one.broker.channel_stats("t", "c").leases for one in self.fleet)
 
-    def judge(self) -> None:
-        """Raises Violation."""
+    def judge(self, ended: bool = True) -> None:
+        """Raises Violation. ended: nothing more is to come."""
         self._files.read()
-        problems = judge(self.story, self._files.rows, self.driver.named())
+        problems = judge(self.story, self._files.rows, self.driver.named(), ended)
         if problems:
             raise Violation(f"{len(problems)} problems: " + "\n".join(problems[:20]))
 

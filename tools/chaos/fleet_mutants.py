@@ -70,6 +70,7 @@ def storm(name: str, words: Sequence[str]) -> tuple[int, str]:
         program = Path(__file__).with_name("fleet_kills.py")
         done = subprocess.run(
             [sys.executable, str(program), "--kinds", kinds_of(name), *words],
+            cwd=directory,  # Python looks there first, or in PYTHONPATH
             env={**os.environ, "PYTHONPATH": os.pathsep.join((directory, str(TESTS)))},
             capture_output=True,
             text=True,

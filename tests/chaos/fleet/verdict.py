@@ -90,9 +90,11 @@ def _rows(path: str) -> Iterator[Row]:
         yield Row(number, int(body), attempts)
 
 
-def judge(story: Story, rows: list[Row], named: list[tuple[str, str]]) -> list[str]:
+def judge(
+    story: Story, rows: list[Row], named: list[tuple[str, str]], ended: bool = True
+) -> list[str]:
     """What is wrong, in words. named: errors that the query has ended with, as `NAMED` finds
-    them."""
+    them. ended: nothing more is to come."""
     problems = []
     came: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -101,10 +103,10 @@ def judge(story: Story, rows: list[Row], named: list[tuple[str, str]]) -> list[s
         came[row.number].append(row)
     waited = set().union(*(loss.waiting for loss in story.losses))
     leased = set().union(*(part for loss in story.losses for part in loss.leases.values()))
-    told = Counter(name for name, _ in named)
+    lost, told = waited | leased, Counter(name for name, _ in named)
     for number in story.published.values():
         found, risked = came[number], number in story.risked
-        if not found and number not in waited | leased:
+        if ended and not found and number not in lost:
             problems.append(f"{number} did not come")
         if found and number in waited and not risked:
             problems.append(f"{number} waited in memory that was lost, and came")
@@ -113,7 +115,9 @@ def judge(story: Story, rows: list[Row], named: list[tuple[str, str]]) -> list[s
         late = max((row.attempts for row in found), default=1) - 1
         if late and not risked:
             problems.append(f"{number} came in attempt {late + 1}")
-    return problems + _losses(story, came, named)
+    if not story.losses and not story.stalls:
+        problems += [f"{name} without a reason: {text}" for name, text in named if _grave(name)]
+    return problems + (_losses(story, came, named) if ended else [])
 
 
 def _losses(story: Story, came: dict[int, list[Row]], named: list[tuple[str, str]]) -> list[str]:
@@ -131,8 +135,6 @@ def _losses(story: Story, came: dict[int, list[Row]], named: list[tuple[str, str
             problems.append(
                 f"{gone[:5]} were leased at {loss.address} and lost, and nobody said so"
             )
-    if not story.losses and not story.stalls:
-        problems += [f"{name} without a reason: {text}" for name, text in named if _grave(name)]
     return problems
 
 
