@@ -39,6 +39,7 @@ from shmq.layout import State
 INSTANCES = 3
 WORKERS = 3
 PATIENCE = 900.0  # seconds without progress that are too many
+JUDGE_EVERY = 10.0  # seconds
 LONGEST_AWAY = 6.0  # seconds that an instance without a supervisor is away
 LONGEST_PAUSE = 8.0  # seconds that a gateway or the network stands still: more than hostTimeout
 LONGEST_DELAY = 1.0  # seconds that a packet is late
@@ -134,9 +135,14 @@ class Storm:
         publish: bool = True,
         risky: bool = False,
     ) -> None:
-        """Until it holds, with a driver that lives. risky: leases may end meanwhile."""
+        """Until it holds, with a driver that lives. risky: leases may end meanwhile. Raises
+        Violation also if what has come is wrong already."""
         deadline, drivers = time.monotonic() + PATIENCE, len(self.driver.statuses) + DRIVERS
+        look = time.monotonic() + JUDGE_EVERY
         while not condition():
+            if time.monotonic() > look:
+                self.judge(ended=False)
+                look = time.monotonic() + JUDGE_EVERY
             if time.monotonic() > deadline or len(self.driver.statuses) > drivers:
                 raise Violation(
                     f"{self.came} of {self.published} have come, {self.held} are held; not so "
