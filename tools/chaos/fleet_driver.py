@@ -24,7 +24,7 @@ from support.spark_cluster import EXECUTOR_MEMORY, JAVA_OPTIONS
 
 #: Status of a driver that found another one of its query.
 SUPERSEDED = 3
-#: What is in the errors with which a query ends that finds a newer one of its kind.
+#: Words of the errors with which a query ends that finds a newer one of its kind.
 _OTHERS = (
     "LeaseFenced",
     "CONCURRENT_STREAM_LOG_UPDATE",
@@ -55,7 +55,7 @@ def output(scratch: Path) -> Path:
 
 
 class Orders:
-    """What is said to a driver on its stdin: how long leases are to live from the next query on,
+    """The orders to a driver on its stdin: how long leases are to live from the next query on,
     which begins at once; and at the end of its stdin that it is to stop."""
 
     def __init__(self, ttl: float) -> None:

@@ -184,7 +184,7 @@ class Storm:
 
 
 class Nemeses:
-    """What is done to a storm, each kind once before any comes again."""
+    """The blows to a storm, each kind once before any comes again."""
 
     def __init__(
         self, storm: Storm, cluster: SparkCluster, choice: random.Random, kinds: Sequence[str]
@@ -238,7 +238,7 @@ class Nemeses:
         return True
 
     def _memory(self) -> bool:
-        """What reads an instance in shared memory is on its host, and dies with it."""
+        """Readers of an instance in shared memory are on its host, and die with it."""
         driver = self._storm.driver
         if driver.transport == "auto":
             driver.signal_all(signal.SIGKILL)

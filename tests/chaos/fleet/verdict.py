@@ -3,9 +3,9 @@ and what is in the parquet files at the end.
 
 Each number is there once, in its first attempt. These are the exceptions:
 
-* The memory of an instance was lost. What waited there is not in the files. What was leased there
-  is in them lease by lease, whole or not at all. The query has said so, as DataLoss.
-* The driver gave no sign of life for longer than its leases live. What was leased then may have
+* The memory of an instance was lost. Messages that waited there are not in the files. Those leased
+  there are in them lease by lease, whole or not at all. The query has said so, as DataLoss.
+* The driver gave no sign of life for longer than its leases live. Messages leased then may have
   come in a later attempt, and twice if the query has said so, as LeaseLost or DataLoss.
 """
 
@@ -93,7 +93,7 @@ def _rows(path: str) -> Iterator[Row]:
 def judge(
     story: Story, rows: list[Row], named: list[tuple[str, str]], ended: bool = True
 ) -> list[str]:
-    """What is wrong, in words. named: errors that the query has ended with, as `NAMED` finds
+    """The problems, in words. named: errors that the query has ended with, as `NAMED` finds
     them. ended: nothing more is to come."""
     problems = []
     came: dict[int, list[Row]] = defaultdict(list)
