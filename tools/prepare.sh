@@ -114,7 +114,7 @@ lock_group() {
 }
 
 lock_all() {
-    lock_group dev project build-system build gateway joblib otel test &&
+    lock_group dev project build-system build gateway joblib kafka nats otel test &&
         lock_group frameworks celery django dramatiq taskiq frameworks &&
         for group in arrow axe spark java bench fuzz monitoring plot lock wheels; do
             lock_group "$group" "$group" || return
@@ -304,12 +304,20 @@ prepare_peers() {
     install_peers
 }
 
-# A nats-server, for tests/forward
+# A nats-server and a broker of Kafka, for tests/forward
 prepare_forward() {
     if [ "${SHMQ_REQUIRE_PEERS:-}" = 1 ]; then
+        packages=''
+        command -v mvn >/dev/null || packages=maven
+        is_java_17 java || packages="${packages:+$packages }default-jre-headless"
+        if [ -n "$packages" ] && may_apt; then
+            step apt-forward "install $packages" apt_install
+        fi
         step nats 'install nats-server' tools/peers nats
+        step kafka 'install Kafka' tools/peers kafka
     else
         (step nats 'install nats-server' tools/peers nats) || say 'warning: tests beside nats-server will be skipped'
+        (step kafka 'install Kafka' tools/peers kafka) || say 'warning: tests beside Kafka will be skipped'
     fi
 }
 

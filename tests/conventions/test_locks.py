@@ -26,6 +26,8 @@ COVERS = {
         *GROUPS["build"],
         *EXTRAS["gateway"],
         *EXTRAS["joblib"],
+        *EXTRAS["kafka"],
+        *EXTRAS["nats"],
         *EXTRAS["otel"],
         *EXTRAS["test"],
     ],
@@ -72,7 +74,8 @@ def test_every_file_is_known_and_every_group_has_one() -> None:
     assert {path.stem for path in LOCKS.iterdir()} == COVERS.keys()
     no_group = {"dev", "spark", *(f"{name}-tests" for name in FRAMEWORKS)}
     assert set(GROUPS) == (COVERS.keys() - no_group) | {"build"}
-    assert set(EXTRAS) == {"gateway", "joblib", "otel", "spark", "test", *FRAMEWORKS}
+    own = {"gateway", "joblib", "kafka", "nats", "otel", "spark", "test"}
+    assert set(EXTRAS) == {*own, *FRAMEWORKS}
 
 
 @pytest.mark.parametrize("name", COVERS)

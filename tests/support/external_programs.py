@@ -19,6 +19,7 @@ BIN = ROOT / "build" / "peers" / "bin"  # where tools/peers installs
 _REMEDIES = {
     "chromium-headless-shell": "install Debian's chromium-headless-shell",
     "java": "tools/dev test installs it",
+    "kafka-server": "tools/dev test tests/forward installs it, with Maven and Java 17 or newer",
     "nats-server": "tools/dev test tests/forward installs it, with Go 1.26 or newer",
     "systemd-analyze": "install Debian's systemd",
     "systemd-sysusers": "install Debian's systemd",
