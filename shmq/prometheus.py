@@ -224,11 +224,11 @@ def _head(metric: Metric) -> Iterator[str]:
 
 
 def _sample(metric: Metric, value: Number, suffix: str = "", **labels: str) -> str:
-    pairs = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
+    pairs = ",".join(f'{name}="{escape(text)}"' for name, text in labels.items())
     text = "NaN" if math.isnan(value) else value
     return f"shmq_{metric.name}{suffix}{{{pairs}}} {text}"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """A label's value: backslash, quotation mark and line feed."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,4 +1,5 @@
-"""`shmq forward`: move a channel's messages to NATS JetStream or to anything that speaks NSQ."""
+"""`shmq forward`: move a channel's messages to NATS JetStream, Kafka or anything that speaks NSQ;
+and messages of JetStream or Kafka into a topic."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from shmq.cli.parameters import complete_channel, complete_topic, instance_optio
 from shmq.cli.status import INTERRUPTED, OK
 
 if TYPE_CHECKING:
-    from shmq.forward import Forwarder
+    from shmq.forward.loop import Loop
     from shmq.remote import RemoteBroker
 
 _EVERY = 2.0  # seconds between two progress lines
@@ -30,58 +31,121 @@ _EVERY = 2.0  # seconds between two progress lines
 @instance_option
 @json_option
 @click.argument("topic", shell_complete=complete_topic)
-@click.argument("channel", shell_complete=complete_channel)
-@click.argument("target")
+@click.argument("channel", shell_complete=complete_channel, required=False)
+@click.argument("target", required=False)
 @click.option(
     "--from",
     "address",
-    metavar="HOST:PORT",
-    help="Forward from the broker whose gateway listens there, over the network.",
+    metavar="HOST:PORT|URL",
+    help="HOST:PORT: forward from the broker whose gateway listens there, over the network. "
+    "nats://... or kafka://...: the way back, from there into TOPIC.",
 )
 @click.option(
-    "--create", is_flag=True, help="Make the stream if it is missing: on files, one replica."
+    "--login",
+    metavar="FILE",
+    envvar="SHMQ_FORWARD_LOGIN",
+    help="File with the password, the key and the certificates for NATS, or with librdkafka's "
+    "settings for Kafka: NAME = VALUE lines, or NATS's .creds [$SHMQ_FORWARD_LOGIN].",
 )
 @click.option(
-    "--until-empty", is_flag=True, help="End when the channel has no message that can be taken."
+    "--create",
+    is_flag=True,
+    help="Make the stream, or Kafka's topics, if missing: on files, one replica in JetStream.",
 )
+@click.option("--until-empty", is_flag=True, help="End when there is no message that can be taken.")
 @click.option(
     "--batch",
-    type=click.IntRange(1, 999),
+    type=click.IntRange(1, 4999),
     metavar="N",
-    default=999,
-    show_default=True,
-    help="Messages of one batch, at most.",
+    help="Messages of one batch, at most [999, into Kafka 4999].",
 )
 @click.option(
     "--host",
     metavar="NAME",
-    help="Name of this host in the marker, if its host name may change [host name, or --from].",
+    help="Name of this host for the target, if its host name may change [host name, or --from].",
+)
+@click.option(
+    "--metrics-address",
+    metavar="HOST:PORT",
+    help="Answer GET /metrics there, in Prometheus' text format.",
 )
 def forward(
     instance: str,
     as_json: bool,
     topic: str,
-    channel: str,
-    target: str,
+    channel: str | None,
+    target: str | None,
     address: str | None,
+    login: str | None,
     create: bool,
     until_empty: bool,
-    batch: int,
+    batch: int | None,
     host: str | None,
+    metrics_address: str | None,
 ) -> int:
     """Move the messages of TOPIC's CHANNEL to TARGET, until SIGTERM or Ctrl-C.
 
-    TARGET nats://[USER:PASSWORD@]HOST:4222/STREAM?subject=SUBJECT is a stream of NATS JetStream,
-    which gets every message once. TARGET nsq://HOST:4150/TOPIC is an nsqd, or anything that speaks
-    its protocol, which gets every message at least once. While the target is away the messages
-    wait. Forward a channel that nobody else consumes.
+    TARGET nats://HOST:4222/STREAM?subject=SUBJECT is a stream of NATS JetStream and
+    kafka://HOST:9092/TOPIC a topic of Kafka, which get every message once. TARGET
+    nsq://HOST:4150/TOPIC is an nsqd, or anything that speaks its protocol, which gets every message
+    at least once. While the target is away the messages wait. Forward a channel that nobody else
+    consumes.
+
+    Without CHANNEL and TARGET, and with --from=nats://HOST:4222/STREAM or
+    --from=kafka://HOST:9092/TOPIC, it moves messages from there into TOPIC, each once.
     """
+    from shmq.forward.login import read_login
+    from shmq.forward.origin import is_origin
+
+    held = {} if login is None else read_login(login)
+    words = _Words(until_empty, as_json, _split(metrics_address))
+    if address is not None and is_origin(address):
+        if channel is not None or create:
+            raise ValueError(f"from {address.partition('://')[0]} only the TOPIC is named")
+        return _back(instance, topic, address, held, host, batch, words)
+    if channel is None or target is None:
+        raise ValueError("name the CHANNEL and the TARGET; or --from=nats://... for the way back")
+    return _there(instance, (topic, channel, target), address, held, host, batch, create, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    """The options that both directions have."""
+
+    until_empty: bool
+    as_json: bool
+    metrics: tuple[str, int] | None
+
+
+def _split(address: str | None) -> tuple[str, int] | None:
+    if address is None:
+        return None
+    from shmq.gateway.listeners import split_address
+
+    found = split_address(address)
+    if found is None:
+        raise ValueError(f"--metrics-address must be HOST:PORT, not {address!r}")
+    return found[0] or "0.0.0.0", found[1]
+
+
+def _there(
+    instance: str,
+    names: tuple[str, str, str],
+    address: str | None,
+    login: dict[str, str],
+    host: str | None,
+    batch: int | None,
+    create: bool,
+    words: _Words,
+) -> int:
+    """From a channel to a target."""
     from shmq.forward import Forwarder, open_target
     from shmq.forward.target import Source
 
+    topic, channel, target = names
     with _broker(instance, address) as broker:
         source = Source(host or address or socket.gethostname(), broker.instance, topic, channel)
-        to = open_target(target, source, create)
+        to = open_target(target, source, create, login)
         # A lease that is stored and not finished must wait for this name, however long that takes.
         with broker.lease_holder(topic, channel, "forward", ttl=None) as holder:
             identity = broker.channel_identity(topic, channel)
@@ -90,9 +154,49 @@ def forward(
                 return broker.channel_depth(topic, channel)
 
             forwarder = Forwarder(holder, identity, depth, source, to, batch)
-            with _signals(forwarder) as interrupted, _shown(forwarder, depth):
-                forwarder.run(until_empty, lambda text: click.echo(f"shmq: {text}", err=True))
-    _sum_up(forwarder, as_json, f"{topic}/{channel}", str(to))
+            labels = {"broker": broker.instance, "topic": topic, "channel": channel}
+            return _run(forwarder, (f"{topic}/{channel}", str(to)), labels, words, depth)
+
+
+def _back(
+    instance: str,
+    topic: str,
+    url: str,
+    login: dict[str, str],
+    host: str | None,
+    batch: int | None,
+    words: _Words,
+) -> int:
+    """From another system to a topic."""
+    from shmq.forward import Receiver, open_origin
+    from shmq.forward.origin import Sink
+
+    with shmq.attach(instance) as broker:
+        sink = Sink(host or socket.gethostname(), broker.instance, topic)
+        origin = open_origin(url, sink, login)
+        receiver = Receiver(broker, topic, origin, batch)
+        labels = {"broker": broker.instance, "topic": topic, "channel": ""}
+        return _run(receiver, (str(origin), topic), labels, words, None)
+
+
+def _run(
+    loop: Loop,
+    ends: tuple[str, str],
+    labels: dict[str, str],
+    words: _Words,
+    depth: Callable[[], int] | None,
+) -> int:
+    """Run until the end, and say what was done. ends: from where, to where."""
+    with contextlib.ExitStack() as stack:
+        if words.metrics is not None:
+            from shmq.forward.metrics import served
+
+            far = ends[0] if labels["channel"] == "" else ends[1]
+            stack.enter_context(served(loop, {**labels, "peer": far}, *words.metrics))
+        interrupted = stack.enter_context(_signals(loop))
+        stack.enter_context(_shown(loop, depth))
+        loop.run(words.until_empty, lambda text: click.echo(f"shmq: {text}", err=True))
+    _sum_up(loop, words.as_json, *ends)
     return INTERRUPTED if interrupted.is_set() else OK
 
 
@@ -101,13 +205,13 @@ def _broker(instance: str, address: str | None) -> shmq.Broker | RemoteBroker:
 
 
 @contextlib.contextmanager
-def _signals(forwarder: Forwarder) -> Iterator[threading.Event]:
+def _signals(loop: Loop) -> Iterator[threading.Event]:
     """Have SIGTERM and Ctrl-C end the forwarder in order, and the same signal again at once. The
     event that is yielded is set by Ctrl-C."""
     interrupted = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        forwarder.stop()
+        loop.stop()
         if number == signal.SIGINT:
             interrupted.set()
         signal.signal(number, before[signal.Signals(number)])
@@ -123,7 +227,7 @@ def _signals(forwarder: Forwarder) -> Iterator[threading.Event]:
 
 
 @contextlib.contextmanager
-def _shown(forwarder: Forwarder, depth: Callable[[], int]) -> Iterator[None]:
+def _shown(loop: Loop, depth: Callable[[], int] | None) -> Iterator[None]:
     """Show progress on stderr while the block runs, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -133,11 +237,11 @@ def _shown(forwarder: Forwarder, depth: Callable[[], int]) -> Iterator[None]:
     def show() -> None:
         before = 0
         while not done.wait(_EVERY):
-            now = forwarder.progress.messages
-            waiting = "?"
-            with contextlib.suppress(shmq.ShmqError):
-                waiting = f"{depth():,}"
-            line = f"{(now - before) / _EVERY:,.0f} messages/s, {now:,} in all, {waiting} wait"
+            now = loop.progress.messages
+            line = f"{(now - before) / _EVERY:,.0f} messages/s, {now:,} in all"
+            if depth is not None:
+                with contextlib.suppress(shmq.ShmqError):
+                    line += f", {depth():,} wait"
             click.echo(f"\r{line}\x1b[K", nl=False, err=True)
             before = now
         click.echo("\r\x1b[K", nl=False, err=True)
@@ -151,8 +255,8 @@ def _shown(forwarder: Forwarder, depth: Callable[[], int]) -> Iterator[None]:
         thread.join()
 
 
-def _sum_up(forwarder: Forwarder, as_json: bool, source: str, target: str) -> None:
-    done = forwarder.progress
+def _sum_up(loop: Loop, as_json: bool, source: str, target: str) -> None:
+    done = loop.progress
     if as_json:
         print_json({"from": source, "to": target, **dataclasses.asdict(done)})
         return
@@ -162,4 +266,6 @@ def _sum_up(forwarder: Forwarder, as_json: bool, source: str, target: str) -> No
     )
     if done.resumed:
         text += f"; {done.resumed:,} were there already"
+    if done.skipped:
+        text += f"; {done.skipped:,} without a body were left out"
     click.echo(text)

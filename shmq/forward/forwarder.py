@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from shmq.errors import LeaseLost, ShmqError
+from shmq.forward.loop import Loop
 from shmq.forward.marker import Marker
-from shmq.forward.target import Away, Source, Target
+from shmq.forward.target import Source, Target
 from shmq.leased import Lease
 
 if TYPE_CHECKING:
@@ -20,28 +19,8 @@ if TYPE_CHECKING:
 
 #: The name under which every forwarder of a channel leases: a second one fences the first.
 HOLDER: Final = "forward"
-#: Seconds between two attempts to reach the target, at first and at most.
-_FIRST_PAUSE: Final = 0.1
-_MOST_PAUSE: Final = 10.0
 #: Seconds that one wait for messages lasts.
 _WAIT: Final = 0.5
-
-
-@dataclass
-class Progress:
-    """Counts since the start."""
-
-    messages: int = 0
-    """Stored in the target by this process."""
-    bytes: int = 0
-    """Of their bodies."""
-    batches: int = 0
-    resumed: int = 0
-    """Messages that the target had already when they were leased, or when this process began."""
-    away: int = 0
-    """How often the target was away."""
-    seconds: float = 0.0
-    """How long this process forwarded."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +44,7 @@ class _Batch:
         return _Batch(self.lease, ids, bodies, frozenset(found))
 
 
-class Forwarder:
+class Forwarder(Loop):
     """Forwards one channel until `stop`."""
 
     def __init__(
@@ -79,49 +58,14 @@ class Forwarder:
     ) -> None:
         """identity, depth: those of the channel. most: messages of a batch; None: as many as the
         target takes."""
+        super().__init__(target)
         self._holder, self._identity, self._depth = holder, identity, depth
         self._source, self._target = source, target
         self._most = min(most or target.most, target.most)
-        self._stopping = threading.Event()
         self._open: deque[Lease] = deque()
         self._doubt: set[int] = set()
         """Messages that the target has and that may come again."""
         self._parent = 0
-        self._pause = _FIRST_PAUSE
-        self.progress = Progress()
-
-    def stop(self) -> None:
-        """Have `run` return after the present batch. A signal handler may call it."""
-        self._stopping.set()
-
-    def run(self, until_empty: bool, say: Callable[[str], None]) -> None:
-        """Forward until `stop`, or until the channel is empty.
-
-        say: called with one line when the target is away and when it is back. Raises LeaseFenced if
-        another forwarder of the channel began, and ShmqError for what does not end by itself.
-        """
-        began = time.monotonic()
-        said = ""
-        try:
-            while True:
-                try:
-                    self._connect()
-                    if said:
-                        said = ""
-                        say(f"{self._target} is back")
-                    if self._forward(until_empty):
-                        return
-                except Away as exc:
-                    self.progress.away += 1
-                    if str(exc) != said:
-                        said = str(exc)
-                        say(f"{said}; trying again")
-                if self._stopping.wait(self._pause):
-                    return
-                self._pause = min(2 * self._pause, _MOST_PAUSE)
-        finally:
-            self.progress.seconds = time.monotonic() - began
-            self._target.close()
 
     def _connect(self) -> None:
         """Connect, and finish the lease that the target has already."""
@@ -147,8 +91,7 @@ class Forwarder:
         # The lease ended before it was finished, perhaps: its messages may come again.
         self._doubt.update(marker.ids)
 
-    def _forward(self, until_empty: bool) -> bool:
-        """Forward until the end, which is True."""
+    def _move(self, until_empty: bool) -> bool:
         batch: _Batch | None = None
         while True:
             if batch is None:
@@ -169,11 +112,12 @@ class Forwarder:
             marker = Marker(str(self._source), self._identity, batch.lease.id, batch.ids, doubt)
             self._target.send(batch.bodies, marker)
             sent, batch = batch, self._next(0)
+            if batch is not None:
+                batch = batch.without(self._doubt)
+                if batch.bodies:
+                    self._target.ahead(batch.bodies)
             self._target.confirm()
-            self._pause = _FIRST_PAUSE
-            self.progress.messages += len(sent.bodies)
-            self.progress.bytes += sum(map(len, sent.bodies))
-            self.progress.batches += 1
+            self._stored(len(sent.bodies), sum(map(len, sent.bodies)))
             self._finish(sent)
 
     def _finish(self, batch: _Batch) -> None:

@@ -8,14 +8,15 @@ so neither a batch that is repeated nor one of a forwarder that was believed dea
 from __future__ import annotations
 
 import base64
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import MessageTooBig, ShmqError
+from shmq.forward.login import NatsLogin
 from shmq.forward.marker import Marker
 from shmq.forward.nats_connection import NatsConnection, document_of
+from shmq.forward.nats_streams import SUBJECT, asked, check_stream, matches, stream_name
 from shmq.forward.target import Away, Source
 
 #: A batch has at most 1000 messages, and one of them is the marker.
@@ -26,10 +27,7 @@ _HEADERS: Final = 256
 #: Batches between two purges of old markers.
 _PURGE_EVERY: Final = 500
 
-_NOT_FOUND: Final = 404
 _WRONG_LAST_SEQUENCE: Final = 10071
-
-_SUBJECT: Final = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 
 
 class JetStream:
@@ -41,43 +39,45 @@ class JetStream:
 
     def __init__(
         self,
-        where: tuple[str, int],
-        login: dict[str, str],
+        servers: Sequence[tuple[str, int]],
+        login: NatsLogin,
         stream: str,
         source: Source,
         wishes: Mapping[str, str],
         create: bool = False,
     ) -> None:
-        """login: for CONNECT. wishes: `subject` (default: the topic) and `marker`.
+        """servers: of a cluster. wishes: `subject` (default: the topic) and `marker`.
         Raises ValueError."""
-        self._where, self._login = where, login
+        self._servers, self._login = servers, login
         self._stream, self._source, self._create = stream, source, create
         place = (source.host, source.instance, source.topic, source.channel)
         self._subject = wishes.get("subject", source.topic)
         self._marker = wishes.get("marker", ".".join(("shmq", stream, *place)))
         for subject in (self._subject, self._marker):
-            if not _SUBJECT.fullmatch(subject):
+            if not SUBJECT.fullmatch(subject):
                 raise ValueError(f"{subject!r} is no subject to publish to")
         if self._subject == self._marker:
             raise ValueError("the marker needs a subject of its own")
-        if not re.fullmatch(r"[^\s.*>/\\]+", stream):
-            raise ValueError(f"{stream!r} is no name of a stream")
+        check_stream(stream)
         self._connection: NatsConnection | None = None
         self._last = 0
         """The sequence of the last marker; 0: there is none."""
         self._sent = 0
         self._batches = 0
+        self._ahead: Sequence[bytes] | None = None
+        """The bodies of the next batch, if they were sent already."""
 
     def __str__(self) -> str:
-        return f"nats://{self._where[0]}:{self._where[1]}/{self._stream}"
+        return stream_name(self._servers, self._stream)
 
     # ---- connecting ----
 
     def open(self) -> Marker | None:
         """Connect, check the stream, and read the last marker."""
         self.close()
-        self._connection = connection = NatsConnection(*self._where, self._login)
+        self._connection = connection = NatsConnection(self._servers, self._login)
         self._batch = secrets.token_hex(8)
+        self._ahead = None
         found = self._ask("STREAM.INFO", {})
         if found is None and self._create:
             found = self._made()
@@ -91,23 +91,14 @@ class JetStream:
         self._purge()
         return self._read_marker()
 
-    def _ask(self, verb: str, document: dict[str, Any], absent: int = 0) -> dict[str, Any] | None:
+    def _ask(self, verb: str, document: dict[str, Any]) -> dict[str, Any] | None:
         """Ask about the stream; None if it, or a message, does not exist."""
         assert self._connection is not None
-        answer = self._connection.ask(f"$JS.API.{verb}.{self._stream}", document)
-        error = answer.get("error")
-        if error is None:
-            return answer
-        if error.get("code") == _NOT_FOUND:
-            return None
-        text = f"{verb} of {self}: {error.get('description')}"
-        if error.get("code") == 503:
-            raise Away(text)
-        raise ShmqError(text)
+        return asked(self._connection, f"{verb}.{self._stream}", document, str(self))
 
     def _made(self) -> dict[str, Any] | None:
         markers = f"shmq.{self._stream}.>"
-        if not _matches(markers, self._marker):
+        if not matches(markers, self._marker):
             markers = self._marker
         config = {
             "name": self._stream,
@@ -132,7 +123,7 @@ class JetStream:
                 "markers; use a stream with retention limits, and source the other one from it"
             )
         for subject in (self._subject, self._marker):
-            if not any(_matches(pattern, subject) for pattern in config.get("subjects") or ()):
+            if not any(matches(pattern, subject) for pattern in config.get("subjects") or ()):
                 raise ShmqError(
                     f"forward to {self}: the stream does not have the subject {subject}; "
                     "add it, or name another with ?subject= and ?marker="
@@ -157,36 +148,56 @@ class JetStream:
     # ---- batches ----
 
     def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
-        """Begin to store the bodies and the marker. Raises MessageTooBig."""
+        """Store the bodies and the marker. Raises MessageTooBig."""
         assert self._connection is not None
-        self._batches += 1
-        if self._batches % _PURGE_EVERY == 0:
+        frames = b"" if self._ahead is bodies else self._frames(bodies)
+        self._ahead = None
+        if self._batches % _PURGE_EVERY == _PURGE_EVERY - 1:
             self._purge()
+        last = self._last_frame(len(bodies), marker.encoded())
+        self._batches += 1
         self._sent = len(bodies)
-        batch = f"{self._batch}{self._batches:x}".encode()
-        self._connection.send(self._frames(bodies, batch, marker.encoded()))
+        self._connection.send(frames + last)
 
-    def _frames(self, bodies: Sequence[bytes], batch: bytes, marker: bytes) -> bytes:
+    def ahead(self, bodies: Sequence[bytes]) -> None:
+        """Send the bodies. The server holds them until the marker comes, and forgets them if the
+        connection breaks or ten seconds pass."""
         assert self._connection is not None
-        largest = max(map(len, (*bodies, marker)))
-        if largest > self._limit:
+        self._connection.send(self._frames(bodies))
+        self._ahead = bodies
+
+    def _head(self) -> bytes:
+        """The headers of every message of the next batch, as far as they are the same."""
+        batch = f"{self._batch}{self._batches:x}".encode()
+        return b"NATS/1.0\r\nNats-Batch-Id:%b\r\nNats-Batch-Sequence:" % batch
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limit:
             raise MessageTooBig(
-                f"forward to {self}: a message has {largest} bytes and the server takes "
+                f"forward to {self}: a message has {size} bytes and the server takes "
                 f"{self._limit}; raise its max_payload, or take the message out of the channel"
             )
-        start = b"NATS/1.0\r\nNats-Batch-Id:%b\r\nNats-Batch-Sequence:" % batch
+
+    def _frames(self, bodies: Sequence[bytes]) -> bytes:
+        self._check_size(max(map(len, bodies)))
+        start = self._head()
         verb = b"HPUB %b " % self._subject.encode()
         frames = []
         for number, body in enumerate(bodies, 1):
             head = b"%b%d\r\n\r\n" % (start, number)
             size = len(head)
             frames.append(b"%b%d %d\r\n%b%b\r\n" % (verb, size, size + len(body), head, body))
-        head = b"%b%d\r\nNats-Batch-Commit:1\r\n%b\r\n" % (start, len(bodies) + 1, self._fence())
-        size = len(head)
-        reply = self._connection.reply_subject()
-        verb = b"HPUB %b %b " % (self._marker.encode(), reply)
-        frames.append(b"%b%d %d\r\n%b%b\r\n" % (verb, size, size + len(marker), head, marker))
         return b"".join(frames)
+
+    def _last_frame(self, count: int, marker: bytes) -> bytes:
+        """Of the marker, which ends a batch behind `count` messages."""
+        assert self._connection is not None
+        self._check_size(len(marker))
+        fence = self._fence()
+        head = b"%b%d\r\nNats-Batch-Commit:1\r\n%b\r\n" % (self._head(), count + 1, fence)
+        size = len(head)
+        words = self._marker.encode(), self._connection.reply_subject(), size, size + len(marker)
+        return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (*words, head, marker)
 
     def _fence(self) -> bytes:
         return b"Nats-Expected-Last-Subject-Sequence:%d\r\n" % self._last
@@ -218,14 +229,3 @@ class JetStream:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def _matches(pattern: str, subject: str) -> bool:
-    """Whether a stream's subject, which may have wildcards, takes this one."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    for place, token in enumerate(wanted):
-        if token == ">":
-            return len(tokens) > place
-        if place >= len(tokens) or token not in ("*", tokens[place]):
-            return False
-    return len(wanted) == len(tokens)

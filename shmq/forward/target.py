@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from shmq.forward.marker import Marker
+from shmq.forward.place import Place, nats_login
 
 
 class Away(Exception):
@@ -45,6 +45,10 @@ class Target(Protocol):
     def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
         """Begin to store a batch."""
 
+    def ahead(self, bodies: Sequence[bytes]) -> None:
+        """Do what can be done for the next batch before the last one is confirmed: the next `send`
+        has this list. Nothing of it may be stored before that."""
+
     def confirm(self) -> None:
         """Wait until the batch is stored."""
 
@@ -55,48 +59,39 @@ class Target(Protocol):
         """Close the connection, if there is one."""
 
 
-def open_target(url: str, source: Source, create: bool = False) -> Target:
-    """The target of an address; nothing is connected yet. create: make the stream if it is missing.
+_FORMS: Final = (
+    "nats://host:4222/STREAM?subject=..., kafka://host:9092/TOPIC or nsq://host:4150/TOPIC"
+)
 
-    url: `nats://host:4222/STREAM?subject=S&marker=M` or `nsq://host:4150/TOPIC`. Raises ValueError.
+
+def open_target(
+    url: str, source: Source, create: bool = False, login: Mapping[str, str] | None = None
+) -> Target:
+    """The target of an address; nothing is connected yet. create: make the stream, or the topics,
+    if they are missing. login: see `shmq.forward.login`.
+
+    url: `nats://host:4222/STREAM?subject=S&marker=M`, `kafka://host:9092/TOPIC?marker=M` or
+    `nsq://host:4150/TOPIC`. Raises ValueError, and ShmqError if an extra is missing.
     """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port = parts.port
-    except ValueError as exc:
-        raise ValueError(f"the target {url!r} is no address: {exc}") from None
-    name = urllib.parse.unquote(parts.path.strip("/"))
-    if parts.scheme not in ("nats", "nsq") or not parts.hostname or not name or "/" in name:
-        raise ValueError(
-            f"the target must be nats://host:4222/STREAM?subject=... or nsq://host:4150/TOPIC, "
-            f"not {_shown(parts)!r}"
-        )
-    wishes = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
-    known = {"subject", "marker"} if parts.scheme == "nats" else set()
-    if unknown := sorted(wishes.keys() - known):
-        raise ValueError(f"the target {_shown(parts)!r} has no setting {', '.join(unknown)}")
-    if parts.scheme == "nsq":
+    place = Place.parsed(url, "target", _FORMS)
+    if place.scheme == "nsq":
+        place.check(set())
         from shmq.forward.nsqd import Nsqd
 
-        if create or parts.username is not None:
+        if create or place.user is not None or login:
             raise ValueError("nsqd creates topics by itself and takes no user name or --create")
-        return Nsqd(parts.hostname, port or 4150, name)
+        hosts = place.hosts(4150)
+        if len(hosts) > 1:
+            raise ValueError(f"{place.shown!r} names more than one nsqd")
+        return Nsqd(*hosts[0], place.name)
+    if place.scheme == "kafka":
+        place.check({"marker", "partition"})
+        from shmq.forward.kafka import Kafka
+
+        return Kafka(place.servers(), login or {}, place.name, source, place.wishes, create)
+    place.check({"subject", "marker"})
     from shmq.forward.jetstream import JetStream
 
-    where = (parts.hostname, port or 4222)
-    return JetStream(where, _login(parts), name, source, wishes, create)
-
-
-def _login(parts: urllib.parse.SplitResult) -> dict[str, str]:
-    """Of `user:password@` or `token@`, as NATS's CONNECT names them."""
-    if parts.username is None:
-        return {}
-    user = urllib.parse.unquote(parts.username)
-    if parts.password is None:
-        return {"auth_token": user}
-    return {"user": user, "pass": urllib.parse.unquote(parts.password)}
-
-
-def _shown(parts: urllib.parse.SplitResult) -> str:
-    """An address without its secrets."""
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return JetStream(
+        place.hosts(4222), nats_login(place, login), place.name, source, place.wishes, create
+    )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forwarding import KILLS, publish, summary, wrong
 from support.processes import Child, eventually
 from support.real_nats import NatsServer, free_port
 
 import shmq
 from shmq.forward.jetstream import JetStream
+from shmq.forward.login import NatsLogin
 from shmq.forward.marker import Marker
 from shmq.forward.target import Away, Source
 
@@ -31,29 +31,13 @@ DEATHS = (
 )
 
 
-def publish(broker: shmq.Broker, count: int, first: int = 0) -> list[bytes]:
-    """Publish numbers to t, which has a channel c."""
-    broker.create_channel("t", "c")
-    bodies = [b"%06d" % number for number in range(first, first + count)]
-    broker.producer("t").publish_many(bodies)
-    return bodies
-
-
 def target(nats: NatsServer) -> str:
     return f"{nats.url}/S?subject=s"
 
 
-def wrong(nats: NatsServer, expected: list[bytes]) -> dict[bytes, int]:
+def missed(nats: NatsServer, expected: list[bytes]) -> dict[bytes, int]:
     """How often each message is in the stream that is not there once."""
-    found = Counter(nats.bodies("S", "s"))
-    return {
-        body: found[body] for body in {*found, *expected} if found[body] != (body in set(expected))
-    }
-
-
-def summary(child: Child) -> dict[str, int]:
-    found: dict[str, int] = json.loads(child.succeed()[-1])
-    return found
+    return wrong(nats.bodies("S", "s"), expected)
 
 
 def test_messages_arrive_in_their_order(
@@ -75,7 +59,7 @@ def test_a_forwarder_that_dies_stores_nothing_twice(
     sent = publish(attach(), 500)
     forward(target(nats), "--batch=50", die=point).die()
     done = summary(forward(target(nats), "--batch=50", "--until-empty"))
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
     assert done["resumed"] == (50 if point == "when the batch was stored" else 0) or point == (
         "when the batch was sent"
     )
@@ -88,28 +72,31 @@ def test_a_forwarder_that_ignores_markers_is_found(
     sent = publish(attach(), 500)
     forward(target(nats), "--batch=50", die="when the batch was stored", fault=True).die()
     summary(forward(target(nats), "--batch=50", "--until-empty", fault=True))
-    assert wrong(nats, sent) == dict.fromkeys(sent[100:150], 2)
+    assert missed(nats, sent) == dict.fromkeys(sent[100:150], 2)
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [pytest.param(3, marks=pytest.mark.shallow), pytest.param(20, marks=pytest.mark.deep)],
-)
+@pytest.mark.parametrize("kills", KILLS)
 def test_forwarders_killed_at_any_instant_store_every_message_once(
     serve: Serve, attach: Attach, nats: NatsServer, forward: Forward, kills: int
 ) -> None:
-    serve()
+    """Every tenth death is also one of the other system and of the supervisor."""
+    server = serve()
     broker, chance = attach(), random.Random(kills)
     sent = publish(broker, 3000)
-    for _ in range(kills):
+    for death in range(kills):
         running = forward(target(nats), "--batch=20")
         ahead = nats.last("S") + chance.randrange(1, 900)
         # a reader's round trip later it may be anywhere in a later batch
         eventually(lambda ahead=ahead: nats.last("S") >= ahead)
         running.kill(signal.SIGKILL)
+        if death % 10 == 9:
+            nats.kill()
+            server.kill(signal.SIGKILL)
+            server = serve()
+            nats.start_again()
         sent += publish(broker, 1500, len(sent))
     summary(forward(target(nats), "--until-empty"))
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
 
 
 def test_a_nats_server_that_dies_gets_every_message_once(
@@ -129,7 +116,7 @@ def test_a_nats_server_that_dies_gets_every_message_once(
     eventually(lambda: broker.channel_depth("t", "c") == 0)
     assert running.kill(signal.SIGTERM) == 0
     assert "is back" in running.errors
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
 
 
 def test_a_supervisor_that_dies_costs_nothing(
@@ -145,7 +132,7 @@ def test_a_supervisor_that_dies_costs_nothing(
     sent += publish(broker, 1000, len(sent))
     eventually(lambda: broker.channel_depth("t", "c") == 0)
     assert running.kill(signal.SIGTERM) == 0
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
 
 
 def test_messages_that_come_again_from_disk_are_known_by_their_ids(
@@ -161,7 +148,7 @@ def test_messages_that_come_again_from_disk_are_known_by_their_ids(
     assert server.kill(signal.SIGTERM) == 0
     serve()
     done = summary(forward(target(nats), "--batch=70", "--until-empty"))
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
     assert done["resumed"] == 50
 
 
@@ -176,14 +163,16 @@ def test_a_lease_that_an_operator_returned_is_known_by_its_ids(
         for lease in holder.leases():
             holder.return_lease(lease.id)
     done = summary(forward(target(nats), "--batch=70", "--until-empty"))
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
     assert done["resumed"] == 50
 
 
 def test_a_batch_of_a_forwarder_that_was_believed_dead_is_refused(nats: NatsServer) -> None:
     source = Source("host", "i", "t", "c")
     wishes = {"subject": "s"}
-    first, second = (JetStream(("127.0.0.1", nats.port), {}, "S", source, wishes) for _ in range(2))
+    first, second = (
+        JetStream([("127.0.0.1", nats.port)], NatsLogin({}), "S", source, wishes) for _ in range(2)
+    )
     marker = Marker(str(source), "memory", 1, (7,))
     assert first.open() is None
     assert second.open() is None
@@ -212,7 +201,7 @@ def test_the_second_forwarder_of_a_channel_ends_the_first(
     sent += publish(attach(), 100, 100)
     eventually(lambda: len(nats.bodies("S", "s")) == 200)
     assert second.kill(signal.SIGINT) == 130
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
 
 
 def test_a_stream_that_cannot_take_it_is_named(
@@ -258,7 +247,7 @@ def test_a_broker_on_another_host_is_forwarded(
     place = f"--from=127.0.0.1:{port}"
     forward(target(nats), "--batch=50", place, die="when the batch was stored").die()
     done = summary(forward(target(nats), "--until-empty", place))
-    assert wrong(nats, sent) == {}
+    assert missed(nats, sent) == {}
     assert done["resumed"] == 50
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,19 @@ class NatsServer:
     def last(self, stream: str) -> int:
         """The sequence of the last message of a stream; 0 if there is none, or no stream."""
         return int(self.ask(f"STREAM.INFO.{stream}", {}).get("state", {}).get("last_seq", 0))
+
+    def fill(self, stream: str, subject: str, bodies: Sequence[bytes]) -> None:
+        """Publish to a subject of the stream."""
+        with _Client(self.port) as client:
+            name = subject.encode()
+            lines = [b"PUB %b %d\r\n%b\r\n" % (name, len(body), body) for body in bodies]
+            client.send(b"".join(lines))
+            client.ask(f"$JS.API.STREAM.INFO.{stream}", {})  # behind them
+
+    def consumers(self, stream: str) -> dict[str, int]:
+        """The last message that each consumer has acknowledged, with those before it."""
+        found = self.ask(f"CONSUMER.LIST.{stream}", {}).get("consumers") or []
+        return {each["name"]: each["ack_floor"]["stream_seq"] for each in found}
 
     def bodies(self, stream: str, subject: str) -> list[bytes]:
         """All messages of one subject, in their order."""

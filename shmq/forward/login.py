@@ -1,0 +1,108 @@
+"""Logins that targets and sources ask for: passwords, keys and certificates, from a file.
+
+A word of the command line can be read by everybody on the host, a file cannot. It has lines
+`NAME = VALUE`; empty lines and those that begin with `#` do not count. For Kafka the names are
+librdkafka's (`security.protocol`, `sasl.password`, ...). For NATS they are those of `NATS`; a
+credentials file of NATS, as `nsc` writes it, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from shmq.errors import ShmqError
+
+#: The names in a login for NATS.
+NATS: Final = frozenset({"user", "password", "token", "nkey", "jwt", "ca", "cert", "key"})
+#: The first byte of a user's public key, which makes its text begin with U.
+_USER: Final = 20 << 3
+_PART: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s+(\S+)\s+-+END [A-Z ]+-+")
+
+
+def read_login(path: str) -> dict[str, str]:
+    """The names and values of a file. Raises ShmqError."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ShmqError(f"read the login {path}: {exc}") from exc
+    parts = dict(_PART.findall(text))
+    if parts:
+        if parts.keys() < {"NATS USER JWT", "USER NKEY SEED"}:
+            raise ShmqError(f"read the login {path}: it lacks the JWT or the seed of a user")
+        return {"jwt": parts["NATS USER JWT"], "nkey": parts["USER NKEY SEED"]}
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, equals, value = (word.strip() for word in line.partition("="))
+        if not name or name.startswith("#"):
+            continue
+        if not equals:
+            raise ShmqError(f"read the login {path}: line {number} is not NAME = VALUE")
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class NatsLogin:
+    """How to connect to a NATS server."""
+
+    values: Mapping[str, str]
+    secure: bool = False
+    """TLS whatever the server says: without, somebody between could say that it has none."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        if unknown := sorted(self.values.keys() - NATS):
+            raise ValueError(
+                f"a login for NATS has no {', '.join(unknown)}; it has {', '.join(sorted(NATS))}"
+            )
+
+    def context(self) -> ssl.SSLContext:
+        """The settings of TLS. Raises ShmqError."""
+        try:
+            context = ssl.create_default_context(cafile=self.values.get("ca"))
+            if "cert" in self.values:
+                context.load_cert_chain(self.values["cert"], self.values.get("key"))
+        except (OSError, ssl.SSLError) as exc:
+            raise ShmqError(f"read the certificates of the login: {exc}") from exc
+        return context
+
+    def fields(self, info: Mapping[str, Any]) -> dict[str, str]:
+        """Of CONNECT. info: what the server has said. Raises ShmqError."""
+        names = {"user": "user", "password": "pass", "token": "auth_token", "jwt": "jwt"}
+        found = {names[key]: value for key, value in self.values.items() if key in names}
+        if "nkey" in self.values:
+            public, signature = _signed(self.values["nkey"], str(info.get("nonce", "")).encode())
+            found["sig"] = signature
+            if "jwt" not in found:
+                found["nkey"] = public
+        return found
+
+
+def _signed(seed: str, nonce: bytes) -> tuple[str, str]:
+    """The public key of a seed, and its signature of the server's nonce."""
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as exc:
+        raise ShmqError(
+            f"log in with an nkey: it needs the extra `nats` (pip install 'shmq[nats]'): {exc}"
+        ) from exc
+    try:
+        raw = base64.b32decode(seed + "=" * (-len(seed) % 8))
+        if len(raw) != 36 or binascii.crc_hqx(raw[:-2], 0) != int.from_bytes(raw[-2:], "little"):
+            raise ValueError("its sum is wrong")
+        key = Ed25519PrivateKey.from_private_bytes(raw[2:34])
+    except ValueError as exc:
+        raise ShmqError(f"log in with an nkey: the seed is none of a user: {exc}") from None
+    kind = serialization.Encoding.Raw, serialization.PublicFormat.Raw
+    public = bytes([_USER]) + key.public_key().public_bytes(*kind)
+    public += binascii.crc_hqx(public, 0).to_bytes(2, "little")
+    signature = base64.urlsafe_b64encode(key.sign(nonce)).rstrip(b"=")
+    return base64.b32encode(public).rstrip(b"=").decode(), signature.decode()
