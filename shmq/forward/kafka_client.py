@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import MessageTooBig, ShmqError
@@ -132,12 +132,17 @@ class Kafkas:
         """A Producer."""
         return self._made(self._library.Producer, conf)
 
-    @contextlib.contextmanager
-    def admin(self, tried: str) -> Iterator[_Admin]:
-        """Ask about topics. The block raises as `calling`."""
+    def asker(self) -> Admin:
+        """A client for questions."""
         client = self._made(self._library.admin.AdminClient, {})
-        with self.calling(tried, client):
-            yield _Admin(self._library, client, _TIMEOUT)
+        return Admin(self._library, client, _TIMEOUT)
+
+    @contextlib.contextmanager
+    def admin(self, tried: str) -> Iterator[Admin]:
+        """Ask about topics. The block raises as `calling`."""
+        asker = self.asker()
+        with self.calling(tried, asker.client):
+            yield asker
 
     def consumer(self, conf: Mapping[str, Any]) -> Any:
         """A Consumer that sees what was committed, and the ends of partitions."""
@@ -159,11 +164,11 @@ class Kafkas:
             client.close()
 
 
-class _Admin:
+class Admin:
     """Questions about topics. Every method raises KafkaException."""
 
     def __init__(self, library: Any, client: Any, timeout: float) -> None:
-        self._library, self._client, self._timeout = library, client, timeout
+        self._library, self.client, self._timeout = library, client, timeout
 
     def _answer(self, futures: Mapping[Any, Any]) -> Any:
         """Of the only one."""
@@ -173,7 +178,7 @@ class _Admin:
     def topics(self, names: Iterable[str]) -> dict[str, Any]:
         """Kafka's descriptions of the topics; None of those that are not there."""
         wanted = self._library.TopicCollection(list(names))
-        asked = self._client.describe_topics(wanted, request_timeout=self._timeout)
+        asked = self.client.describe_topics(wanted, request_timeout=self._timeout)
         found: dict[str, Any] = {}
         for name, future in asked.items():
             try:
@@ -200,7 +205,7 @@ class _Admin:
             self._library.admin.NewTopic(name, 1 if conf else -1, -1, config=conf)
             for name, conf in topics.items()
         ]
-        asked = self._client.create_topics(made, operation_timeout=self._timeout)
+        asked = self.client.create_topics(made, operation_timeout=self._timeout)
         for future in asked.values():
             try:
                 future.result(self._timeout + _GRACE)
@@ -211,8 +216,17 @@ class _Admin:
     def config(self, topic: str, name: str) -> str:
         """A setting of a topic."""
         kind = self._library.admin.ConfigResource(self._library.admin.ResourceType.TOPIC, topic)
-        asked = self._client.describe_configs([kind], request_timeout=self._timeout)
+        asked = self.client.describe_configs([kind], request_timeout=self._timeout)
         return str(self._answer(asked)[name].value)
+
+    def commit(self, group: str, places: Sequence[Any]) -> None:
+        """Commit the offsets of a group without members. A consumer's own commit waits without a
+        limit if its coordinator ended."""
+        wanted = self._library.ConsumerGroupTopicPartitions(group, list(places))
+        asked = self.client.alter_consumer_group_offsets([wanted], request_timeout=self._timeout)
+        for place in self._answer(asked).topic_partitions:
+            if place.error is not None:
+                raise self._library.KafkaException(place.error)
 
     def end(self, topic: str, partition: int, committed: bool) -> int:
         """Behind the last record. committed: before the first transaction that is open."""
@@ -227,7 +241,7 @@ class _Admin:
 
     def _offset(self, topic: str, partition: int, spec: Any, level: Any) -> int:
         place = self._library.TopicPartition(topic, partition)
-        asked = self._client.list_offsets(
+        asked = self.client.list_offsets(
             {place: spec}, isolation_level=level, request_timeout=self._timeout
         )
         return int(self._answer(asked).offset)

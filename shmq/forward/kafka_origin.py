@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import ShmqError
-from shmq.forward.kafka_client import Kafkas, TopicNames
+from shmq.forward.kafka_client import Admin, Kafkas, TopicNames
 from shmq.forward.origin import Portion, Reached, Sink
 from shmq.forward.target import Away
 
@@ -33,6 +33,7 @@ class KafkaOrigin:
             raise ValueError("a group needs a name")
         self._topic, self._group, self._sink = topic, group, sink
         self._consumer: Any = None
+        self._asker: Admin | None = None
         self._lanes: dict[int, str] = {}
         self._ended: set[int] = set()
         """Partitions whose end was reached."""
@@ -77,6 +78,7 @@ class KafkaOrigin:
             wanted = [self._kafkas.place(self._topic, number) for number in spans]
             committed = self._consumer.committed(wanted, self._kafkas.timeout)
             self._consumer.assign([self._start(place, reached, spans) for place in committed])
+        self._asker = self._kafkas.asker()
         self._ended = set()
 
     def _start(self, place: Any, reached: Reached, spans: Mapping[int, tuple[int, int]]) -> Any:
@@ -132,10 +134,9 @@ class KafkaOrigin:
             )
             for portion in portions
         ]
-        with self._kafkas.calling(f"forward from {self}"):
-            for place in self._consumer.commit(offsets=places, asynchronous=False):
-                if place.error is not None:
-                    raise self._kafkas.error(f"commit to {self}", place.error)
+        assert self._asker is not None
+        with self._kafkas.calling(f"forward from {self}", self._asker.client):
+            self._asker.commit(self._group, places)
 
     def drained(self) -> bool:
         """Whether the end of every partition was reached."""
@@ -148,4 +149,4 @@ class KafkaOrigin:
         """Close the connections, if there are any."""
         if self._consumer is not None:
             self._consumer.close()
-            self._consumer = None
+            self._consumer = self._asker = None

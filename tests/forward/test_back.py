@@ -72,6 +72,11 @@ def numbers(first: int, count: int) -> list[bytes]:
     return [b"%06d" % number for number in range(first, first + count)]
 
 
+def until(found: list[bytes], broker: shmq.Broker, count: int) -> None:
+    """Take messages until there are so many."""
+    eventually(lambda: found.extend(taken(broker)) or len(found) >= count)
+
+
 def told(far: Far) -> str:
     return f"when {'JetStream' if isinstance(far, Stream) else 'Kafka'} was told"
 
@@ -137,8 +142,7 @@ def test_forwarders_killed_at_any_instant_publish_every_message_once(
     for death in range(kills):
         running = back(far.url, "--batch=20")
         ahead = len(found) + chance.randrange(1, 900)
-        while len(found) < ahead:
-            found += taken(broker)
+        until(found, broker, ahead)
         running.kill(signal.SIGKILL)
         if death % 10 == 9:
             far.kill()
@@ -211,8 +215,7 @@ def test_a_forwarder_waits_for_room(
     server.stop()
     running = back(far.url)
     found: list[bytes] = []
-    while len(found) < 1000:
-        found += taken(broker)
+    until(found, broker, 1000)
     server.go_on()
     assert running.kill(signal.SIGTERM) == 0
     assert found == sent
