@@ -112,10 +112,6 @@ class Forwarder(Loop):
             marker = Marker(str(self._source), self._identity, batch.lease.id, batch.ids, doubt)
             self._target.send(batch.bodies, marker)
             sent, batch = batch, self._next(0)
-            if batch is not None:
-                batch = batch.without(self._doubt)
-                if batch.bodies:
-                    self._target.ahead(batch.bodies)
             self._target.confirm()
             self._stored(len(sent.bodies), sum(map(len, sent.bodies)))
             self._finish(sent)

@@ -64,8 +64,6 @@ class JetStream:
         """The sequence of the last marker; 0: there is none."""
         self._sent = 0
         self._batches = 0
-        self._ahead: Sequence[bytes] | None = None
-        """The bodies of the next batch, if they were sent already."""
 
     def __str__(self) -> str:
         return stream_name(self._servers, self._stream)
@@ -77,7 +75,6 @@ class JetStream:
         self.close()
         self._connection = connection = NatsConnection(self._servers, self._login)
         self._batch = secrets.token_hex(8)
-        self._ahead = None
         found = self._ask("STREAM.INFO", {})
         if found is None and self._create:
             found = self._made()
@@ -148,23 +145,15 @@ class JetStream:
     # ---- batches ----
 
     def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
-        """Store the bodies and the marker. Raises MessageTooBig."""
+        """Begin to store the bodies and the marker. Raises MessageTooBig."""
         assert self._connection is not None
-        frames = b"" if self._ahead is bodies else self._frames(bodies)
-        self._ahead = None
+        frames = self._frames(bodies)
         if self._batches % _PURGE_EVERY == _PURGE_EVERY - 1:
             self._purge()
         last = self._last_frame(len(bodies), marker.encoded())
         self._batches += 1
         self._sent = len(bodies)
         self._connection.send(frames + last)
-
-    def ahead(self, bodies: Sequence[bytes]) -> None:
-        """Send the bodies. The server holds them until the marker comes, and forgets them if the
-        connection breaks or ten seconds pass."""
-        assert self._connection is not None
-        self._connection.send(self._frames(bodies))
-        self._ahead = bodies
 
     def _head(self) -> bytes:
         """The headers of every message of the next batch, as far as they are the same."""

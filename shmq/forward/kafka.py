@@ -183,9 +183,6 @@ class Kafka:
         if error is not None:
             self._undelivered = error
 
-    def ahead(self, bodies: Sequence[bytes]) -> None:
-        """Do nothing: a producer has one transaction at a time."""
-
     def confirm(self) -> None:
         """Commit. Whether a commit without an answer was made is seen by the next `open`."""
         with self._kafkas.calling(f"forward to {self}", self._producer):

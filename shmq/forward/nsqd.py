@@ -81,9 +81,6 @@ class Nsqd:
                 self.confirm()
             raise Away(f"{self}: {exc}") from exc
 
-    def ahead(self, bodies: Sequence[bytes]) -> None:
-        """Do nothing: what is sent is published."""
-
     def confirm(self) -> None:
         """Wait for the answer."""
         size, kind = _HEAD.unpack(self._exactly(_HEAD.size))

@@ -45,10 +45,6 @@ class Target(Protocol):
     def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
         """Begin to store a batch."""
 
-    def ahead(self, bodies: Sequence[bytes]) -> None:
-        """Do what can be done for the next batch before the last one is confirmed: the next `send`
-        has this list. Nothing of it may be stored before that."""
-
     def confirm(self) -> None:
         """Wait until the batch is stored."""
 
