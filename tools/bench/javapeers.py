@@ -31,7 +31,7 @@ from runs import (
 
 LIBRARIES = Path(__file__).parents[2] / "build" / "peers" / "java"
 SOURCE = Path(__file__).with_name("java") / "Peers.java"
-#: What both libraries need of a Java that is closed.
+#: Packages of Java that both libraries must be let into.
 OPENED = (
     "java.base/java.io",
     "java.base/java.lang",
