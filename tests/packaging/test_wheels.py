@@ -1,6 +1,7 @@
 """The wheels for this machine, of both C libraries, and the source distribution: made by `tools/dev
 wheels`, with all of their files and no others; that of this C library is installed and run where
-there is no compiler, and the core's C tests are run with the other one."""
+there is no compiler, also in the roots of Debian that `tools/dev roots` left in its cache, and the
+core's C tests are run with the other one."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ import tarfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from support.processes import ROOT
 
 BUILDER = ROOT / "tools" / "packaging" / "wheels.py"
 MUSL = ROOT / "tools" / "packaging" / "musl.py"
+ROOTS = ROOT / "tools" / "packaging" / "roots.py"
 
 pytestmark = pytest.mark.deep
 
@@ -33,6 +36,7 @@ def load(path: Path) -> ModuleType:
 
 
 wheels = load(BUILDER)
+roots = load(ROOTS)
 
 
 #: One of each C library.
@@ -97,6 +101,18 @@ def test_the_source_distribution_has_what_git_has(made: Path) -> None:
 @pytest.mark.parametrize("python", list(wheels.pythons()))
 def test_a_wheel_works_where_there_is_no_compiler(wheel: Path, python: str) -> None:
     wheels.fresh(python, wheel)
+
+
+@pytest.mark.parametrize("wheel", [target for target in HERE if target.runs_here], indirect=True)
+@pytest.mark.parametrize(
+    "root", [root for root in roots.ROOTS if not root.from_source], ids=lambda root: root.suite
+)
+def test_a_wheel_works_in_a_fresh_root(wheel: Path, root: Any) -> None:
+    if reason := roots.lacking():
+        pytest.skip(f"this {reason}")
+    if not roots.place(root).is_dir():
+        pytest.skip(f"`tools/dev roots {root.suite}` makes this root, which takes a minute")
+    roots.attempt(root, wheel)
 
 
 def test_the_core_passes_its_tests_with_musl() -> None:

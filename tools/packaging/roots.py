@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -95,12 +96,18 @@ def mirror() -> str:
     return found[0]
 
 
+def place(root: Root) -> Path:
+    """The file system of a root, if it was made."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "shmq", "roots")
+    return cache / f"{root.suite}-{root.python}"
+
+
 def made(root: Root) -> Path:
     """The file system of a root, made unless the cache has it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "shmq", "roots")
-    path = cache / f"{root.suite}-{root.python}"
+    path = place(root)
     if path.is_dir():
         return path
+    cache = path.parent
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=cache, prefix=f".{root.suite}-"))
     try:
@@ -127,7 +134,7 @@ def tags(machine: str) -> Iterator[str]:
 
 
 def dependencies() -> list[str]:
-    """What shmq itself needs, as pip names it."""
+    """The packages that shmq itself needs, as pip names them."""
     with (wheels.TOP / "pyproject.toml").open("rb") as file:
         return list(tomllib.load(file)["project"]["dependencies"])
 
@@ -135,7 +142,7 @@ def dependencies() -> list[str]:
 def download(root: Root, wheel: Path, into: Path) -> None:
     """The wheel and the packages that it needs, for the root's Python."""
     pip = (sys.executable, "-m", "pip", "download", "-q", "--dest", into)
-    for_root = ("--only-binary=:all:", f"--python-version={root.python}", *tags("x86_64"))
+    for_root = ("--only-binary=:all:", f"--python-version={root.python}", *tags(platform.machine()))
     if root.from_source:
         wheels.run(*pip, "--no-deps", "--no-binary=:all:", *root.from_source)
         wheels.run(*pip, *for_root, "setuptools")
@@ -161,13 +168,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tools/dev roots", description=__doc__)
     names = [root.suite for root in ROOTS]
     parser.add_argument("suite", nargs="*", help=f"only these of {', '.join(names)}")
-    parser.add_argument("--wheel", type=Path, help="[that for glibc and x86_64 in build/wheels]")
+    parser.add_argument("--wheel", type=Path, help="[that in build/wheels for glibc]")
     chosen = parser.parse_args()
     if strange := set(chosen.suite) - set(names):
         parser.error(f"{', '.join(sorted(strange))}: known are {', '.join(names)}")
     if reason := lacking():
         raise SystemExit(f"roots: this {reason}")
-    found = sorted(wheels.OUT.glob("shmq-*-manylinux_*_x86_64.whl"))
+    found = sorted(wheels.OUT.glob(f"shmq-*-manylinux_*_{platform.machine()}.whl"))
     wheel = chosen.wheel or (found[0] if found else None)
     if wheel is None:
         raise SystemExit("roots: build/wheels has no wheel for this; `tools/dev wheels` makes it")
