@@ -11,6 +11,7 @@
 #endif
 #include <Python.h>
 
+#include "guard.h"
 #include "shmq.h"
 
 #include <stdbool.h>
@@ -98,8 +99,8 @@ int limits_parse(const char *function, PyObject *const *args, Py_ssize_t nargs, 
 		if (arguments_parse(#name, known_, 0 WALK(ADD_ONE, required) WALK(ADD_ONE, optional),      \
 		                    0 WALK(ADD_ONE, required), args, nargs, kwnames) < 0)                  \
 			return NULL;                                                                           \
-		return owner##_##name##_parsed((owner##_object *)self WALK(NAME, required)                 \
-		                                       WALK(NAME, optional));                              \
+		return GUARDED(owner##_##name##_parsed((owner##_object *)self WALK(NAME, required)         \
+		                                               WALK(NAME, optional)));                     \
 	}                                                                                              \
 	static PyObject *owner##_##name##_parsed(owner##_object *self WALK(PARAMETER, required)        \
 	                                                 WALK(PARAMETER, optional))

@@ -29,11 +29,21 @@ static PyObject *block_new(consumer_object *consumer, size_t bytes)
 	return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
 }
 
+static bool is_ours_alone(PyObject *block)
+{
+#ifdef Py_GIL_DISABLED
+	(void)block; /* its count is in two parts, and a reference may move from one to the other */
+	return false;
+#else
+	return Py_REFCNT(block) == 1;
+#endif
+}
+
 static void block_free(consumer_object *consumer, PyObject *block)
 {
 	size_t bytes = block && !consumer->spare ? (size_t)PyBytes_Size(block) : 0;
 
-	if (bytes >= BLOCK_LARGE && bytes <= BLOCK_SPARED && Py_REFCNT(block) == 1)
+	if (bytes >= BLOCK_LARGE && bytes <= BLOCK_SPARED && is_ours_alone(block))
 		consumer->spare = block;
 	else
 		Py_XDECREF(block);
@@ -138,7 +148,7 @@ PyObject *batch_empty(PyTypeObject *type)
 	return alloc(type, 0);
 }
 
-static void batch_dealloc(batch_object *self)
+static DEALLOC(batch)
 {
 	PyMem_Free(self->messages);
 	PyMem_Free(self->properties_at);
@@ -172,7 +182,7 @@ static PyObject *batch_iter(PyObject *self)
 	return PySeqIter_New(self);
 }
 
-static PyObject *batch_bodies(batch_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(batch, bodies)
 {
 	PyObject *list = PyList_New((Py_ssize_t)self->count);
 
@@ -186,7 +196,7 @@ static PyObject *batch_bodies(batch_object *self, PyObject *Py_UNUSED(unused))
 	return list;
 }
 
-static PyObject *batch_blocks(batch_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(batch, blocks)
 {
 	PyObject *list = PyList_New((Py_ssize_t)self->count);
 
@@ -252,7 +262,7 @@ PyObject *batch_block(batch_object *self)
 	return self->block;
 }
 
-static PyObject *batch_column(batch_object *self, PyObject *name)
+static ARGUMENT_METHOD(batch, column, name)
 {
 	PyObject *block;
 	Py_ssize_t data_at;
@@ -358,7 +368,7 @@ static int batch_settle(batch_object *self, enum settle what, int64_t delay, PyO
 	return status == SHMQ_OK ? 0 : -1;
 }
 
-static PyObject *batch_finish(batch_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(batch, finish)
 {
 	return batch_settle(self, SETTLE_FINISH, 0, NULL) < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -377,7 +387,7 @@ static METHOD(batch, reject, , (OBJECT, error, Py_None))
 	return batch_settle(self, SETTLE_REJECT, BURY_NS, error) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-static PyObject *batch_touch(batch_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(batch, touch)
 {
 	return batch_settle(self, SETTLE_TOUCH, 0, NULL) < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -388,10 +398,10 @@ static PyObject *batch___enter__(PyObject *self, PyObject *Py_UNUSED(unused))
 }
 
 /* finish(), or requeue() after an error; a failure of that requeue does not hide the error. */
-static PyObject *batch___exit__(batch_object *self, PyObject *const *args, Py_ssize_t nargs)
+static EXIT_METHOD(batch)
 {
 	if (nargs == 0 || args[0] == Py_None)
-		return batch_finish(self, NULL);
+		return batch_settle(self, SETTLE_FINISH, 0, NULL) < 0 ? NULL : Py_NewRef(Py_None);
 	if (batch_settle(self, SETTLE_RETRY, 0, NULL) < 0) {
 		if (!PyErr_ExceptionMatches(self->consumer->state->error))
 			return NULL;

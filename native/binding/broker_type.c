@@ -21,7 +21,7 @@ static int segment_getbuffer(segment_object *self, Py_buffer *view, int flags)
 	                         1, flags);
 }
 
-static void segment_dealloc(segment_object *self)
+static DEALLOC(segment)
 {
 	if (self->reference)
 		shmq_segment_release(self->reference);
@@ -154,7 +154,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int broker_init(broker_object *self, PyObject *args, PyObject *kwargs)
+static INIT(broker)
 {
 	static char *names[] = {"fd", "opener", "kind", "instance", NULL};
 	PyObject *opener, *instance = NULL;
@@ -245,7 +245,7 @@ static int broker_clear(broker_object *self)
 	return 0;
 }
 
-static void broker_dealloc(broker_object *self)
+static DEALLOC(broker)
 {
 	PyObject_GC_UnTrack(self);
 	if (self->handle) {
@@ -270,19 +270,19 @@ static int broker_traverse(broker_object *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static PyObject *broker_client(broker_object *self, void *Py_UNUSED(unused))
+static GETTER(broker, client)
 {
 	if (!broker_usable(self, "look at the client entry"))
 		return NULL;
 	return PyLong_FromUnsignedLong(shmq_broker_client(self->handle));
 }
 
-static PyObject *broker_forked(broker_object *self, void *Py_UNUSED(unused))
+static GETTER(broker, forked)
 {
 	return PyBool_FromLong(self->handle && shmq_broker_forked(self->handle));
 }
 
-static PyObject *broker_supervisor_alive(broker_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(broker, supervisor_alive)
 {
 	if (!broker_usable(self, "look for the supervisor"))
 		return NULL;
@@ -539,7 +539,7 @@ static METHOD(broker, topic_settings, (U32, topic)(U32, generation), )
 	return settings_tuple(&found);
 }
 
-static PyObject *broker_stopped(broker_object *self, void *Py_UNUSED(unused))
+static GETTER(broker, stopped)
 {
 	return PyBool_FromLong(self->handle && shmq_broker_stopped(self->handle));
 }

@@ -190,8 +190,7 @@ static bool take_timeout(const char *call, PyObject *const *args, Py_ssize_t nar
 	return seconds_parse(timeout, "timeout", true, timeout_ns) == 0;
 }
 
-static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                               PyObject *kwnames)
+static FAST_METHOD(consumer, take)
 {
 	PyObject *message;
 	int64_t timeout;
@@ -202,8 +201,7 @@ static PyObject *consumer_take(consumer_object *self, PyObject *const *args, Py_
 	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
 }
 
-static PyObject *consumer_take_body(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                    PyObject *kwnames)
+static FAST_METHOD(consumer, take_body)
 {
 	PyObject *body;
 	int64_t timeout;
@@ -238,8 +236,7 @@ static void scratch_put(consumer_object *self, shmq_message *scratch, uint32_t s
 	self->scratch_size = size;
 }
 
-static PyObject *consumer_take_many(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                    PyObject *kwnames)
+static FAST_METHOD(consumer, take_many)
 {
 	attempt a = {.timeout = FOR_EVER};
 	PyObject *batch = NULL;
@@ -281,7 +278,7 @@ static bool consumer_ended(consumer_object *self)
 	       broker_gone(self->broker, SHMQ_GONE) == CORE_STOPPED;
 }
 
-static PyObject *consumer_next(consumer_object *self)
+static NEXT(consumer)
 {
 	PyObject *message;
 
@@ -418,8 +415,7 @@ int settle_bury(consumer_object *self, const shmq_message *m, uint32_t n, PyObje
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-static PyObject *consumer_redrive(consumer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                  PyObject *kwnames)
+static FAST_METHOD(consumer, redrive)
 {
 	PyObject *given;
 	message_object *message;
@@ -452,7 +448,7 @@ static PyObject *consumer_redrive(consumer_object *self, PyObject *const *args, 
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int consumer_init(consumer_object *self, PyObject *args, PyObject *kwargs)
+static INIT(consumer)
 {
 	static char *names[] = {"broker",        "queue",       "serial",     "topic",     "channel",
 	                        "max_in_flight", "msg_timeout", "batch_type", "on_forked", NULL};
@@ -488,7 +484,7 @@ static int consumer_init(consumer_object *self, PyObject *args, PyObject *kwargs
 	return 0;
 }
 
-static PyObject *consumer_close(consumer_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(consumer, close)
 {
 	int status = SHMQ_OK;
 
@@ -515,7 +511,7 @@ static int consumer_clear(consumer_object *self)
 	return 0;
 }
 
-static void consumer_dealloc(consumer_object *self)
+static DEALLOC(consumer)
 {
 	PyObject_GC_UnTrack(self);
 	if (self->handle) {
@@ -550,7 +546,7 @@ static int consumer_traverse(consumer_object *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static PyObject *consumer_in_flight(consumer_object *self, void *Py_UNUSED(unused))
+static GETTER(consumer, in_flight)
 {
 	shmq_consumer_info info;
 
@@ -560,7 +556,7 @@ static PyObject *consumer_in_flight(consumer_object *self, void *Py_UNUSED(unuse
 	return PyLong_FromUnsignedLong(info.in_flight);
 }
 
-static PyObject *consumer_session(consumer_object *self, void *Py_UNUSED(unused))
+static GETTER(consumer, session)
 {
 	shmq_consumer_info info;
 

@@ -64,7 +64,8 @@ static int lane_forget(lanes_object *self, consumer_object *consumer)
 	return 0;
 }
 
-static int lanes_clear(lanes_object *self)
+/* Its consumers may be in use when it is garbage. */
+static ENTRY(int, lanes_clear, (lanes_object * self), (self))
 {
 	PyObject *members = self->members, *consumer, *unused;
 	Py_ssize_t at = 0;
@@ -131,7 +132,7 @@ static METHOD(lanes, remove, (OBJECT, consumer), )
 	Py_RETURN_NONE;
 }
 
-static PyObject *lanes_consumers(lanes_object *self, void *Py_UNUSED(unused))
+static GETTER(lanes, consumers)
 {
 	return self->members ? PyDict_Keys(self->members) : PyList_New(0);
 }
@@ -249,8 +250,7 @@ static PyObject *take_some(lanes_object *self, attempt *a, uint32_t most, shmq_m
 	return taken;
 }
 
-static PyObject *lanes_take(lanes_object *self, PyObject *const *args, Py_ssize_t nargs,
-                            PyObject *kwnames)
+static FAST_METHOD(lanes, take)
 {
 	attempt a = {.timeout = FOR_EVER};
 	shmq_message m;
@@ -262,8 +262,7 @@ static PyObject *lanes_take(lanes_object *self, PyObject *const *args, Py_ssize_
 	return message || PyErr_Occurred() ? message : Py_NewRef(Py_None);
 }
 
-static PyObject *lanes_take_many(lanes_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                 PyObject *kwnames)
+static FAST_METHOD(lanes, take_many)
 {
 	attempt a = {.timeout = FOR_EVER};
 	PyObject *batch;
@@ -292,7 +291,7 @@ static bool lanes_ended(lanes_object *self)
 	       broker_gone(self->broker, SHMQ_GONE) == CORE_STOPPED;
 }
 
-static PyObject *lanes_next(lanes_object *self)
+static NEXT(lanes)
 {
 	attempt a = {.timeout = FOR_EVER};
 	PyObject *message;
@@ -324,14 +323,14 @@ static METHOD(lanes, wait, (I64, deadline_ns), )
 	return PyBool_FromLong(found);
 }
 
-static PyObject *lanes_wake(lanes_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(lanes, wake)
 {
 	if (self->handle && !self->closed && !self->broker->closed && !is_stale(self))
 		shmq_lanes_wake(self->handle);
 	Py_RETURN_NONE;
 }
 
-static PyObject *lanes_pass_on(lanes_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(lanes, pass_on)
 {
 	if (self->handle && !self->closed && !self->broker->closed && !is_stale(self))
 		shmq_lanes_pass(self->handle);
@@ -414,7 +413,7 @@ static int lanes_open(lanes_object *self, broker_object *broker, shmq_lanes **ha
 	return -1;
 }
 
-static int lanes_init(lanes_object *self, PyObject *args, PyObject *kwargs)
+static INIT(lanes)
 {
 	static char *names[] = {"broker",     "strict",  "weights", "max_in_flight",
 	                        "batch_type", "follows", NULL};
@@ -482,7 +481,7 @@ static METHOD(lanes, reopen, (OBJECT, broker), )
 }
 
 /* Threads that take or wait find it closed. */
-static PyObject *lanes_close(lanes_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(lanes, close)
 {
 	PyObject *consumers, *result;
 
@@ -507,7 +506,7 @@ static PyObject *lanes_close(lanes_object *self, PyObject *Py_UNUSED(unused))
 	Py_RETURN_NONE;
 }
 
-static void lanes_dealloc(lanes_object *self)
+static DEALLOC(lanes)
 {
 	PyObject_GC_UnTrack(self);
 	if (self->handle && !is_stale(self) && !self->closed)

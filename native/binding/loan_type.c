@@ -103,7 +103,7 @@ PyObject *loan_new(producer_object *producer, uint64_t length, PyObject *block, 
 	return (PyObject *)self;
 }
 
-static void loan_dealloc(loan_object *self)
+static DEALLOC(loan)
 {
 	loan_drop(self);
 	Py_XDECREF(self->id);
@@ -115,7 +115,7 @@ static void loan_dealloc(loan_object *self)
 
 /* ---- the buffer ----------------------------------------------------------------------------- */
 
-static int loan_getbuffer(loan_object *self, Py_buffer *view, int flags)
+static GETBUFFER(loan)
 {
 	view->obj = NULL;
 	if (self->state != LOAN_OPEN) {
@@ -129,7 +129,7 @@ static int loan_getbuffer(loan_object *self, Py_buffer *view, int flags)
 	return 0;
 }
 
-static void loan_releasebuffer(loan_object *self, Py_buffer *view)
+static RELEASEBUFFER(loan)
 {
 	(void)view;
 	if (--self->exports == 0 && self->state == LOAN_OVER)
@@ -144,7 +144,7 @@ static int loan_clear(shmq_loan *handle, uint64_t length)
 	return SHMQ_OK;
 }
 
-static PyObject *loan___enter__(loan_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(loan, __enter__)
 {
 	producer_object *producer = self->producer;
 	attempt a = {.timeout = self->timeout};
@@ -220,7 +220,7 @@ static PyObject *loan_commit(loan_object *self)
 	return self->id ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *loan___exit__(loan_object *self, PyObject *const *args, Py_ssize_t nargs)
+static EXIT_METHOD(loan)
 {
 	PyObject *result = NULL;
 	bool failed = nargs > 0 && args[0] != Py_None, free;

@@ -91,7 +91,7 @@ static void message_unpin(message_object *self)
 	consumer_unpin(self->consumer, &self->message, self->epoch);
 }
 
-static void message_dealloc(message_object *self)
+static DEALLOC(message)
 {
 	PyTypeObject *type = Py_TYPE((PyObject *)self);
 
@@ -147,7 +147,7 @@ static PyObject *message_bytes(message_object *self)
 	return body;
 }
 
-static PyObject *message_body(message_object *self, void *Py_UNUSED(unused))
+static GETTER(message, body)
 {
 	PyObject *body = message_bytes(self);
 
@@ -178,7 +178,7 @@ static int message_pin(message_object *self)
 	return 0;
 }
 
-static int message_getbuffer(message_object *self, Py_buffer *view, int flags)
+static GETBUFFER(message)
 {
 	int r = self->batch ? 0 : message_pin(self);
 
@@ -197,7 +197,7 @@ static int message_getbuffer(message_object *self, Py_buffer *view, int flags)
 	return r;
 }
 
-static void message_releasebuffer(message_object *self, Py_buffer *view)
+static RELEASEBUFFER(message)
 {
 	(void)view;
 	if (--self->exports == 0 && self->pinned)
@@ -231,7 +231,7 @@ static PyObject *settled(message_object *self, enum settle what, int64_t delay)
 	return settle_raise(self->consumer, status, what, self->epoch, 1, 1, self->message.id);
 }
 
-static PyObject *message_finish(message_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(message, finish)
 {
 	return settled(self, SETTLE_FINISH, 0);
 }
@@ -253,7 +253,7 @@ static METHOD(message, reject, , (OBJECT, error, Py_None))
 	return result;
 }
 
-static PyObject *message_touch(message_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(message, touch)
 {
 	return settled(self, SETTLE_TOUCH, 0);
 }
@@ -265,7 +265,7 @@ static PyObject *message___enter__(PyObject *self, PyObject *Py_UNUSED(unused))
 
 /* finish(), or requeue() after an error; a failure of that requeue does not hide the error. Does
  * nothing if the message was settled in the block. */
-static PyObject *message___exit__(message_object *self, PyObject *const *args, Py_ssize_t nargs)
+static EXIT_METHOD(message)
 {
 	bool failed = nargs > 0 && args[0] != Py_None;
 	PyObject *result;
@@ -309,7 +309,7 @@ static PyObject *message_attempts(message_object *self, void *Py_UNUSED(unused))
 	return PyLong_FromUnsignedLong(self->message.attempts);
 }
 
-static PyObject *message_properties(message_object *self, void *Py_UNUSED(unused))
+static GETTER(message, properties)
 {
 	if (!self->properties || PyBytes_CheckExact(self->properties)) {
 		batch_object *batch = self->batch;

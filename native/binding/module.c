@@ -322,6 +322,10 @@ static int add_numbers(PyObject *module)
 
 static PyModuleDef definition;
 
+#ifdef Py_GIL_DISABLED
+PyObject guard_object[1] = {PyObject_HEAD_INIT(&PyBaseObject_Type)};
+#endif
+
 static int add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
 {
 	*type = (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, NULL);
@@ -428,7 +432,7 @@ static PyModuleDef_Slot slots[] = {
 	{Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif
 #ifdef Py_mod_gil
-	{Py_mod_gil, Py_MOD_GIL_USED}, /* it guards the fields of the objects */
+	{Py_mod_gil, Py_MOD_GIL_NOT_USED}, /* guard.h */
 #endif
 	{0, NULL},
 };

@@ -209,8 +209,7 @@ static producer_object *producer_lane(producer_object *self, PyObject *priority)
 	return (producer_object *)lane;
 }
 
-static PyObject *producer_publish(producer_object *self, PyObject *const *args, Py_ssize_t nargs,
-                                  PyObject *kwnames)
+static FAST_METHOD(producer, publish)
 {
 	producer_object *lane = NULL;
 	int64_t defer = 0, ttl = 0, timeout = FOR_EVER;
@@ -287,12 +286,30 @@ static PyObject *pickled(PyObject *pickler, PyObject *object)
 	return body;
 }
 
-static PyObject *producer_publish_object(producer_object *self, PyObject *const *args,
-                                         Py_ssize_t nargs, PyObject *kwnames)
+/* Take the last item off a list. Returns NULL without an exception if the list is empty. */
+static PyObject *last_of(PyObject *list)
+{
+	Py_ssize_t last = PyList_Size(list) - 1; /* -2 with SystemError if it is no list */
+	PyObject *item;
+
+	if (last < 0)
+		return NULL;
+	if (!IS_ALONE) { /* in one step, for another thread may take it too */
+		item = PyObject_CallMethod(list, "pop", NULL);
+		if (!item && PyErr_ExceptionMatches(PyExc_IndexError))
+			PyErr_Clear();
+		return item;
+	}
+	item = Py_NewRef(PyList_GetItem(list, last));
+	if (PyList_SetSlice(list, last, last + 1, NULL) < 0)
+		Py_CLEAR(item);
+	return item;
+}
+
+static FAST_METHOD(producer, publish_object)
 {
 	PyObject *spare, *object, *pickler, *body;
 	shmq_terms terms = terms_after(0, 0);
-	Py_ssize_t last;
 	int status = -1;
 	uint64_t id;
 
@@ -301,16 +318,13 @@ static PyObject *producer_publish_object(producer_object *self, PyObject *const 
 	else if (ARGUMENTS("publish_object", 2, {"picklers", ARGUMENT_OBJECT, &spare},
 	                   {"obj", ARGUMENT_OBJECT, &object}) < 0)
 		return NULL;
-	last = PyList_Size(spare) - 1; /* -2 with SystemError if it is no list */
-	if (last < 0)
-		return last == -1 ? PyBool_FromLong(0) : NULL;
-	pickler = PyList_GetItem(spare, last);
-	if (!PyTuple_Check(pickler) || PyTuple_Size(pickler) != 4)
-		return PyErr_Format(PyExc_TypeError, "publish_object() needs a list of picklers");
-	Py_INCREF(pickler); /* it leaves the list while it works: no other thread may use it then */
-	if (PyList_SetSlice(spare, last, last + 1, NULL) < 0) {
+	pickler = last_of(
+			spare); /* it leaves the list while it works: no other thread may use it then */
+	if (!pickler)
+		return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+	if (!PyTuple_Check(pickler) || PyTuple_Size(pickler) != 4) {
 		Py_DECREF(pickler);
-		return NULL;
+		return PyErr_Format(PyExc_TypeError, "publish_object() needs a list of picklers");
 	}
 	body = pickled(pickler, object);
 	if (!body && !PyErr_Occurred())
@@ -409,7 +423,8 @@ static int publish_list(producer_object *self, PyObject *list, Py_ssize_t n, shm
 	PyObject *tuple;
 	int r = -1, status = SHMQ_AGAIN;
 
-	if (PyList_CheckExact(list) && producer_usable(self) && bodies_of_list(list, n, bodies))
+	if (IS_ALONE && PyList_CheckExact(list) && producer_usable(self) &&
+	    bodies_of_list(list, n, bodies))
 		status = shmq_publish_on(self->handle, bodies, (uint32_t)n, terms, 0, first_id);
 	if (status == SHMQ_OK)
 		return 0;
@@ -437,8 +452,7 @@ shmq_body *bodies_new(shmq_body stack[BODIES_ON_STACK], Py_ssize_t n)
 	return bodies;
 }
 
-static PyObject *producer_publish_list(producer_object *self, PyObject *const *args,
-                                       Py_ssize_t nargs, PyObject *kwnames)
+static FAST_METHOD(producer, publish_list)
 {
 	shmq_body stack[BODIES_ON_STACK], *bodies = NULL;
 	int64_t defer = 0, ttl = 0, timeout = FOR_EVER;
@@ -501,7 +515,7 @@ static METHOD(producer, loan, (U64, nbytes),
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int producer_init(producer_object *self, PyObject *args, PyObject *kwargs)
+static INIT(producer)
 {
 	static char *names[] = {"broker",     "topic",     "generation", "name",
 	                        "on_backlog", "on_forked", NULL};
@@ -528,7 +542,7 @@ static int producer_init(producer_object *self, PyObject *args, PyObject *kwargs
 	return 0;
 }
 
-static PyObject *producer_close(producer_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(producer, close)
 {
 	self->closed = true;
 	Py_RETURN_NONE;
@@ -541,7 +555,7 @@ static int producer_clear(producer_object *self)
 	return 0;
 }
 
-static void producer_dealloc(producer_object *self)
+static DEALLOC(producer)
 {
 	PyObject_GC_UnTrack(self);
 	loans_pending(self, true);

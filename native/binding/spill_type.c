@@ -79,7 +79,7 @@ PyObject *spill_new(broker_object *broker, shmq_spill *spill)
 	return (PyObject *)self;
 }
 
-static void spill_dealloc(spill_object *self)
+static DEALLOC(spill)
 {
 	if (!self->ended && self->broker->handle)
 		spill_give_back(self, shmq_now() + LOCK_SLICE_NS);
@@ -97,7 +97,7 @@ static bool spill_usable(spill_object *self)
 	return !self->ended && broker_usable(self->broker, "write messages to disk");
 }
 
-static PyObject *spill_encode(spill_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(spill, encode)
 {
 	PyObject *records;
 	char *buffer;

@@ -235,8 +235,7 @@ static PyObject *fetch_or(store_object *self, PyObject *key, PyObject *otherwise
 	return status == SHMQ_OK ? value : store_raise(self, status, take ? "pop" : "get", key);
 }
 
-static PyObject *store_get(store_object *self, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+static FAST_METHOD(store, get)
 {
 	PyObject *key, *otherwise = Py_None;
 
@@ -246,8 +245,7 @@ static PyObject *store_get(store_object *self, PyObject *const *args, Py_ssize_t
 	return fetch_or(self, key, otherwise, false);
 }
 
-static PyObject *store_pop(store_object *self, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+static FAST_METHOD(store, pop)
 {
 	PyObject *key, *otherwise = Py_None;
 
@@ -437,7 +435,7 @@ static METHOD(store, stripe, (OBJECT, key), )
 	return PyLong_FromUnsignedLong(stripe);
 }
 
-static PyObject *store_seen(store_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(store, seen)
 {
 	uint32_t seen[SHMQ_STRIPES];
 
@@ -539,7 +537,7 @@ static METHOD(store, scan, (U32, bucket), (BOOL, values, false)(U64, room, 65536
 	return more ? Py_BuildValue("(NI)", list, bucket) : Py_BuildValue("(NO)", list, Py_None);
 }
 
-static PyObject *store_info(store_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(store, info)
 {
 	shmq_store_info i;
 
@@ -570,7 +568,7 @@ static METHOD(store, sweep, , (U32, limit, 4096))
 	return Py_BuildValue("(IO)", expired, more ? Py_True : Py_False);
 }
 
-static PyObject *store_trim(store_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(store, trim)
 {
 	uint64_t bytes;
 	int status;
@@ -581,7 +579,7 @@ static PyObject *store_trim(store_object *self, PyObject *Py_UNUSED(unused))
 	return PyLong_FromUnsignedLongLong(bytes);
 }
 
-static PyObject *store_retire(store_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(store, retire)
 {
 	int status;
 
@@ -593,7 +591,7 @@ static PyObject *store_retire(store_object *self, PyObject *Py_UNUSED(unused))
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int store_init(store_object *self, PyObject *args, PyObject *kwargs)
+static INIT(store)
 {
 	static char *names[] = {"broker", "store", "serial", "name", "on_forked", NULL};
 	PyObject *name, *on_forked = Py_None;
@@ -631,7 +629,7 @@ static int store_traverse(store_object *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static void store_dealloc(store_object *self)
+static DEALLOC(store)
 {
 	PyObject_GC_UnTrack(self);
 	if (self->handle)

@@ -23,19 +23,24 @@ TELL_METHOD(close_directory, , shmq_directory_close(self->handle), "close the di
 TELL_METHOD(answer, (U32, ticket)(INT, status), shmq_request_answer(self->handle, ticket, status),
             "answer a request")
 
-PyObject *broker_supervise(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames)
+static PyObject *supervise(broker_object *self, const shmq_limits *limits)
 {
-	broker_object *self = (broker_object *)object;
-	shmq_limits limits = {0};
 	int status;
 
-	if (limits_parse("supervise", args, nargs, kwnames, &limits) < 0)
-		return NULL;
-	BROKER_CALL(self, status, shmq_supervise(self->handle, &limits, until));
+	BROKER_CALL(self, status, shmq_supervise(self->handle, limits, until));
 	if (status != SHMQ_OK)
 		return raise_status(self->state, status, NULL, "become the supervisor");
 	Py_RETURN_NONE;
+}
+
+PyObject *broker_supervise(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
+{
+	shmq_limits limits = {0};
+
+	if (limits_parse("supervise", args, nargs, kwnames, &limits) < 0)
+		return NULL;
+	return GUARDED(supervise((broker_object *)self, &limits));
 }
 
 METHOD(broker, supervisor_wait, (I64, deadline), )

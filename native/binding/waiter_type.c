@@ -102,7 +102,7 @@ static METHOD(waiter, wait, (OBJECT, consumers)(I64, deadline_ns), )
 	return result;
 }
 
-static PyObject *waiter_wake(waiter_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(waiter, wake)
 {
 	if (self->handle && !self->closed && !self->broker->closed)
 		shmq_waiter_wake(self->handle);
@@ -120,7 +120,7 @@ static METHOD(waiter, pass_on, (OBJECT, consumer), )
 	Py_RETURN_NONE;
 }
 
-static PyObject *waiter_close(waiter_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(waiter, close)
 {
 	if (!self->handle || self->closed)
 		Py_RETURN_NONE;
@@ -141,7 +141,7 @@ void waiters_wake(broker_object *broker)
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int waiter_init(waiter_object *self, PyObject *args, PyObject *kwargs)
+static INIT(waiter)
 {
 	static char *names[] = {"broker", NULL};
 	broker_object *broker;
@@ -165,7 +165,7 @@ static int waiter_init(waiter_object *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static void waiter_dealloc(waiter_object *self)
+static DEALLOC(waiter)
 {
 	if (self->handle) {
 		waiter_object **link = &self->broker->waiters;

@@ -105,14 +105,14 @@ static int intake_take(intake_object *self, PyObject *nbytes)
 	return intake_answer(self, (uint32_t)answers) < 0 ? -1 : 1;
 }
 
-static PyObject *intake_publishes(intake_object *self, PyObject *nbytes)
+static ARGUMENT_METHOD(intake, publishes, nbytes)
 {
 	int r = intake_usable(self) ? intake_take(self, nbytes) : -1;
 
 	return r < 0 ? NULL : PyBool_FromLong(r);
 }
 
-static PyObject *intake_buffer_updated(intake_object *self, PyObject *nbytes)
+static ARGUMENT_METHOD(intake, buffer_updated, nbytes)
 {
 	int r = intake_usable(self) ? intake_take(self, nbytes) : -1;
 
@@ -123,7 +123,7 @@ static PyObject *intake_buffer_updated(intake_object *self, PyObject *nbytes)
 	return PyObject_CallFunctionObjArgs(self->on_input, nbytes, NULL);
 }
 
-static PyObject *intake_get_buffer(intake_object *self, PyObject *hint)
+static ARGUMENT_METHOD(intake, get_buffer, hint)
 {
 	if (LIKELY(self->room != NULL))
 		return Py_NewRef(self->room);
@@ -151,7 +151,7 @@ static METHOD(intake, begin,
 	Py_RETURN_NONE;
 }
 
-static PyObject *intake_end(intake_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(intake, end)
 {
 	uint64_t published = self->published;
 
@@ -172,13 +172,13 @@ static int intake_clear(intake_object *self)
 	return 0;
 }
 
-static PyObject *intake_close(intake_object *self, PyObject *Py_UNUSED(unused))
+static NOARGS_METHOD(intake, close)
 {
 	intake_clear(self);
 	Py_RETURN_NONE;
 }
 
-static int intake_init(intake_object *self, PyObject *args, PyObject *kwargs)
+static INIT(intake)
 {
 	static char *names[] = {"on_room", "on_input", "on_unsent", NULL};
 	PyObject *on_room, *on_input, *on_unsent;
@@ -195,7 +195,7 @@ static int intake_init(intake_object *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static void intake_dealloc(intake_object *self)
+static DEALLOC(intake)
 {
 	PyObject_GC_UnTrack(self);
 	intake_clear(self);

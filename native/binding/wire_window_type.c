@@ -243,12 +243,12 @@ static PyObject *settle_one(window_object *self, PyObject *text, enum settle wha
 	return PyBool_FromLong(status == SHMQ_OK);
 }
 
-static PyObject *window_finish(window_object *self, PyObject *text)
+static ARGUMENT_METHOD(window, finish, text)
 {
 	return settle_one(self, text, SETTLE_FINISH, 0);
 }
 
-static PyObject *window_touch(window_object *self, PyObject *text)
+static ARGUMENT_METHOD(window, touch, text)
 {
 	return settle_one(self, text, SETTLE_TOUCH, 0);
 }
@@ -260,7 +260,7 @@ static METHOD(window, requeue, (OBJECT, id)(I64, delay_ns), )
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
-static int window_init(window_object *self, PyObject *args, PyObject *kwargs)
+static INIT(window)
 {
 	static char *names[] = {"consumer", NULL};
 	consumer_object *consumer;
@@ -283,7 +283,7 @@ static int window_init(window_object *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static void window_dealloc(window_object *self)
+static DEALLOC(window)
 {
 	if (self->handle) {
 		shmq_window_free(self->handle);
