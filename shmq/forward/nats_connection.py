@@ -43,8 +43,9 @@ class Message:
 
     @property
     def status(self) -> bytes:
-        """A number, of a message that the server itself sent."""
-        return self.head[9:12].strip() if self.head else b""
+        """A number, of a message that the server itself sent: it follows the version of the head.
+        Headers of others begin in a line of their own."""
+        return self.head[9:12] if self.head.startswith(b"NATS/1.0 ") else b""
 
 
 def _connected(servers: Sequence[tuple[str, int]]) -> tuple[socket.socket, str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from support.forwarding import KILLS, summary, taken, wrong
+from support.forwarding import KILLS, publish, summary, taken, wrong
 from support.processes import Child, eventually
 from support.real_kafka import KafkaServer
 from support.real_nats import NatsServer
@@ -200,6 +200,18 @@ def test_the_position_of_another_host_is_refused(
     other = back(far.url, "--until-empty", "--host=two")
     assert other.wait() == 1
     assert "belongs to one/" in other.errors
+
+
+def test_messages_that_were_forwarded_come_back(
+    serve: Serve, attach: Attach, nats: NatsServer, forward: Back, back: Back
+) -> None:
+    """They have headers, of the batch that they were stored with."""
+    serve()
+    broker = attach()
+    sent = publish(broker, 2000)
+    summary(forward(f"{nats.url}/S?subject=s", "--until-empty"))
+    summary(back(f"{nats.url}/S?subject=s", "--until-empty"))
+    assert taken(broker) == sent
 
 
 def test_a_forwarder_waits_for_room(
