@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shmq.errors import ShmqError
-from shmq.forward.jetstream import JetStream, _matches
+from shmq.forward.jetstream import JetStream
 from shmq.forward.marker import Marker
+from shmq.forward.nats_streams import matches
 from shmq.forward.target import Source, open_target
 
 SOURCE = Source("host", "instance", "topic", "channel")
@@ -15,7 +16,8 @@ SOURCE = Source("host", "instance", "topic", "channel")
 @pytest.mark.parametrize(
     "url",
     [
-        "kafka://host/topic",
+        "kafka://host",
+        "kafka://host/a topic",
         "nats://host:4222",
         "nats://host:99999/S",
         "nats:///S",
@@ -67,4 +69,4 @@ def test_a_marker_is_read_as_it_was_written() -> None:
     ],
 )
 def test_a_stream_has_the_subjects_of_its_patterns(pattern: str, subject: str, fits: bool) -> None:
-    assert _matches(pattern, subject) is fits
+    assert matches(pattern, subject) is fits
