@@ -50,6 +50,7 @@ ELSEWHERE = {
     "nsqadmin --lookupd-http-address=": "needs NSQ; tests/nsqd/gateway/test_fleet.py runs it",
     "14:02:11  hosts ": "the output of a command",
     "shmq channel create orders nats": "needs a nats-server; tests/forward has one",
+    "shmq forward orders --from=": "needs a nats-server and Kafka; tests/forward has both",
     "producers, consumers (any Python process, Spark's workers too) ": "a picture",
     "pip install .": "needs a network; `tools/dev setup` installs it the same way",
     "tools/dev setup ": "the test is run by it",

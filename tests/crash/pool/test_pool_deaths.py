@@ -103,12 +103,14 @@ def pool() -> Iterator[Callable[..., shmq.Executor]]:
 
 def kill_during_a_map(executor: shmq.Executor, kills: int, seed: int) -> None:
     """No value is wrong, missing or doubled, and the pool leaves nothing in the broker."""
+    squares = [number * number for number in range(TASKS)]
     with Killer(executor, kills, seed) as killer:
-        for number, value in enumerate(executor.map(tasks.square_slowly, range(TASKS))):
-            assert value == number * number
-            killer.done = number + 1
-    assert killer.done == TASKS
-    assert killer.kills == kills
+        while killer.kills < kills:  # a busy machine gets to fewer of them in one map
+            values = []
+            for value in executor.map(tasks.square_slowly, range(TASKS)):
+                values.append(value)
+                killer.done += 1
+            assert values == squares
     assert executor._site is not None
     topic = executor._site.place.topic
     executor.shutdown()
