@@ -22,6 +22,8 @@ from support.processes import WATCHDOG, eventually
 
 import shmq
 
+WORKERS = 2
+
 
 def request_certificate(cert: Path, key: Path, name: str) -> None:
     """Write both, signed by itself."""
@@ -63,8 +65,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         f"--config={config}",
         f"--tls-cert={tmp_path / 'cert.pem'}",
         f"--tls-key={tmp_path / 'key.pem'}",
-        "--gateway-workers=2",
+        f"--gateway-workers={WORKERS}",
     )
+    # A process that begins later would read what a test has written meanwhile.
+    eventually(lambda: server.log.count(": serving") == WORKERS)
     yield server
     server.close()
     processes.remove_instance(instance)
@@ -83,7 +87,7 @@ def reload(server: Server) -> None:
 
 def shown_https(server: Server) -> str:
     """The name in the certificate that a new HTTPS connection sees."""
-    return _name(ssl.get_server_certificate(("127.0.0.1", server.port("https"))))
+    return _name(ssl.get_server_certificate(("127.0.0.1", server.port("https")), timeout=WATCHDOG))
 
 
 def shown_tcp(server: Server) -> str:
