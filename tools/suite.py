@@ -124,7 +124,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python(
             "nsqd",
-            "nsqd's files and protocol, nats-server",
+            "nsqd's files and protocol, nats-server, Kafka",
             ["tests/nsqd", "tests/forward"],
             deep,
             many,
