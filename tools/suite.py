@@ -8,7 +8,7 @@ can run by hand. A part that fails prints them after its log; the other parts st
 The few tests of a part that failed run again at the end, with nothing beside them, as CPython's
 regrtest does: once in a part that uses programs of others, which have limits of seconds in them,
 and five times in the other parts that pytest runs. Those that always pass then are listed and do
-not fail the suite. In the parts that are no pytest a failure is a failure.
+not fail the suite. In the parts that are commands of tools/dev a failure is a failure.
 tests/README.md has a table of the parts and of what each tier leaves out.
 """
 
@@ -109,6 +109,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
     """The parts of `tools/dev test`, or if `deep` of `tools/dev test --all`; `fuzzed` says that
     libFuzzer is there."""
     many = 2 * CORES
+    shorter = "wait" if deep else "compute"  # the lane that is over first
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
@@ -134,7 +135,8 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             "cpython",
             "CPython's own tests",
             [pytest("tests/cpython", *depth(deep), together=False)],
-            "wait",
+            shorter,
+            waits=True,
             again=ONCE,
         ),
         Part(
@@ -151,7 +153,14 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             [pytest("tests/page", *depth(deep), workers=CORES)],
             again=ONCE,
         ),
-        python("faults", "failing disks", ["tests/fault_injection"], deep, many),
+        Part(
+            "faults",
+            "failing disks",
+            [pytest("tests/fault_injection", *depth(deep), workers=many)],
+            shorter,
+            waits=True,
+            again=OFTEN,
+        ),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
         Part(
@@ -195,7 +204,7 @@ def deep_parts(fuzzed: bool) -> list[Part]:
         mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
         parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
     parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=ONCE))
-    parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone"))
+    parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone", again=OFTEN))
     return parts
 
 
