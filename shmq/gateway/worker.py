@@ -159,10 +159,13 @@ class Worker:
         if self._index == 0:
             tasks.append(loop.create_task(self._lookupd.run()))
         self._connections = Connections(context)
-        self._servers = await self._serve_tcp()
-        self._http = (await asyncio.to_thread(_load_http))(context)
+        self._caches = [self._connections.changed]
+        # Before a client is served: else a change would be confirmed that it does not have.
         await control.start()
         self._change(*control.changes())
+        self._servers = await self._serve_tcp()
+        self._http = (await asyncio.to_thread(_load_http))(context)
+        self._caches.append(self._http.changed)
         if self._index == 0 and context.options.statsd_address:
             from shmq.gateway.statsd import Statsd  # loaded with the HTTP interface
 
@@ -248,8 +251,7 @@ class Worker:
         self._told["reload"] = wanted
         self._context.options = options
         self._context.tls_context = tls_context
-        self._http.changed()
-        self._connections.changed()
+        self._forget()
         if tls_context is not None and self._secure:
             before, self._secure = self._secure, await self._serve_web("https", tls_context)
             for server in before:
@@ -272,8 +274,12 @@ class Worker:
         if version > self._version:
             self._version = version
             self._context.options = self._context.options.replace(**options)
-            self._http.changed()
-            self._connections.changed()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Have each interface make anew what it keeps of the options."""
+        for forget in self._caches:
+            forget()
 
 
 def _socket_of(fd: int) -> socket.socket:
