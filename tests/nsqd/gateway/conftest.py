@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import processes
-from support.certificates import of_this_host
+from support.certificates import of_this_host, write_certificate
 from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.fake_lookupd import Lookupd
@@ -105,26 +105,9 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, st
     directory = tmp_path_factory.mktemp("authority")
 
     def make(name: str, *words: str) -> tuple[str, str]:
-        cert, key = str(directory / f"{name}.pem"), str(directory / f"{name}.key")
-        argv = [
-            peer("openssl"),
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-            *words,
-        ]
-        subprocess.run(argv, check=True, capture_output=True)
-        return cert, key
+        cert, key = directory / f"{name}.pem", directory / f"{name}.key"
+        write_certificate(cert, key, name, words)
+        return str(cert), str(key)
 
     authority = make("authority")
     plain = ("-addext", "basicConstraints=critical,CA:FALSE")

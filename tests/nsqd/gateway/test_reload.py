@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support import processes
+from support.certificates import write_certificate
 from support.external_programs import peer
 from support.nsq_client import ERROR, OK, Server, mpub
 from support.processes import WATCHDOG, eventually
@@ -25,37 +26,11 @@ import shmq
 WORKERS = 2
 
 
-def request_certificate(cert: Path, key: Path, name: str) -> None:
-    """Write both, signed by itself."""
-    subprocess.run(
-        [
-            peer("openssl"),
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            str(key),
-            "-out",
-            str(cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """With a certificate and a configuration file."""
     instance = f"reload-{os.getpid()}"
-    request_certificate(tmp_path / "cert.pem", tmp_path / "key.pem", "first")
+    write_certificate(tmp_path / "cert.pem", tmp_path / "key.pem", "first")
     config = tmp_path / "shmq.toml"
     config.write_text('max_rdy_count = 10\nmem_queue_size = 500\nlog_level = "info"\n')
     server = Server(
@@ -119,7 +94,7 @@ def test_certificates_are_read_again(server: Server, tmp_path: Path) -> None:
     assert (shown_https(server), shown_tcp(server)) == ("first", "first")
     old = server.connect()
     old.sub("t", "c", 1)
-    request_certificate(tmp_path / "cert.pem", tmp_path / "key.pem", "second")
+    write_certificate(tmp_path / "cert.pem", tmp_path / "key.pem", "second")
     reload(server)
     for _ in range(8):  # of both processes
         assert (shown_https(server), shown_tcp(server)) == ("second", "second")
