@@ -130,10 +130,10 @@ class _Table:
         """The queue of a row."""
         return self._queues[row] if row < len(self._queues) else None
 
-    def oldest(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The gauge `oldest` of some rows, now."""
+    def oldest(self, rows: NDArray[np.int64], now: int) -> NDArray[np.int64]:
+        """The gauge `oldest` of some rows at `now` (CLOCK_REALTIME ns)."""
         since = self.oldest_at[rows]
-        age = np.maximum((time.time_ns() - since) // 10**6 + 1, 1)
+        age = np.maximum((now - since) // 10**6 + 1, 1)
         found: NDArray[np.int64] = np.where(since > 0, age, 0)
         return found
 
@@ -321,19 +321,20 @@ class _Recorder:
         record = source.blank(self.region)
         live = table.live
         totals = np.concatenate((self._total, table.totals))
+        # one instant for all: the total is at least as old as the oldest channel
+        now = time.time_ns()
         waiting = table.oldest_at[table.oldest_at > 0]
         if len(waiting):
-            age = max(time.time_ns() - int(waiting.min()), 0) // 10**6 + 1
+            age = max(now - int(waiting.min()), 0) // 10**6 + 1
             totals[len(COUNTERS) + _OLDEST] = age
         record["totals"] = np.clip(totals, 0, 0xFFFFFFFF)
         record["span"], record["queues"] = time.monotonic() - self._began, len(live)
         rows = self.rows
         numbers = np.concatenate((self._sums[rows], table.gauges[rows]), axis=1)
-        numbers[:, len(COUNTERS) + _OLDEST] = table.oldest(rows)
+        numbers[:, len(COUNTERS) + _OLDEST] = table.oldest(rows, now)
         record["serials"][0, : len(rows)] = table.serial[rows] & 0xFFFFFFFF
         record["rows"][0, : len(rows)] = chronicle.shorten(numbers)
         # the time that is over ends when the next one begins, unless the clock was set
-        now = time.time_ns()
         end = now // self._length * self._length
         is_next = now // self._length == self._period + 1
         when = end - 1 if is_next else now

@@ -349,16 +349,24 @@ def test_an_unbuffered_client_gets_messages_at_once(connect: Connect, topic: str
         client.finish(client.delivery())
 
 
-def test_heartbeats_and_the_end_of_who_does_not_answer(client: Client) -> None:
-    began = time.monotonic()
-    assert client.identify(heartbeat_interval=1000) == OK
-    assert client.frame(heartbeats=True) == (RESPONSE, b"_heartbeat_")
-    assert time.monotonic() - began >= 0.9
-    client.send(b"NOP\n")
-    assert client.frame(heartbeats=True) == (RESPONSE, b"_heartbeat_")
+def test_heartbeats_and_the_end_of_who_does_not_answer(connect: Connect) -> None:
+    interval = 1.0
+    while True:
+        client, began = connect(), time.monotonic()
+        assert client.identify(heartbeat_interval=round(interval * 1000)) == OK
+        assert client.frame(heartbeats=True) == (RESPONSE, b"_heartbeat_")
+        assert time.monotonic() - began >= 0.9 * interval
+        client.send(b"NOP\n")
+        answered = time.monotonic() - began
+        if (frame := client.frame(heartbeats=True)) is not None:
+            break
+        # on a busy machine the answer itself may be late, and the server is right to hang up
+        assert answered > 1.5 * interval
+        interval *= 2
+    assert frame == (RESPONSE, b"_heartbeat_")
     while (frame := client.frame(heartbeats=True)) is not None:
         assert frame == (RESPONSE, b"_heartbeat_")
-    assert time.monotonic() - began >= 2.9
+    assert time.monotonic() - began >= 2.9 * interval
 
 
 @pytest.mark.parametrize("words", [b"", b"RDY 5\nRDY 0\n", b"RDY 1\nCLS\n"])
