@@ -115,8 +115,8 @@ def test_client_msg_timeout(client: Client, server: Server, topic: str) -> None:
     """TestClientMsgTimeout."""
     assert client.identify(msg_timeout=1000) == OK
     client.pub(topic, b"x")
-    client.sub(topic, "c", 1)
     began = time.monotonic()
+    client.sub(topic, "c", 1)
     first = client.delivery()
     again = client.delivery()
     assert time.monotonic() - began >= 0.95
