@@ -31,7 +31,7 @@ GROUPS = {
 #: With forkserver: only the start of a worker differs from spawn, so these groups are enough.
 STARTED = ("queues", "executor")
 #: Most of the time goes into these.
-LONG = ("shutdown", "wait", "executor")
+LONG = ("shutdown", "wait", "executor", "deadlock")
 CASES = [
     pytest.param(
         module,

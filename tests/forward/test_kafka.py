@@ -91,6 +91,7 @@ def test_forwarders_killed_at_any_instant_store_every_message_once(
     assert wrong(kafka.bodies(out), sent) == {}
 
 
+@pytest.mark.deep  # the same with nats-server is not
 def test_a_broker_and_a_supervisor_that_die_cost_nothing(
     serve: Serve, attach: Attach, kafka: KafkaServer, out: str, forward: Forward
 ) -> None:

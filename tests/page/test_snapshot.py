@@ -66,6 +66,7 @@ def looks(many: shmq.Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Snapsh
     found.close()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("many", [IDLE], indirect=True)
 def test_of_many_channels_the_busy_one_is_followed_and_no_other_starves(
     many: shmq.Broker, looks: Snapshots

@@ -24,7 +24,7 @@ from shmq.pool import worker
 from shmq.pool.site import CHANNEL
 from shmq.queues import tree
 
-METHODS = ("fork", "spawn", "forkserver")
+METHODS = ("fork", pytest.param("spawn", marks=pytest.mark.deep), "forkserver")
 TASKS = 10_000
 
 

@@ -28,8 +28,6 @@ FILES = {
         "test_window_rate_limiter.py",
     ),
 }
-#: The groups that wait most of their time.
-SLOW = ("broker", "limits")
 ALL = {name for names in FILES.values() for name in names}
 OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED) \S*?(\w+\.py::\w+)")
 
@@ -72,10 +70,8 @@ def outcomes(theirs: Path, files: tuple[str, ...], *words: str) -> tuple[set[str
     return {match[2] for match in found} - bad, bad, "\n".join(lines[-60:])
 
 
-@pytest.mark.parametrize(
-    "group",
-    [pytest.param(name, marks=[pytest.mark.deep] * (name in SLOW)) for name in FILES],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("group", FILES)
 def test_their_tests_pass_but_those_that_are_listed(group: str, theirs: Path) -> None:
     words = [f"--deselect=tests/{name}" for name in deviations()]
     passed, failed, text = outcomes(theirs, FILES[group], *words, "--timeout=300")
