@@ -35,6 +35,7 @@ from jetstream import JetStream
 from kills import OurKills, OurPoolKills, kills
 from ours import cores, ours
 from peers import peers
+from ray_peer import RayQueue
 from runs import (
     APART,
     EXPIRY,
@@ -258,6 +259,7 @@ def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[C
             Iceoryx(),
             Ecal(),
             JetStream(scratch),
+            RayQueue(scratch),
             AeronIpc(scratch),
             ChronicleQueue(scratch),
         ]
