@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import Child, eventually, say
+from support.processes import Child, eventually, say, stop_process
 
 import shmq
 from shmq.errors import BadArgument, Full, Gone, MessageTooBig, Rejected
@@ -273,7 +273,7 @@ def test_a_blocked_publisher_goes_on_while_no_supervisor_lives(
 ) -> None:
     broker = open_broker()
     producer, consumer = limited(broker, max_messages=1, overflow="block")
-    os.kill(broker.supervisor_pid, signal.SIGSTOP)
+    stop_process(broker.supervisor_pid)
     try:
         received = []
 

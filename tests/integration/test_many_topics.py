@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.processes import Child, eventually, say
+from support.processes import Child, eventually, say, stop_process
 from support.recount import recount_all
 
 import shmq
@@ -363,7 +363,7 @@ def test_no_take_waits_for_a_supervisor_that_does_not_answer(
     consumer = broker.consumer(["there", "tenant.*"], "c")
     broker.producer("there").publish(b"0")
     broker.create_topic("tenant.a")
-    os.kill(broker.supervisor_pid, signal.SIGSTOP)
+    stop_process(broker.supervisor_pid)
     try:
         assert take_topics(consumer, 1) == ["there"]
         assert consumer.take(0) is None

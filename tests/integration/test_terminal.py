@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.external_programs import peer
-from support.processes import WATCHDOG, Child, eventually
+from support.processes import WATCHDOG, Child, eventually, stop_process
 from support.terminal import Terminal
 
 import shmq
@@ -178,7 +178,7 @@ def test_a_long_wait_says_what_it_waits_for(
     lines.write_text("one more\n")
     broker = open_broker(mem_queue_size=10, in_flight_slots=16)
     broker.create_channel("jobs", "workers")
-    os.kill(broker.supervisor_pid, signal.SIGSTOP)  # so that nothing goes to disk
+    stop_process(broker.supervisor_pid)  # so that nothing goes to disk
     try:
         with contextlib.suppress(shmq.Full):
             while True:

@@ -81,7 +81,7 @@ def test_the_death_of_root_and_supervisor_is_cleaned_up_by_the_next_root(
     instance = broker_of(root)
     child = int(root.said("child").split()[1])
     pids = [root.pid, processes.supervisor_pid(instance), child]
-    os.kill(root.pid, signal.SIGSTOP)  # else it starts another supervisor
+    processes.stop_process(root.pid)  # else it starts another supervisor
     for pid in reversed(pids):
         os.kill(pid, signal.SIGKILL)
     root.wait()

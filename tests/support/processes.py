@@ -82,6 +82,12 @@ def eventually(condition: Callable[[], Any], watchdog: float = WATCHDOG, what: s
     return value
 
 
+def stop_process(pid: int) -> None:
+    """SIGSTOP, and wait until the process has stopped in all its threads: until then they go on."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: set(_thread_states(pid)) <= set("TtZX"), what=f"{pid} stopped")
+
+
 class Child:
     """A process with line-wise stdin and stdout, killed and reaped by `close`."""
 
@@ -150,8 +156,7 @@ class Child:
 
     def stop(self) -> None:
         """SIGSTOP, and wait until it has stopped in all its threads."""
-        self.process.send_signal(signal.SIGSTOP)
-        eventually(lambda: set(_thread_states(self.pid)) <= set("TtZX"), what="child stopped")
+        stop_process(self.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""

@@ -210,7 +210,7 @@ def test_a_stopped_worker_holds_nobody_up(
     future = executor.submit(tasks.hold, str(begun), str(until))
     eventually(lambda: tasks.has_begun(begun))
     worker = int(begun.read_text())
-    os.kill(worker, signal.SIGSTOP)
+    processes.stop_process(worker)
     try:
         assert list(executor.map(tasks.same, range(100))) == list(range(100))
         assert future.running()

@@ -27,7 +27,7 @@ import pytest
 from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.nsq_client import ERROR, OK, Client, Server, drop_in, mpub, sized
-from support.processes import WATCHDOG, eventually
+from support.processes import WATCHDOG, eventually, stop_process
 
 from shmq.layout import constant
 
@@ -131,7 +131,7 @@ def test_a_publish_that_finds_no_room(start: Start, kind: str) -> None:
     if kind == "shmq":
         server.connect().pub("other", b"made")
         server.connect().pub("t", b"made")
-        server.process.send_signal(signal.SIGSTOP)
+        stop_process(server.process.pid)
     waiting, other = server.connect(), server.connect()
     waiting.send((b"PUB t\n" + sized(b"x")) * 3000)
     answered = 0

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.nsq_client import ERROR, OK, Client, Server, mpub
-from support.processes import WATCHDOG, eventually
+from support.processes import WATCHDOG, eventually, stop_process
 
 Start = Callable[..., Server]
 
@@ -179,7 +179,7 @@ def test_a_change_waits_for_one_that_is_slow(pair: Pair) -> None:
             replies.append(pair.server.http("PUT", "/config/log_level", b"error").status)
 
     changing = [threading.Thread(target=change) for _ in range(8)]
-    os.kill(slow.pid, signal.SIGSTOP)
+    stop_process(slow.pid)
     try:
         for one in changing:
             one.start()
