@@ -245,6 +245,13 @@ class _Channel:
         found = self.limits(begin, end)
         return found.pop() if len(found) == 1 else None
 
+    def counts(self, begin: int, end: int) -> bool:
+        """Whether the channel surely counted failures all the time."""
+        return all(
+            each.get("max_attempts") or each.get("retry_delay")
+            for each in self.history.in_force(self.channel, begin, end)
+        )
+
     # -- lives
 
     def check(self) -> None:
@@ -283,7 +290,8 @@ class _Channel:
             may += hidden
             if last is not None and not sent:
                 may += self.may_have_failed(last, until)
-                sure += self.surely(last, Settling.REQUEUE, Settling.RETRY)
+                if self.counts(int(last["begin"]), until):
+                    sure += self.surely(last, Settling.REQUEUE, Settling.RETRY)
                 self.after_failure(row, last, hidden, sure, begin)
             if dead:
                 self.letter(row, None if sent else last, hidden, may, begin)

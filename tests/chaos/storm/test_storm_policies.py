@@ -274,6 +274,17 @@ def before_its_retry_delay(story: PolicyStory, broken: bool) -> None:
     story.x.take_and_finish(470 if broken else 650, sent, attempts=3)
 
 
+@plant("early", later={"retry_delay": (0.2, 5.0)})
+def its_failures_were_not_counted_then(story: PolicyStory, broken: bool) -> None:
+    """That is where the channel had neither a limit of failures nor a delay."""
+    sent = story.send(10, 1)
+    story.fail(20, sent)
+    story.fail(30, sent, attempts=2)
+    story.actor("tuner", "q").ask(40, Verb.CONFIGURE, "x", key=2)
+    story.fail(60, sent, attempts=3)
+    story.x.take_and_finish(100 if broken else 300, sent, attempts=4)
+
+
 @plant("company", max_attempts=1)
 def convicted_beside_others(story: PolicyStory, broken: bool) -> None:
     first, second = story.send(10, 1), story.send(12, 2)

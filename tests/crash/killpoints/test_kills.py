@@ -364,7 +364,7 @@ def test_a_stopped_holder_is_waited_for_and_not_robbed(
     publisher = child(publish_batches, broker.instance, "child")
     publisher.said("ok")
     choice, stops, blocked, mine = random.Random(3), 0, 0, 0
-    while stops < 15 or (blocked < 3 and stops < 150):
+    while stops < 15 or (blocked < 3 and stops < 3000):
         time.sleep(choice.uniform(0, 0.01))  # the instant of the stop
         publisher.stop()
         stops += 1
