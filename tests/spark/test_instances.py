@@ -253,8 +253,7 @@ def test_a_stream_over_tls_with_a_secret(
             "https_address": "",
             "tls_required": "tcp-https",
         }
-        where = f"127.0.0.1:{authority.server_port}"
-        fleet = [start(auth_http_address=where, **secure) for _ in range(2)]
+        fleet = [start(auth_http_address=authority.address, **secure) for _ in range(2)]
         sent = [body for one in fleet for body in one.publish(0, 1000)]
         login = {"tls": cert, "authSecret": "open sesame"}
         for one in fleet:

@@ -77,13 +77,28 @@ def test_an_answer_is_lost_and_what_was_asked_is_not(cable: Cable) -> None:
     with socket.create_connection((cable.address, PORT), WATCHDOG) as client:
         cable.lose_answer(b"LEASE t")
         client.sendall(b"LEASE t")
-        assert cable.halved(WATCHDOG)
+        assert cable.caught(WATCHDOG)
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(100)
         cable.heal()
         client.settimeout(WATCHDOG)
         assert client.recv(100) == b"LEASE t"
+
+
+def test_a_request_is_lost_and_what_was_said_before_is_not(cable: Cable) -> None:
+    with socket.create_connection((cable.address, PORT), WATCHDOG) as client:
+        cable.lose_request(b"COMMIT t")
+        assert asked(cable, WATCHDOG)
+        client.sendall(b"COMMIT t")
+        assert cable.caught(WATCHDOG)
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(100)
+        assert not asked(cable, 0.2)
+        cable.heal()
+        client.settimeout(WATCHDOG)
+        assert client.recv(100) == b"COMMIT t"  # sent again by the kernel
 
 
 def test_devices_end_with_the_cable(cable: Cable) -> None:

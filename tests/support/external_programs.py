@@ -32,10 +32,14 @@ _REMEDIES = {
 }
 
 
+def found(name: str) -> str | None:
+    """The path of a program, None if it is missing."""
+    return shutil.which(name, path=BIN) or shutil.which(name)
+
+
 def peer(name: str) -> str:
     """The path of a program."""
-    found = shutil.which(name, path=BIN) or shutil.which(name)
-    return found or missing(name, _REMEDIES.get(name, "tools/dev peers installs it"))
+    return found(name) or missing(name, _REMEDIES.get(name, "tools/dev peers installs it"))
 
 
 def missing(what: str, remedy: str) -> NoReturn:

@@ -13,17 +13,23 @@ from typing import Any
 class Authority(http.server.ThreadingHTTPServer):
     """All requests get `reply`; `asked` has their queries."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), _Handler)
+        self._host = host
         self.reply = (200, b"{}")
         """Status, body."""
         self.asked: list[dict[str, str]] = []
         self._thread = threading.Thread(target=self.serve_forever)
 
     @property
+    def address(self) -> str:
+        """Where it answers."""
+        return f"{self._host}:{self.server_port}"
+
+    @property
     def flag(self) -> str:
         """For a server that is to ask it."""
-        return f"--auth-http-address=127.0.0.1:{self.server_port}"
+        return f"--auth-http-address={self.address}"
 
     def __enter__(self) -> Authority:
         self._thread.start()

@@ -79,8 +79,8 @@ class Cable:
         self.host, self.address = f"198.18.{number}.1", f"198.18.{number}.2"
         self.there, self.back = Way(), Way()
         """The way to the namespace, and the one from it."""
-        self._word = b""
-        self._halved = threading.Event()
+        self._word, self._loses_word = b"", False
+        self._caught = threading.Event()
         try:
             self._namespace = _in_thread(_made)
             self._open.append(self._namespace)
@@ -115,20 +115,32 @@ class Cable:
                 with contextlib.suppress(BlockingIOError):
                     packet = os.read(each, 1 << 16)
                     if each == near and self._word and self._word in packet:
-                        self._word, self.back.passes = b"", False
-                        self._halved.set()
+                        self._catch()
                     way.take(packet, to)
+
+    def _catch(self) -> None:
+        self._word, self.back.passes = b"", False
+        if self._loses_word:
+            self.there.passes = False
+        self._caught.set()
 
     def lose_answer(self, word: bytes) -> None:
         """Let the way back lose all packets once these bytes were sent to the namespace."""
-        self._halved.clear()
-        self._word = word
+        self._caught.clear()
+        self._word, self._loses_word = word, False
 
-    def halved(self, patience: float) -> bool:
-        """Wait until they were sent. Returns False if they are not, and does not wait for them any
-        more."""
-        found = self._halved.wait(patience)
-        self._word = b""
+    def lose_request(self, word: bytes) -> None:
+        """Let both ways lose all packets, from the one on that has these bytes and is sent to the
+        namespace."""
+        self._caught.clear()
+        self._word, self._loses_word = word, True
+
+    def caught(self, patience: float, last: bool = True) -> bool:
+        """Wait until these bytes were sent. Returns False if they are not; `last`: it does not wait
+        for them any more then."""
+        found = self._caught.wait(patience)
+        if last:
+            self._word = b""
         return found
 
     def heal(self) -> None:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,15 +32,19 @@ _OTHERS = (
 )
 #: Seconds that leases live: far longer than a driver takes to start beside much other work.
 TTL = 600.0
+#: How long an instance may take for an answer.
+_TIMEOUT = "5s"
 _LIVES = "a query whose leases live for s: "
 _SAID = "the query ended with "
 
 
 @dataclass(frozen=True)
 class Work:
-    """The parameters of a driver."""
+    """The parameters of a driver. reading: options of the source. writing: of the sink; None: it
+    writes parquet files."""
 
-    instances: str
+    reading: dict[str, str]
+    writing: dict[str, str] | None
     scratch: str
     master: str
     available_now: bool
@@ -117,33 +120,42 @@ def _tell(error: str) -> bool:
 
 
 def _start(spark: Any, work: Work, loose: bool) -> Any:
-    read = {"instances": work.instances, "topic": "t", "channel": "c", "consumer": "kills"}
-    read |= {"transport": work.transport, "onMissingHost": "wait", "hostTimeout": "5s"}
+    read = {**work.reading, "topic": "t", "channel": "c", "consumer": "kills"}
+    read |= {"transport": work.transport, "onMissingHost": "wait", "hostTimeout": _TIMEOUT}
     read |= {"leaseTtl": f"{work.ttl}s", "minPartitionRows": "100", "numPartitions": "3"}
     if loose:
         read |= {"failOnDataLoss": "false", "onLostLease": "warn"}
-    rows = (
-        spark.readStream.format("shmq")
-        .options(**read, maxMessagesPerTrigger=PER_TRIGGER)
-        .load()
-        .select("id", "body", "attempts")
-    )
-    scratch = Path(work.scratch)
-    writer = rows.writeStream.format("parquet").options(
-        path=str(output(scratch)), checkpointLocation=str(scratch / "checkpoint")
-    )
+    rows = spark.readStream.format("shmq").options(**read, maxMessagesPerTrigger=PER_TRIGGER).load()
+    writer = _writer(rows, work).option("checkpointLocation", f"{work.scratch}/checkpoint")
     now = work.available_now or loose
     trigger = {"availableNow": True} if now else {"processingTime": "100 milliseconds"}
     return writer.trigger(**trigger).start()
+
+
+def _writer(rows: Any, work: Work) -> Any:
+    if work.writing is None:
+        files = rows.select("id", "body", "attempts").writeStream.format("parquet")
+        return files.option("path", str(output(Path(work.scratch))))
+    body = rows.selectExpr("concat_ws(' ', id, cast(body as string), attempts) as body")
+    write = {**work.writing, "hostTimeout": _TIMEOUT, "timeout": _TIMEOUT}
+    if not work.available_now:
+        write["onMissingHost"] = "wait"  # else the query fails, and writes its rows again
+    return body.writeStream.format("shmq").options(**write)
 
 
 class FleetDriver(Driver):
     """The driver that lives, and those before it: with the triggers, and the transports, in
     turns."""
 
-    def __init__(self, fleet: Sequence[str], master: str, scratch: Path) -> None:
-        """fleet: addresses."""
-        self._fleet = ",".join(fleet)
+    def __init__(
+        self,
+        reading: dict[str, str],
+        writing: dict[str, str] | None,
+        master: str,
+        scratch: Path,
+    ) -> None:
+        """reading, writing: of `Work`."""
+        self._reading, self._writing = reading, writing
         self.ttl = TTL
         """Seconds that leases live, of this driver and of the next ones."""
         self._master = self._next_master = master
@@ -155,7 +167,8 @@ class FleetDriver(Driver):
     def _begin(self) -> subprocess.Popen[bytes]:
         self.transport = next(self._transports)
         work = Work(
-            self._fleet,
+            self._reading,
+            self._writing,
             str(self._scratch),
             self._next_master,
             next(self._available_now),

@@ -2,11 +2,10 @@
 
 Numbers are published to three instances. Each is served by processes of its own in a network
 namespace of its own. One query, on a Spark standalone cluster of three workers, writes them to
-parquet files. Nemeses come at random: SIGKILL of the driver, its JVM, the process that plans for
-it, an executor, an executor's Python, a gateway, a supervisor; an instance that loses its memory; a
-network that loses all packets, or those of one direction, or is late with them; a gateway that is
-stopped; a driver that is stopped for longer than its leases live; a second driver while the first
-is stopped. At the end `chaos.fleet.verdict` compares the files with what was published.
+parquet files, or to a topic of the three instances. It has their addresses or asks a real
+nsqlookupd for them, and it uses TLS and AUTH or neither: each round draws this. Nemeses come at
+random (`fleet_nemeses.py`). At the end `chaos.fleet.verdict` compares the rows with what was
+published.
 """
 
 from __future__ import annotations
@@ -22,95 +21,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import fleet_mutants
-from chaos.fleet.verdict import Files, Loss, Story, judge
-from fleet_driver import TTL, FleetDriver, output
+from chaos.fleet.verdict import Files, Story, judge
+from fleet_driver import FleetDriver, output
+from fleet_instances import Fleet, Round, Topics
+from fleet_nemeses import PATIENCE, SHORT_TTL, Nemeses
 from spark_kills import AHEAD, BATCH, DRIVERS, LULL, PAUSE, PER_TRIGGER, Violation
-from support import network, processes, recount
-from support.fleet import Instance
-from support.network import Cable
+from support import network
+from support.external_programs import found
 from support.spark_cluster import SparkCluster
 from support.spark_home import spark_home
 
-from shmq.layout import State
-
-INSTANCES = 3
 WORKERS = 3
-PATIENCE = 900.0  # seconds without progress that are too many
 JUDGE_EVERY = 10.0  # seconds
-LONGEST_AWAY = 6.0  # seconds that an instance without a supervisor is away
-LONGEST_PAUSE = 8.0  # seconds that a gateway or the network stands still: more than hostTimeout
-LONGEST_DELAY = 1.0  # seconds that a packet is late
-COMMANDS = (b"LEASE t", b"LEASE t", b"LFIN t", b"LHOLD t", b"LLOOK t", b"LREAD t")
-SHORT_TTL = 10.0  # seconds that leases live of a driver that is stopped for longer
-
-
-class Remote(Instance):
-    """An instance in a namespace. log: the numbers that were published, by id."""
-
-    def __init__(self, name: str, directory: Path, log: dict[int, int]) -> None:
-        self._log, self.cable = log, Cable()
-        super().__init__(name, directory, f"{self.cable.address}:4150", self.cable.nsenter)
-
-    def publish_numbers(self, numbers: range) -> None:
-        """One message for each."""
-        ids = self.broker.producer("t").publish_many([b"%d" % number for number in numbers])
-        self._log.update(zip(ids, numbers, strict=True))
-
-    @property
-    def held(self) -> int:
-        """How many messages wait or are leased."""
-        stats = self.broker.channel_stats("t", "c")
-        return int(stats.depth + stats.leased)
-
-    def leased(self) -> dict[int, set[int]]:
-        """The numbers of each lease."""
-        found = self._recount()
-        slots = found.slots[found.of[State.LEASED]]
-        leases: dict[int, set[int]] = {}
-        for lease, number in zip(slots["move"].tolist(), slots["id"].tolist(), strict=True):
-            leases.setdefault(lease, set()).add(self._log[number])
-        return leases
-
-    def _recount(self) -> recount.Recount:
-        return recount.recount(self.name, "t", "c", undecided=True)
-
-    def kill_supervisor(self, seconds: float) -> None:
-        """Kill it, and start another after some seconds."""
-        self.child.close()
-        time.sleep(seconds)
-        self.start()
-
-    def lose_memory(self, seconds: float) -> Loss:
-        """Kill all processes, remove the memory, and start again after some seconds."""
-        gateways = self.gateways()
-        self.child.close()
-        for pid in gateways:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            processes.wait_ended(pid)
-        waiting = {self._log[int(number, 16)] for number in self._recount().waiting}
-        loss = Loss(self.address, waiting, self.leased())
-        self.broker.close()
-        processes.remove_instance(self.name)
-        time.sleep(seconds)
-        self.begin()
-        return loss
-
-    def close(self) -> None:
-        super().close()
-        processes.remove_instance(self.name)
-        self.cable.close()
 
 
 class Storm:
     """The instances, what is published to them and what came."""
 
-    def __init__(self, fleet: list[Remote], story: Story, driver: FleetDriver, to: Path) -> None:
-        self.fleet, self.story, self.driver = fleet, story, driver
-        self._files = Files(to)
+    def __init__(
+        self, fleet: Fleet, story: Story, driver: FleetDriver, came: Files | Topics
+    ) -> None:
+        """came: where the query writes."""
+        self.fleet, self.story, self.driver = fleet.instances, story, driver
+        self._came = came
 
     @property
     def published(self) -> int:
@@ -120,7 +57,7 @@ class Storm:
     @property
     def came(self) -> int:
         """How many rows have come."""
-        return self._files.read()
+        return self._came.read()
 
     def publish(self) -> None:
         """Some numbers to each instance, unless many have not come yet."""
@@ -177,152 +114,10 @@ class Storm:
 
     def judge(self, ended: bool = True) -> None:
         """Raises Violation. ended: nothing more is to come."""
-        self._files.read()
-        problems = judge(self.story, self._files.rows, self.driver.named(), ended)
+        self._came.read()
+        problems = judge(self.story, self._came.rows, self.driver.named(), ended)
         if problems:
             raise Violation(f"{len(problems)} problems: " + "\n".join(problems[:20]))
-
-
-class Nemeses:
-    """The blows to a storm, each kind once before any comes again."""
-
-    def __init__(
-        self, storm: Storm, cluster: SparkCluster, choice: random.Random, kinds: Sequence[str]
-    ) -> None:
-        """kinds: which; all if there are none."""
-        self._storm, self._cluster, self._choice = storm, cluster, choice
-        driver = storm.driver
-        known: dict[str, Callable[[], bool]] = {
-            "driver": lambda: self._killed([driver.process.pid]),
-            "JVM": lambda: self._killed([child.pid for child in driver.children()]),
-            "planner": lambda: self._found("python_streaming_source_runner"),
-            "executor": lambda: self._killed(cluster.executors()),
-            "worker": lambda: self._killed(cluster.python_workers()),
-            "gateway": lambda: self._killed(self._one.gateways()),
-            "supervisor": self._supervisor,
-            "memory": self._memory,
-            "partition": self._partition,
-            "halved": self._halved,
-            "answer": self._answer,
-            "delay": self._delay,
-            "pause": self._pause,
-            "stall": self._stall,
-            "second": self._second,
-        }
-        self.kinds = {name: known[name] for name in kinds or known}
-
-    def turns(self) -> Iterator[tuple[str, Callable[[], bool]]]:
-        """Each name with what does it; that returns False if there was nobody to do it to."""
-        while True:
-            names = list(self.kinds)
-            self._choice.shuffle(names)
-            for name in names:
-                yield name, self.kinds[name]
-
-    @property
-    def _one(self) -> Remote:
-        return self._choice.choice(self._storm.fleet)
-
-    def _killed(self, pids: Sequence[int]) -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            if pids:
-                os.kill(self._choice.choice(pids), signal.SIGKILL)
-                return True
-        return False
-
-    def _found(self, word: str) -> bool:
-        return self._killed([process.pid for process in self._storm.driver.processes(word)])
-
-    def _supervisor(self) -> bool:
-        self._one.kill_supervisor(self._choice.uniform(0, LONGEST_AWAY))
-        return True
-
-    def _memory(self) -> bool:
-        """Readers of an instance in shared memory are on its host, and die with it."""
-        driver = self._storm.driver
-        if driver.transport == "auto":
-            driver.signal_all(signal.SIGKILL)
-            for pid in (*self._cluster.executors(), *self._cluster.python_workers()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                processes.wait_ended(pid)
-        away = self._choice.uniform(0, LONGEST_AWAY)
-        self._storm.story.losses.append(self._one.lose_memory(away))
-        return True
-
-    def _for_a_while(self, cable: Cable) -> bool:
-        time.sleep(self._choice.uniform(0, LONGEST_PAUSE))
-        cable.heal()
-        return True
-
-    def _partition(self) -> bool:
-        cable = self._one.cable
-        cable.there.passes = cable.back.passes = False
-        return self._for_a_while(cable)
-
-    def _halved(self) -> bool:
-        cable = self._one.cable
-        self._choice.choice((cable.there, cable.back)).passes = False
-        return self._for_a_while(cable)
-
-    def _answer(self) -> bool:
-        """A command is executed and its answer is lost."""
-        cable = self._one.cable
-        cable.lose_answer(self._choice.choice(COMMANDS))
-        cable.halved(LONGEST_PAUSE)
-        return self._for_a_while(cable)
-
-    def _delay(self) -> bool:
-        cable = self._one.cable
-        cable.there.delay, cable.back.delay = (
-            self._choice.uniform(0, LONGEST_DELAY) for _ in range(2)
-        )
-        return self._for_a_while(cable)
-
-    def _pause(self) -> bool:
-        pids = self._one.gateways()
-        with contextlib.suppress(ProcessLookupError):
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            time.sleep(self._choice.uniform(0, LONGEST_PAUSE))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        return bool(pids)
-
-    def _stall(self) -> bool:
-        """A driver whose leases do not live long is stopped until none of them is left."""
-        storm, driver = self._storm, self._storm.driver
-        driver.order(SHORT_TTL)
-        storm.wait(driver.obeys, "leases do not live long")
-        storm.more("a query began whose leases do not live long")
-        storm.wait(lambda: storm.leased() and driver.process.poll() is None, "it has leases")
-        storm.story.stalls += 1
-        driver.signal_all(signal.SIGSTOP)
-        deadline = time.monotonic() + PATIENCE
-        while storm.leased():
-            storm.note_risks()
-            if time.monotonic() > deadline:
-                raise Violation("leases of a driver that is stopped do not end")
-            time.sleep(PAUSE)
-        driver.signal_all(signal.SIGCONT)
-        storm.more("its leases had ended")
-        driver.order(TTL)
-        storm.wait(driver.obeys, "leases live long again", risky=True)
-        storm.more("a query began whose leases live long", risky=True)
-        return True
-
-    def _second(self) -> bool:
-        """The driver is stopped, another one reads on, and the first finds itself fenced."""
-        storm = self._storm
-        if not storm.leased() or storm.driver.process.poll() is not None:
-            return False
-        storm.driver.signal_all(signal.SIGSTOP)
-        older = storm.driver.replace()
-        storm.more("another driver was started beside one that is stopped")
-        storm.driver.resume(older)
-        storm.wait(lambda: older.poll() is not None, "a driver ends if there is a newer one")
-        return True
 
 
 @contextlib.contextmanager
@@ -342,30 +137,33 @@ def _told(storm: Storm) -> Iterator[None]:
         raise
 
 
-def storm(kills: int, choice: random.Random, kinds: Sequence[str]) -> None:
+def _judge_rest(fleet: Fleet) -> None:
+    """No commit has begun and not ended."""
+    for one in fleet.instances:
+        if begun := [name for name in one.staged() if "manifest" in name]:
+            raise Violation(f"{one.address} has commits that have not ended: {begun}")
+
+
+def storm(kills: int, choice: random.Random, kinds: Sequence[str], round_: Round) -> None:
     """All of it. Raises Violation."""
-    name = f"fleet-{os.getpid()}"
     scratch = Path(tempfile.mkdtemp(prefix="shmq-fleet-"))
     done: Counter[str] = Counter()
     good, story, began = False, Story(), time.monotonic()
     try:
         with contextlib.ExitStack() as stack:
 
-            def kept(thing: object) -> None:
-                stack.callback(thing.close)  # type: ignore[attr-defined]
+            def kept(thing: Any) -> Any:
+                stack.callback(thing.close)
+                return thing
 
-            fleet: list[Remote] = []
-            for number in range(INSTANCES):
-                fleet.append(Remote(f"{name}-{number}", scratch / str(number), story.published))
-                kept(fleet[-1])
-            cluster = SparkCluster(spark_home(scratch / "home"), scratch, WORKERS, {})
-            kept(cluster)
-            driver = FleetDriver([one.address for one in fleet], cluster.master, scratch)
-            kept(driver)
-            storm = Storm(fleet, story, driver, output(scratch))
+            fleet = kept(Fleet.begin(round_, f"fleet-{os.getpid()}", scratch, story.published))
+            cluster = kept(SparkCluster(spark_home(scratch / "home"), scratch, WORKERS, {}))
+            driver = kept(FleetDriver(fleet.reading, fleet.writing, cluster.master, scratch))
+            came = Topics(fleet.instances) if round_.writes else Files(output(scratch))
+            storm = Storm(fleet, story, driver, came)
             stack.enter_context(_told(storm))
             storm.wait(lambda: storm.came > 0, "the first have come")
-            turns = Nemeses(storm, cluster, choice, kinds).turns()
+            turns = Nemeses(storm, fleet, cluster, choice, kinds).turns()
             while done.total() < kills:
                 time.sleep(choice.uniform(0, LULL))
                 kind, strike = next(turns)
@@ -380,11 +178,12 @@ def storm(kills: int, choice: random.Random, kinds: Sequence[str]) -> None:
             storm.wait(lambda: not storm.held, "all have come", publish=False)
             driver.end()
             storm.judge()
+            _judge_rest(fleet)
         good = True
         lost = sum(len(loss.waiting) for loss in story.losses)
         errors = Counter(name for name, _ in driver.named())
         click.secho(
-            f"{storm.published} messages of {INSTANCES} instances, {done.total()} nemeses "
+            f"{storm.published} messages {round_}, {done.total()} nemeses "
             f"({', '.join(f'{kind} {n}' for kind, n in sorted(done.items()))}), "
             f"{len(driver.statuses) + 1} drivers; {lost} messages waited in memory that was lost; "
             f"queries ended with {dict(errors)}: each of the others came once, in its first "
@@ -398,23 +197,40 @@ def storm(kills: int, choice: random.Random, kinds: Sequence[str]) -> None:
             click.secho(f"what the drivers said: {scratch}/drivers.log", fg="red", err=True)
 
 
+def _drawn(choice: random.Random, writes: bool | None, **access: bool | None) -> Round:
+    """A round with these properties; those that are None are drawn."""
+    drawn = {name: choice.random() < 0.5 for name in ("writes", "tls", "lookupd")}
+    for name, program in (("tls", "openssl"), ("lookupd", "nsqlookupd")):
+        drawn[name] = drawn[name] and found(program) is not None
+    given = {"writes": writes, **access}
+    return Round(**drawn | {name: each for name, each in given.items() if each is not None})
+
+
 @click.command()
 @click.option("--kills", default=50, show_default=True, help="How many nemeses.")
 @click.option("--seed", default=None, type=int, help="Of the choices; else a random one.")
 @click.option("--kinds", default="", help="Which nemeses, with commas between; else all.")
+@click.option("--write/--no-write", "writes", default=None, help="Write to topics, not to files.")
+@click.option("--tls/--no-tls", default=None, help="Reach the instances with TLS and AUTH.")
+@click.option("--lookupd/--no-lookupd", default=None, help="Find them by a real nsqlookupd.")
 @click.option("--mutants", is_flag=True, help="Find the faults in tests/chaos/fleet/mutants.")
-def main(kills: int, seed: int | None, kinds: str, mutants: bool) -> None:
-    """Kill what Spark and three instances consist of while a stream reads these."""
+def main(
+    kills: int, seed: int | None, kinds: str, writes: bool | None, mutants: bool, **access: Any
+) -> None:
+    """Kill what Spark and three instances consist of while a stream reads these. Properties of the
+    round that are not given are drawn."""
     if mutants:
         sys.exit(bool(fleet_mutants.find_all(["--kills", str(kills)])))
     seed = random.randrange(1 << 32) if seed is None else seed
-    click.echo(f"seed {seed}")
     if (reason := network.why_not()) is not None:
         click.secho(f"no storm: {reason}", fg="red", err=True)
         sys.exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it clears away what it has started
+    choice = random.Random(seed)
+    round_ = _drawn(choice, writes, **access)
+    click.echo(f"seed {seed}: {round_}")
     try:
-        storm(kills, random.Random(seed), kinds.split(",") if kinds else ())
+        storm(kills, choice, kinds.split(",") if kinds else (), round_)
     except (Violation, AssertionError) as exc:
         click.secho(str(exc), fg="red", err=True)
         sys.exit(1)

@@ -56,11 +56,14 @@ def made(name: str, to: Path) -> None:
         )
 
 
-def kinds_of(name: str) -> str:
-    """The nemeses that find it, with commas between."""
-    found = re.search(r"^Found by: (.*)$", (PATCHES / f"{name}.patch").read_text(), re.MULTILINE)
+def words_of(name: str) -> list[str]:
+    """The words of the command line of a storm that finds it: its nemeses, with commas between, and
+    the properties of its round."""
+    head = (PATCHES / f"{name}.patch").read_text().partition("\n---")[0]
+    found = re.search(r"^Found by: (\S+)( --write)?$", head, re.MULTILINE)
     assert found, name
-    return found[1]
+    writes = "--write" if found[2] else "--no-write"
+    return ["--kinds", found[1], writes, "--no-tls", "--no-lookupd"]
 
 
 def storm(name: str, words: Sequence[str]) -> tuple[int, str]:
@@ -69,7 +72,7 @@ def storm(name: str, words: Sequence[str]) -> tuple[int, str]:
         made(name, Path(directory))
         program = Path(__file__).with_name("fleet_kills.py")
         done = subprocess.run(
-            [sys.executable, str(program), "--kinds", kinds_of(name), *words],
+            [sys.executable, str(program), *words_of(name), *words],
             cwd=directory,  # Python looks there first, or in PYTHONPATH
             env={**os.environ, "PYTHONPATH": os.pathsep.join((directory, str(TESTS)))},
             capture_output=True,
