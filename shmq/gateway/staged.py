@@ -23,6 +23,7 @@ import json
 import os
 import re
 import struct
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -40,8 +41,10 @@ _DONE: Final = 1 << 62
 #: Rows, and bytes, that are published at once.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
-#: Seconds for which one request waits for room; the client asks again.
+#: Seconds for which one request waits for room, and for which it publishes; the client asks again,
+#: so a host that has nothing to say is soon known to be away.
 _ROOM: Final = 2.0
+_PUBLISHING: Final = 2.0
 #: Seconds after which an attempt that no commit has named is removed.
 _ABANDONED: Final = 24 * 3600.0
 #: The part of /dev/shm that is left for queues, whatever clients stage.
@@ -122,8 +125,8 @@ class StagedRows:
 
     def commit(self, topic: str, values: Values) -> tuple[int, bool]:
         """Publish an epoch, unless it is published already. Returns the number of rows that were
-        published now, and whether all are; if there was no room for the rest, the next call goes
-        on. Raises MemoryLost, Rejected, and ShmqError if rows are gone."""
+        published now, and whether all are; if there was no room or no time for the rest, the next
+        call goes on. Raises MemoryLost, Rejected, and ShmqError if rows are gone."""
         epoch, writer = int(values["epoch"]), str(values["writer"])
         if values["memory"] is not None and values["memory"] != self._broker.identity:
             raise MemoryLost(
@@ -134,13 +137,17 @@ class StagedRows:
         producer = self._broker.producer(topic)
         with self._directory() as here:
             with _locked(here, fcntl.LOCK_SH):
-                reached, rows = producer.mark(*_key(writer))
                 published, done = 0, True
-                if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
-                    after = rows if reached - 1 == epoch else 0
-                    attempts = _decide(here, topic, values, bool(after))
-                    found = self._publish(producer, here, topic, values, attempts, after)
-                    published, done = found
+                after = _published(producer, values)
+                if after < _DONE:
+                    try:
+                        attempts = _decide(here, topic, values, bool(after))
+                        found = self._publish(producer, here, topic, values, attempts, after)
+                        published, done = found
+                    except (FileNotFoundError, ShmqError):
+                        if _published(producer, values) < _DONE:
+                            raise
+                        # another request has published the rest meanwhile and removed the files
                 if done:
                     _clear(here, topic, writer, epoch)
             _sweep(here)
@@ -160,6 +167,7 @@ class StagedRows:
         size = min(_BYTES, limits["arena_size"] // 8)
         key, epoch = _key(values["writer"]), int(values["epoch"])
         at = published = 0
+        end = time.monotonic() + _PUBLISHING
         names = [(_name(topic, values, item["attempt"]), item["size"]) for item in attempts]
         pieces = _pieces(here, names, most, size)
         piece = next(pieces, None)
@@ -177,6 +185,8 @@ class StagedRows:
                 except Full:
                     return published, False
                 published += count if found is not None else 0
+                if following is not None and time.monotonic() > end:
+                    return published, False
             at, piece = upto, following
         return published, True
 
@@ -187,6 +197,15 @@ class StagedRows:
                 if not here.exists(_manifest(topic, values)):
                     _clear(here, topic, values["writer"], int(values["epoch"]))
             _sweep(here)
+
+
+def _published(producer: Any, values: Values) -> int:
+    """How many rows of an epoch are published already; `_DONE`: all of them."""
+    epoch = int(values["epoch"])
+    reached, rows = producer.mark(*_key(values["writer"]))
+    if reached - 1 < epoch:
+        return 0
+    return int(rows) if reached - 1 == epoch else _DONE
 
 
 def _prefix(topic: str, writer: str) -> str:

@@ -23,7 +23,9 @@ _SIZE: Final = struct.Struct(">i")
 #: Bytes of one piece, its bodies' sizes included, unless a single body has more.
 _PIECE: Final = 1 << 20
 _LONGEST_KEY: Final = 200
-#: Seconds that the broker may take to publish, besides the client's timeout.
+#: Seconds that the broker may publish until it answers, besides the client's timeout; and seconds
+#: for which a commit asks again although there was no room for any more of it.
+_ANSWER: Final = 10.0
 _COMMIT: Final = 600.0
 
 
@@ -104,10 +106,12 @@ class Writer:
         deadline = self._connections.deadline(_COMMIT)
         published = 0
         while True:
-            answer = self._connections.ask("COMMIT", (self._topic,), document, _COMMIT)
+            answer = self._connections.ask("COMMIT", (self._topic,), document, _ANSWER)
             published += int(answer["published"])
             if answer["done"]:
                 return published
+            if answer["published"]:
+                deadline = self._connections.deadline(_COMMIT)
             if time.monotonic() > deadline:
                 raise Full(
                     f"commit epoch {epoch} of {self._key!r} to {self._topic}: there was no room "

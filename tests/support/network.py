@@ -114,7 +114,7 @@ class Cable:
                 way, to = ways[each]
                 with contextlib.suppress(BlockingIOError):
                     packet = os.read(each, 1 << 16)
-                    if each == near and self._word and self._word in packet:
+                    if self._word and self._word in packet:
                         self._catch()
                     way.take(packet, to)
 
@@ -125,13 +125,12 @@ class Cable:
         self._caught.set()
 
     def lose_answer(self, word: bytes) -> None:
-        """Let the way back lose all packets once these bytes were sent to the namespace."""
+        """Let the way back lose all packets once these bytes were sent."""
         self._caught.clear()
         self._word, self._loses_word = word, False
 
-    def lose_request(self, word: bytes) -> None:
-        """Let both ways lose all packets, from the one on that has these bytes and is sent to the
-        namespace."""
+    def lose_from(self, word: bytes) -> None:
+        """Let both ways lose all packets, from the one on that has these bytes."""
         self._caught.clear()
         self._word, self._loses_word = word, True
 

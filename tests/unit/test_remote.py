@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from typing import cast
 
 import pytest
 from support.processes import WATCHDOG
@@ -13,7 +14,7 @@ import shmq
 from shmq import errors, leased, plain_errors
 from shmq.client.properties import pack, unpack
 from shmq.gateway.lease_desk import Cursor
-from shmq.remote import connections
+from shmq.remote import connections, writer
 from shmq.remote.address import Address
 from shmq.remote.codes import KEPT, code_of
 from shmq.remote.rows import decoded, framed, unpacked
@@ -130,3 +131,33 @@ def test_a_cursor_begins_anywhere(at: int) -> None:
         found += got.bodies()
         assert [dict(each) for each in got.properties] == [dict(unpacked(b)) for b in got.blocks()]
     assert found == wanted
+
+
+# ---- commits ----
+
+
+class Slow:
+    """The connections to a broker that publishes a row a request, and takes long for each."""
+
+    def __init__(self, rows: int) -> None:
+        self.left, self.now = rows, 0.0
+        self.patience: list[float] = []
+
+    def deadline(self, more: float = 0.0) -> float:
+        return self.now + more
+
+    def ask(self, command: str, words: object, document: object, more: float) -> dict[str, object]:
+        self.patience.append(more)
+        self.now += 200.0
+        published, self.left = int(self.left > 0), max(self.left - 1, 0)
+        return {"published": published, "done": not self.left and published}
+
+
+def test_a_commit_asks_again_as_long_as_rows_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(10)
+    monkeypatch.setattr(writer.time, "monotonic", lambda: slow.now)
+    made = writer.Writer(cast(connections.Connections, slow), "t", "w")
+    assert made.commit(1, []) == 10
+    with pytest.raises(errors.Full, match="no room"):
+        made.commit(1, [])
+    assert max(slow.patience) < 60  # a host that is away is known to be soon

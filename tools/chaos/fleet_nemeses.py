@@ -21,9 +21,11 @@ PATIENCE = 900.0  # seconds without progress that are too many
 LONGEST_AWAY = 6.0  # seconds that a server that was killed is away
 LONGEST_PAUSE = 8.0  # seconds that a gateway or the network stands still: more than hostTimeout
 LONGEST_DELAY = 1.0  # seconds that a packet is late
+SILENCE = (16.0, 24.0)  # seconds without an answer, after which a COMMIT has failed
 SHORT_TTL = 10.0  # seconds that leases live of a driver that is stopped for longer
 READS = (b"LEASE t", b"LEASE t", b"LFIN t", b"LHOLD t", b"LLOOK t", b"LREAD t")
 COMMIT = f"COMMIT {OUT}\n".encode()
+COMMITTED = b'"published":'  # of its answer
 WRITES = (f"STAGE {OUT}\n".encode(), COMMIT)
 ENCRYPTED = b"\x17\x03\x03"  # how a record of TLS with data begins
 
@@ -181,25 +183,28 @@ class Nemeses:
     # ---- commits ----
 
     def _uncommitted(self) -> bool:
-        """Rows are staged everywhere, and one COMMIT does not arrive."""
+        """Rows are staged everywhere, one COMMIT does not arrive, and its host counts as away."""
         cable = self._one.cable
-        cable.lose_request(COMMIT)
+        cable.lose_from(COMMIT)
         self._await_commit(cable)
-        return self._for_a_while(cable)
+        time.sleep(self._choice.uniform(*SILENCE))
+        cable.heal()
+        return True
 
     def _unanswered(self) -> bool:
-        """A COMMIT is executed and its answer is lost."""
-        cable = self._one.cable
-        cable.lose_answer(COMMIT)
-        self._await_commit(cable)
-        return self._for_a_while(cable)
+        """A COMMIT is executed, its answer is lost, and its connection breaks."""
+        one = self._one
+        one.cable.lose_from(COMMITTED)
+        self._await_commit(one.cable)
+        one.kill_gateway()
+        return self._for_a_while(one.cable)
 
     def _half(self) -> bool:
         """The driver, its JVM or the process that commits dies when an instance has committed a
         micro-batch and another one has not."""
         later = sorted(self._fleet.instances, key=lambda one: one.address)[1:]
         cable = self._choice.choice(later).cable  # they are committed in this order
-        cable.lose_request(COMMIT)
+        cable.lose_from(COMMIT)
         try:
             self._await_commit(cable)
             return self._found(self._choice.choice(_COMMITTERS))
