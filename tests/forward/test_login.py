@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prometheus_client.parser import text_string_to_metric_families
 from support.external_programs import peer
-from support.forwarding import publish, summary
+from support.forwarding import publish, summary, taken
 from support.processes import WATCHDOG, Child, eventually
 from support.real_kafka import KafkaServer
 from support.real_nats import NatsServer, free_port
@@ -193,14 +193,61 @@ listener.name.clients.plain.sasl.jaas.config=\\
 """
 
 
+_SASL_LOGIN = "sasl.mechanism = PLAIN\nsasl.username = me\n"
+
+#: Of the broker, which connects to itself too: it proves who it is and asks everybody to do so.
+_TLS = """
+ssl.keystore.type=PEM
+ssl.keystore.location={keystore}
+ssl.truststore.type=PEM
+ssl.truststore.location={certificate}
+ssl.client.auth=required
+"""
+
+
 @pytest.mark.deep
 def test_kafka_asks_for_a_password(
     filled: shmq.Broker, forward: Forward, tmp_path: Path, keep: Keep
 ) -> None:
     server = keep(KafkaServer(tmp_path / "kafka", "SASL_PLAINTEXT", _SASL))
-    login = "security.protocol = SASL_PLAINTEXT\nsasl.mechanism = PLAIN\nsasl.username = me\n"
+    login = f"security.protocol = SASL_PLAINTEXT\n{_SASL_LOGIN}"
     (tmp_path / "wrong").write_text(login + "sasl.password = wrong\n")
     child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
     assert child.wait() == 1
     assert "Kafka refused" in child.errors
     forwarded(forward, server.url, tmp_path, login + "sasl.password = secret\n")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("security", ["SSL", "SASL_SSL"])
+def test_kafka_over_tls_with_certificates_on_both_sides(
+    filled: shmq.Broker,
+    forward: Forward,
+    back: Callable[..., Child],
+    tmp_path: Path,
+    certificate: tuple[str, str],
+    keep: Keep,
+    security: str,
+) -> None:
+    """There and back."""
+    cert, key = certificate
+    (keystore := tmp_path / "keystore.pem").write_text(
+        Path(key).read_text() + Path(cert).read_text()
+    )
+    settings = _TLS.format(keystore=keystore, certificate=cert)
+    login = f"security.protocol = {security}\n"
+    if security == "SASL_SSL":
+        settings += _SASL
+        login += f"{_SASL_LOGIN}sasl.password = secret\n"
+    server = keep(KafkaServer(tmp_path / "kafka", security, settings))
+    mine = f"ssl.certificate.location = {cert}\nssl.key.location = {key}\n"
+    for wrong in (login + mine, f"{login}ssl.ca.location = {cert}\n"):
+        (tmp_path / "wrong").write_text(wrong)
+        child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
+        assert child.wait() == 1
+        assert "certificate" in child.errors
+    forwarded(forward, server.url, tmp_path, f"{login}{mine}ssl.ca.location = {cert}\n")
+    assert filled.channel_depth("t", "c") == 0
+    child = back(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'login'}")
+    assert summary(child)["messages"] == 1
+    assert taken(filled) == [b"000000"]

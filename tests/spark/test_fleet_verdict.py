@@ -58,7 +58,15 @@ def stalled() -> Told:
     return told
 
 
-@pytest.mark.parametrize("tell", [plain, lost, stalled])
+def replaced() -> Told:
+    """A driver was stopped, and its tasks read later what another one had finished."""
+    told = Told()
+    told.story.seconds = 1
+    told.named = [("LeaseLost", "read part 0 of lease 3 of t/c: it is not held any more")]
+    return told
+
+
+@pytest.mark.parametrize("tell", [plain, lost, stalled, replaced])
 def test_a_true_story_has_no_problems(tell: Callable[[], Told]) -> None:
     assert tell().problems() == []
 
@@ -70,6 +78,9 @@ BREAKS: list[tuple[Callable[[], Told], Callable[[Told], object], str]] = [
     (plain, lambda told: told.rows.append(Row(1004, 5, 1)), "was not published"),
     (plain, lambda told: told.rows.__setitem__(4, Row(1004, 4, 2)), "4 came in attempt 2"),
     (plain, lambda told: told.named.extend(LOST), "DataLoss without a reason"),
+    (replaced, lambda told: setattr(told.story, "seconds", 0), "LeaseLost without a reason"),
+    (replaced, lambda told: told.named.append(("LeaseLost", "finish")), "without a reason: finish"),
+    (replaced, lambda told: told.rows.append(told.rows[4]), "4 came 2 times"),
     (lost, lambda told: told.without(4), "4 did not come"),
     (lost, lambda told: told.rows.append(Row(1000, 0, 1)), "0 waited in memory that was lost"),
     (lost, lambda told: told.rows.append(Row(1001, 1, 1)), "lease 7 of lost memory came in part"),

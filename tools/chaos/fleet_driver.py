@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.fleet.verdict import NAMED
+from chaos.fleet.verdict import NAMED, is_of_a_task
 from spark_kills import PAUSE, PER_TRIGGER, Driver, Rest
 from support.spark_cluster import EXECUTOR_MEMORY, JAVA_OPTIONS
 
@@ -109,14 +109,18 @@ def drive(work: Work) -> None:
 
 
 def _tell(error: str) -> bool:
-    """Print how a query ended; whether with a loss. Ends the process if it is not the newest."""
+    """Print how a query ended; whether with a loss. Ends the process if it is not the newest. A
+    task that finds its lease ended is no loss yet: the next query says so if it is one."""
     print(error[:3000], flush=True)
     named = NAMED.findall(error)
     for name, text in named:
         print(f"{_SAID}{name}: {text}", flush=True)
     if any(word in error for word in _OTHERS):
         os._exit(SUPERSEDED)
-    return any(name in ("DataLoss", "LeaseLost") for name, _ in named)
+    return any(
+        name == "DataLoss" or (name == "LeaseLost" and not is_of_a_task(name, text))
+        for name, text in named
+    )
 
 
 def _start(spark: Any, work: Work, loose: bool) -> Any:

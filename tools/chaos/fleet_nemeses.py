@@ -242,10 +242,12 @@ class Nemeses:
         return True
 
     def _second(self) -> bool:
-        """The driver is stopped, another one reads on, and the first finds itself fenced."""
+        """The driver is stopped, another one reads on, and the first finds itself fenced. If a task
+        of the first finds its lease ended before that, its next query may fence the other one."""
         storm = self._storm
         if not storm.leased() or storm.driver.process.poll() is not None:
             return False
+        storm.story.seconds += 1
         storm.driver.signal_all(signal.SIGSTOP)
         older = storm.driver.replace()
         storm.more("another driver was started beside one that is stopped")
