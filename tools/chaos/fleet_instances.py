@@ -210,7 +210,7 @@ class Fleet:
 
 
 class Topics:
-    """What a query has written to topics of the instances."""
+    """The rows that a query has written to topics of the instances."""
 
     def __init__(self, instances: list[Remote]) -> None:
         self.rows: list[Row] = []

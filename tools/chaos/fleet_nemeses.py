@@ -117,7 +117,7 @@ class Nemeses:
         return True
 
     def _lookupd(self) -> bool:
-        """What it knew is lost, and the instances tell another one."""
+        """It forgets what it knew, and the instances tell the next one."""
         assert self._fleet.lookupd is not None
         self._fleet.lookupd.kill()
         time.sleep(self._choice.uniform(0, LONGEST_AWAY))
