@@ -31,6 +31,10 @@ _LASTING: Final = frozenset(
     | {"POLICY_VIOLATION", "INVALID_REPLICATION_FACTOR", "INVALID_TRANSACTION_TIMEOUT"}
     | {"INVALID_RECORD", "UNKNOWN_MEMBER_ID", "OFFSET_METADATA_TOO_LARGE"}
 )
+#: Alerts of TLS with which a broker refuses a client, among the errors of a broken connection.
+_ALERT: Final = re.compile(
+    r"alert (?:bad certificate|certificate \w+|unknown ca|handshake failure|protocol version)"
+)
 _TOO_BIG: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 
 #: librdkafka's own lines say nothing that its errors do not, and it writes them to stderr.
@@ -58,7 +62,8 @@ def refused(tried: str, error: Any) -> ShmqError | None:
             f"{tried}: a message is larger than the topic takes ({error}); raise its "
             "max.message.bytes, or take the message out of the channel"
         )
-    if error.code() in [getattr(kind, name) for name in _LASTING]:
+    alert = error.code() == kind._TRANSPORT and _ALERT.search(error.str())
+    if alert or error.code() in [getattr(kind, name) for name in _LASTING]:
         return ShmqError(f"{tried}: Kafka refused: {error.name()}: {error.str()}")
     return None
 

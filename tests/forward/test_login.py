@@ -219,7 +219,10 @@ def test_kafka_asks_for_a_password(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("security", ["SSL", "SASL_SSL"])
+@pytest.mark.parametrize(
+    ("security", "missing"),
+    [("SSL", ("ssl.certificate", "ssl.key")), ("SASL_SSL", ("ssl.ca",))],
+)
 def test_kafka_over_tls_with_certificates_on_both_sides(
     filled: shmq.Broker,
     forward: Forward,
@@ -228,8 +231,9 @@ def test_kafka_over_tls_with_certificates_on_both_sides(
     certificate: tuple[str, str],
     keep: Keep,
     security: str,
+    missing: tuple[str, ...],
 ) -> None:
-    """There and back."""
+    """There and back. Without one of its certificates a forwarder ends and says so."""
     cert, key = certificate
     (keystore := tmp_path / "keystore.pem").write_text(
         Path(key).read_text() + Path(cert).read_text()
@@ -240,13 +244,15 @@ def test_kafka_over_tls_with_certificates_on_both_sides(
         settings += _SASL
         login += f"{_SASL_LOGIN}sasl.password = secret\n"
     server = keep(KafkaServer(tmp_path / "kafka", security, settings))
-    mine = f"ssl.certificate.location = {cert}\nssl.key.location = {key}\n"
-    for wrong in (login + mine, f"{login}ssl.ca.location = {cert}\n"):
-        (tmp_path / "wrong").write_text(wrong)
-        child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
-        assert child.wait() == 1
-        assert "certificate" in child.errors
-    forwarded(forward, server.url, tmp_path, f"{login}{mine}ssl.ca.location = {cert}\n")
+    login += f"ssl.key.location = {key}\nssl.certificate.location = {cert}\n"
+    login += f"ssl.ca.location = {cert}\n"
+    wrong = [line for line in login.splitlines() if not line.startswith(missing)]
+    (tmp_path / "wrong").write_text("\n".join(wrong))
+    child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
+    assert child.wait(4 * WATCHDOG) == 1
+    assert "Kafka refused" in child.errors
+    assert "certificate" in child.errors
+    forwarded(forward, server.url, tmp_path, login)
     assert filled.channel_depth("t", "c") == 0
     child = back(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'login'}")
     assert summary(child)["messages"] == 1
