@@ -45,6 +45,7 @@ FOREIGN = {
     "--write",
     "--no-write",
     "--tls",
+    "--no-tls",
     "--only",
     "--ipc",
     "--create",
