@@ -28,6 +28,9 @@ _SIZE: Final = struct.Struct(">i")
 #: More than any frame may have: a message of the largest max_msg_size.
 _MOST_FRAME: Final = (1 << 31) - 1
 _BUFFER: Final = 64 << 10
+#: Bytes that are read together with the head of a frame: all of a short answer, but little of a
+#: long frame, because they are copied once more.
+_FIRST: Final = 2 << 10
 #: A frame is received into a buffer that grows by this, so that a false length takes no memory.
 _STEP: Final = 8 << 20
 
@@ -170,7 +173,7 @@ class Connection:
     def _head(self, deadline: float) -> tuple[int, int]:
         while len(self._held) < _HEAD.size:
             self._wait(deadline)
-            more = self._sock.recv(_BUFFER)
+            more = self._sock.recv(_FIRST)
             if not more:
                 raise Lost("the server closed the connection")
             self._held += more

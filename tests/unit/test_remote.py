@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import threading
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from support.processes import WATCHDOG
@@ -17,6 +18,8 @@ from shmq.gateway.lease_desk import Cursor
 from shmq.remote import connections, writer
 from shmq.remote.address import Address
 from shmq.remote.codes import KEPT, code_of
+from shmq.remote.connection import Login
+from shmq.remote.reading import Reader
 from shmq.remote.rows import decoded, framed, unpacked
 
 
@@ -161,3 +164,52 @@ def test_a_commit_asks_again_as_long_as_rows_are_published(monkeypatch: pytest.M
     with pytest.raises(errors.Full, match="no room"):
         made.commit(1, [])
     assert max(slow.patience) < 60  # a host that is away is known to be soon
+
+
+def test_a_frame_is_yielded_before_the_next_arrives() -> None:
+    """And when the connection breaks then, the rest is asked for."""
+    wishes: list[dict[str, Any]] = []
+    yielded, waited = threading.Event(), list[bool]()
+
+    def asked(file: Any) -> bytes:
+        file.readline()
+        return bytes(file.read(int.from_bytes(file.read(4), "big")))
+
+    def said(file: Any, *pieces: bytes) -> None:
+        file.write(b"".join(pieces))
+        file.flush()
+
+    def response(answer: bytes) -> bytes:
+        return len(answer + b"kind").to_bytes(4, "big") + bytes(4) + answer
+
+    def serve() -> None:
+        for turn in range(2):
+            sock, _ = listener.accept()
+            with sock, sock.makefile("rwb") as file:
+                file.read(4)
+                asked(file)
+                said(file, response(b'{"leases":true}'))
+                wishes.append(json.loads(asked(file)))
+                if turn == 0:
+                    said(file, *framed(0, batch(20)))
+                    yielded.wait(WATCHDOG)
+                    with pytest.raises(BlockingIOError):  # the client waits for more
+                        sock.recv(1, socket.MSG_DONTWAIT)
+                    waited.append(True)
+                else:
+                    end = response(b'{"identity":"1-2","next":25,"end":true}')
+                    said(file, *framed(20, batch(5)), end)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        pool = connections.Connections(address, Login(), WATCHDOG)
+        batches = Reader(pool, ("t", "c"), (1, 0), "1-2").batches()
+        assert len(next(batches)) == 20
+        yielded.set()
+        assert [len(each) for each in batches] == [5]
+        thread.join()
+        pool.close()
+    assert waited
+    assert [wish["from"] for wish in wishes] == [0, 20]
