@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,9 @@ from shmq.gateway.protocol import ProtocolError
 from shmq.options import Options
 
 After = Callable[[Any, BaseException | None], None]
+
+#: Sends pieces of frames and returns what the client did not take; it is said when the job is done.
+Send = Callable[[Sequence[bytes | memoryview]], bytes]
 
 #: Reads the rest of a command from (session, data, start, end); returns where the input after it
 #: begins, or `start` if the command is not complete.
@@ -27,6 +30,8 @@ class Job:
     seconds: float = 0.0
     login: bool = False
     """The job asks an authorisation server; such jobs are limited per client address."""
+    stream: Callable[[Send], Any] | None = None
+    """As `call`, of a job that may send frames itself, if the driver can pass it `Send`."""
 
 
 @dataclass(frozen=True)

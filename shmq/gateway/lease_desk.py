@@ -30,8 +30,9 @@ class Cursor:
         self._at = 0
         self._skip = at
 
-    def frame(self) -> tuple[bytes, int] | None:
-        """The next frame and the number of its messages; None after the last. Raises LeaseLost."""
+    def frame(self) -> tuple[list[bytes], int] | None:
+        """The pieces of the next frame and the number of its messages; None after the last. Raises
+        LeaseLost."""
         for batch in self._batches:
             count = len(batch)
             if self._skip >= count:

@@ -1,9 +1,10 @@
 """The lease commands of one client: reading a request, the job that executes it, and its answer.
 
 A request is executed in a thread. Until its answer is written no further command is read. LREAD
-answers with several frames: each is made by a job of its own, which begins only when the socket has
-taken the frames before (`tcp` begins no job while the socket is full), and they end with a document
-that says how far it came.
+answers with several frames, and then a document that says how far it came. A job sends as many of
+the frames as the client takes at once. If there is a layer below (TLS, compression) it makes one,
+which the event loop sends. The next job begins only when the socket has taken the frames before
+(`tcp` begins no job while the socket is full).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import functools
 import json
 import logging
 import struct
+import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shmq.errors import ShmqError
 from shmq.gateway import protocol
-from shmq.gateway.host import Host, Job, Owner
+from shmq.gateway.host import Host, Job, Owner, Send
 from shmq.gateway.lease_requests import COMMANDS, Values, parse
 from shmq.gateway.protocol import ProtocolError
 from shmq.names import valid_name
@@ -26,6 +28,9 @@ from shmq.remote.codes import code_of
 #: Seconds between two looks for messages to lease, at first and at most.
 _FIRST_LOOK: Final = 0.002
 _LAST_LOOK: Final = 0.05
+
+#: Seconds after which a job that sends frames lets other clients' jobs have its thread.
+_TURN: Final = 0.1
 
 _SIZE = struct.Struct(">i")
 
@@ -52,6 +57,17 @@ class _Reading:
             and self.at == values["from"]
             and all(self.values[key] == values[key] for key in keys)
         )
+
+
+class _Done(NamedTuple):
+    """The messages that a job of an LREAD has sent, or made."""
+
+    messages: int
+    size: int
+    """Bytes of the frames with them."""
+    unsent: bytes
+    ended: bool
+    """Whether these were the last messages of the part."""
 
 
 class Leasing:
@@ -175,31 +191,62 @@ class Leasing:
 
     def _begin_frame(self, session: Owner, reading: _Reading) -> None:
         self._reading = reading
-        session.job = Job(reading.cursor.frame, functools.partial(self._frame, session, reading))
+        session.job = Job(
+            functools.partial(_made, reading.cursor),
+            functools.partial(self._sent, session, reading),
+            stream=functools.partial(_streamed, reading.cursor, reading.credit),
+        )
 
-    def _frame(
+    def _sent(
         self,
         session: Owner,
         reading: _Reading,
-        found: tuple[bytes, int] | None,
+        done: _Done | None,
         error: BaseException | None,
     ) -> None:
         if error is not None or session.closing:
             self._reading = None
             self._answer(session, None, error)
             return
-        if found is not None:
-            data, count = found
-            session.say(data)
-            reading.at += count
-            reading.credit -= len(data)
-            if reading.credit > 0:
-                self._begin_frame(session, reading)
-                return
-        else:
+        assert done is not None
+        if done.unsent:
+            session.say(done.unsent)
+        reading.at += done.messages
+        reading.credit -= done.size
+        if done.ended:
             self._reading = None
-        answer = {"identity": reading.cursor.identity, "next": reading.at, "end": found is None}
+        elif reading.credit > 0:
+            self._begin_frame(session, reading)
+            return
+        answer = {"identity": reading.cursor.identity, "next": reading.at, "end": done.ended}
         self._answer(session, answer, None)
+
+
+def _made(cursor: Any) -> _Done:
+    """Make the next frame."""
+    found = cursor.frame()
+    if found is None:
+        return _Done(0, 0, b"", True)
+    pieces, count = found
+    data = b"".join(pieces)
+    return _Done(count, len(data), data, False)
+
+
+def _streamed(cursor: Any, credit: int, send: Send) -> _Done:
+    """Send frames until the credit is used up, the client does not take them, or the turn ends."""
+    until = time.monotonic() + _TURN
+    messages = size = 0
+    unsent, ended = b"", False
+    while size < credit and not unsent and time.monotonic() < until:
+        found = cursor.frame()
+        if found is None:
+            ended = True
+            break
+        pieces, count = found
+        messages += count
+        size += sum(map(len, pieces))
+        unsent = send(pieces)
+    return _Done(messages, size, unsent, ended)
 
 
 def _split(what: str, body: bytes) -> tuple[bytes, bytes]:

@@ -16,6 +16,7 @@ from shmq import _native, audit
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
+from shmq.gateway.outlet import Outlet
 from shmq.gateway.session import Session
 
 #: Sizes of a connection's input buffer: small while it is idle, larger while reads fill it.
@@ -59,6 +60,7 @@ class Connection(asyncio.BufferedProtocol):
         self._working = self._pulled = self._paused = self._behind = False
         self._shed = False
         self._job: Any = None
+        self._outlet: Outlet | None = None  # while a job sends, and nobody else may
         self._login: asyncio.Future[Any] | None = None
         self._handshake_until = 0.0
         self.held = 0
@@ -152,6 +154,8 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = True
         self._end_direct()
         self._intake.close()
+        if self._outlet is not None:
+            self._outlet.end()
         known = self._connections.leave(self)
         self._connections.hold(-self.held)
         self.held = 0
@@ -215,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         _log.error(
             "PROTOCOL(V2): [%s] %s: %d of them are its", self.session.address, reason, self.held
         )
-        if self._transport.get_write_buffer_size():
+        if self._transport.get_write_buffer_size() or self._outlet is not None:
             self.session.abort()  # it does not read, so an error frame would not be sent either
             self._transport.abort()
         else:
@@ -419,6 +423,8 @@ class Connection(asyncio.BufferedProtocol):
     def _write(self) -> None:
         self._end_direct()
         session = self.session
+        if self._outlet is not None:  # when it is done
+            return
         if session.output:
             data = session.output[0] if len(session.output) == 1 else b"".join(session.output)
             session.written()
@@ -437,13 +443,24 @@ class Connection(asyncio.BufferedProtocol):
         if job.call is None:
             self._loop.call_later(job.seconds, self._done, job, None, None)
             return
+        call = job.call
+        if job.stream is not None and self._may_send():
+            with contextlib.suppress(OSError):  # no descriptor: the event loop sends
+                self._outlet = Outlet(self._fd)
+                call = functools.partial(job.stream, self._outlet.send)
         with audit.acting(self._by):
-            call = functools.partial(contextvars.copy_context().run, job.call)
+            call = functools.partial(contextvars.copy_context().run, call)
         if job.login:
             future = self._login = self._context.logins.ask(self.session.ip, call)
         else:
             future = self._loop.run_in_executor(self._context.pool, call)
         future.add_done_callback(lambda done: self._finished(job, done))
+
+    def _may_send(self) -> bool:
+        """Whether a job may send to the socket now: the bytes there are plain, and no output is on
+        its way that it would overtake."""
+        waits = self.session.output or self._transport.get_write_buffer_size()
+        return self._stack is None and not waits
 
     def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
@@ -453,6 +470,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _done(self, job: Any, result: Any, error: BaseException | None) -> None:
         self._job = None
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
         session = self.session
         if self._lost or session.job is not job:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):

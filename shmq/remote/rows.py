@@ -20,13 +20,13 @@ from __future__ import annotations
 import array
 import struct
 import sys
-import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from shmq.errors import LayoutMismatch
 from shmq.leased import LeasedBatch
+from shmq.remote.checksum import crc32
 
 VERSION: Final = 1
 WITH_PROPERTIES: Final = 1
@@ -83,19 +83,19 @@ def unpacked(block: bytes) -> Mapping[str, bytes]:
     return MappingProxyType(found)
 
 
-def framed(index: int, batch: LeasedBatch) -> bytes:
-    """The frame of a batch whose first message has this index in its part, with the head that all
-    frames of the protocol have."""
+def framed(index: int, batch: LeasedBatch) -> list[bytes]:
+    """The pieces of the frame of a batch whose first message has this index in its part, with the
+    head that all frames of the protocol have."""
     ids, timestamps, attempts, offsets, data, blocks = batch.columns()
     ends, packed = blocks if blocks is not None else (b"", b"")
     flags = 0 if blocks is None else WITH_PROPERTIES
     head = HEAD.pack(0, VERSION, flags, index, len(batch), len(data), len(packed), 0)[4:]
-    columns: tuple[Any, ...] = (ids, timestamps, attempts, offsets, ends, data, packed)
-    check = zlib.crc32(head)
+    columns = [ids, timestamps, attempts, offsets, ends, data, packed]
+    check = crc32(head, 0)
     for column in columns:
-        check = zlib.crc32(column, check)
+        check = crc32(column, check)
     size = 4 + HEAD.size + sum(len(column) for column in columns)
-    return b"".join((_FRAME.pack(size, ROWS), _CHECK.pack(check), head, *columns))
+    return [_FRAME.pack(size, ROWS) + _CHECK.pack(check) + head, *filter(None, columns)]
 
 
 def after(batch: LeasedBatch, count: int) -> LeasedBatch:
@@ -123,7 +123,7 @@ def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:
     if len(frame) < HEAD.size:
         raise ValueError(f"a frame of messages has {len(frame)} bytes")
     check, version, flags, index, count, size, packed, _ = HEAD.unpack_from(frame)
-    if zlib.crc32(frame[4:]) != check:
+    if crc32(frame[4:], 0) != check:
         raise ValueError("the checksum of a frame of messages is not right")
     if version != VERSION or flags & ~WITH_PROPERTIES:
         raise ValueError(f"a frame of messages has layout {version}/{flags}, not {VERSION}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,11 +88,12 @@ class Part:
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def frame(self) -> tuple[bytes, int] | None:
+    def frame(self) -> tuple[list[bytes], int] | None:
         if self.at >= 9:
             return None
         self.at += 3
-        return protocol.frame(3, b"%d" % (self.at - 3) * 300), 3
+        data = protocol.frame(3, b"%d" % (self.at - 3) * 300)
+        return [data[:20], data[20:]], 3
 
 
 class Desk:
@@ -197,15 +200,26 @@ class Direct:
         self._theirs.close()
 
 
+def _sent(said: list[bytes], takes: int, pieces: Sequence[bytes | memoryview]) -> bytes:
+    data = b"".join(pieces)
+    said.append(data[:takes])
+    return data[takes:]
+
+
 def _never(_: Any) -> Any:
     raise AssertionError("this is not the connection's")
 
 
 def drive(
-    data: bytes, cuts: list[int], host: Host | None = None, direct: Direct | None = None
+    data: bytes,
+    cuts: list[int],
+    host: Host | None = None,
+    direct: Direct | None = None,
+    takes: int | None = None,
 ) -> SimpleNamespace:
     """Feed a session these bytes, cut at these places; returns its output and the bytes left
-    unread. direct: pieces go this way first."""
+    unread. direct: pieces go this way first. takes: jobs may send frames themselves, and the client
+    takes so many bytes of each; None: they may not."""
     host = host or Host()
     session = Session(host, "1.2.3.4:5", "1.2.3.4", 0.0, 0.0)
     held, said = bytearray(), []
@@ -234,8 +248,11 @@ def drive(
             result, error = None, None
             if job.call is None:
                 session.now += job.seconds
+            call = job.call
+            if takes is not None and job.stream is not None:
+                call = functools.partial(job.stream, functools.partial(_sent, said, takes))
             try:
-                result = job.call() if job.call is not None else None
+                result = call() if call is not None else None
             except Exception as exc:
                 error = exc
             session.done(result, error)

@@ -102,7 +102,7 @@ def batch(count: int) -> leased.LeasedBatch:
 
 def test_a_frame_is_read_as_it_was_written() -> None:
     sent = batch(100)
-    index, got = decoded(memoryview(framed(5, sent))[8:])
+    index, got = decoded(memoryview(b"".join(framed(5, sent)))[8:])
     assert index == 5
     assert got.columns() == sent.columns()
     assert got.bodies() == sent.bodies()
@@ -110,7 +110,7 @@ def test_a_frame_is_read_as_it_was_written() -> None:
 
 
 def test_a_frame_that_changed_on_its_way_is_found() -> None:
-    data = framed(5, batch(20))[8:]
+    data = b"".join(framed(5, batch(20)))[8:]
     random_ = random.Random(1)
     for _ in range(300):
         wrong = bytearray(data)
@@ -128,7 +128,7 @@ def test_a_cursor_begins_anywhere(at: int) -> None:
     wanted = (batch(20).bodies() * 3)[at:]
     found: list[bytes] = []
     while (frame := cursor.frame()) is not None:
-        index, got = decoded(memoryview(frame[0])[8:])
+        index, got = decoded(memoryview(b"".join(frame[0]))[8:])
         assert index == at + len(found)
         assert len(got) == frame[1]
         found += got.bodies()

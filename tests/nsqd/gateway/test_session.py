@@ -204,17 +204,18 @@ def said_after_identify(data: bytes) -> list[tuple[int, bytes]]:
     return frames[1:]
 
 
-def test_a_part_is_sent_within_the_credit() -> None:
+@pytest.mark.parametrize("takes", [None, 1 << 20, 308, 21, 20, 0])
+def test_a_part_is_sent_within_the_credit(takes: int | None) -> None:
     host = Host()
     ask = b"LREAD t c\n" + sized(b'{"lease":1,"credit":400}')
     more = b"LREAD t c\n" + sized(b'{"lease":1,"credit":4000,"from":6}')
-    said = said_after_identify(drive(leases(ask, more), [], host).said)
+    said = said_after_identify(drive(leases(ask, more), [], host, takes=takes).said)
     assert [kind for kind, _ in said] == [3, 3, 0, 3, 0]
     assert json.loads(said[2][1]) == {"identity": "1-2", "next": 6, "end": False}
     assert json.loads(said[4][1]) == {"identity": "1-2", "next": 9, "end": True}
     assert len(host.leases.asked) == 1  # the second goes on with what the first has opened
     again = b"LREAD t c\n" + sized(b'{"lease":1,"credit":4000,"from":3}')
-    said = said_after_identify(drive(leases(ask, again), [], host).said)
+    said = said_after_identify(drive(leases(ask, again), [], host, takes=takes).said)
     assert [data[:1] for _, data in said] == [b"0", b"3", b"{", b"3", b"6", b"{"]
 
 
