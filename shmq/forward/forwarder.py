@@ -96,7 +96,8 @@ class Forwarder(Loop):
         while True:
             if batch is None:
                 self._target.idle()
-                batch = self._next(_WAIT)
+                ends = until_empty and not self._depth()
+                batch = self._next(0 if ends else _WAIT)
             if batch is None:
                 if self._stopping.is_set() or (until_empty and not self._depth()):
                     return True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shmq.errors import ShmqError
+from shmq.forward.forwarder import Forwarder
 from shmq.forward.jetstream import JetStream
 from shmq.forward.marker import Marker
 from shmq.forward.nats_streams import matches
@@ -70,3 +73,33 @@ def test_a_marker_is_read_as_it_was_written() -> None:
 )
 def test_a_stream_has_the_subjects_of_its_patterns(pattern: str, subject: str, fits: bool) -> None:
     assert matches(pattern, subject) is fits
+
+
+class Empty:
+    """A holder of a channel's leases, and a target, that have nothing."""
+
+    def __init__(self) -> None:
+        self.most, self.most_bytes, self.exact = 10, 1000, True
+        self.timeouts: list[float] = []
+
+    def open(self) -> None: ...
+
+    def leases(self) -> list[Any]:
+        return []
+
+    def lease(self, n: int, max_bytes: int, parent: int, timeout: float) -> None:
+        self.timeouts.append(timeout)
+
+    def idle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_until_empty_waits_only_while_there_are_messages() -> None:
+    """Those that are on disk are read back meanwhile."""
+    empty: Any = Empty()
+    depths = iter((3, 3, 0, 0))
+    Forwarder(empty, "1-2", lambda: next(depths), SOURCE, empty).run(True, print)
+    first, last = empty.timeouts
+    assert first > 0
+    assert last == 0
