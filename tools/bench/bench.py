@@ -28,6 +28,7 @@ from typing import Any
 import click
 from disk import GoDiskQueue, OurDisk
 from ecal_peer import Ecal
+from forwarding import NatsPy, OurForwarder
 from gateway import Nsqd, OurGateway
 from iceoryx import Iceoryx
 from javapeers import AeronIpc, ChronicleQueue
@@ -39,6 +40,7 @@ from ray_peer import RayQueue
 from runs import (
     APART,
     EXPIRY,
+    FORWARD,
     IN_PLACE,
     KILL,
     LARGE,
@@ -124,7 +126,9 @@ GOALS = (
     (SUB, "shmq gateway", "nsqd", 1.0),
     *((line, "shmq gateway", "nsqd", 1.0) for line in (PUB, PUB_2, PUB_8)),
     *((line, "shmq gateway", "nsqd", None) for line in (PUBS_NEW, POST, POSTS)),
+    (FORWARD, "shmq forward", "nats-py", 0.9),
     (SPARK_READ, "shmq", "only copies", 0.9),
+    (SPARK_READ, "shmq over TCP", "shmq", 0.8),
     (SPARK_STREAM, "shmq", "only copies", 0.9),
     (SPARK_DISK, "shmq", "only copies", 0.8),
     (SPARK_WRITE, "shmq", "only copies", 0.9),
@@ -255,10 +259,13 @@ def contestants(scratch: Path, memory: int, lines: list[str]) -> Iterator[list[C
         killed = kills(servers, others)
         core = cores(core_executable(scratch))
         spark = _in_spark(scratch) if any(LINES[line].group == SPARK for line in lines) else []
+        stream = JetStream(scratch)
         others += [
             Iceoryx(),
             Ecal(),
-            JetStream(scratch),
+            stream,
+            OurForwarder(scratch, stream),
+            NatsPy(scratch, stream),
             RayQueue(scratch),
             AeronIpc(scratch),
             ChronicleQueue(scratch),

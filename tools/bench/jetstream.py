@@ -164,5 +164,10 @@ class JetStream(Peer):
             self._server.terminate()
             self._server.wait(PATIENCE)
 
+    @property
+    def url(self) -> str:
+        """Of the server, after `version`."""
+        return f"nats://127.0.0.1:{self._port}"
+
     def link(self, plan: Plan) -> Link:
-        return JetStreamLink(plan, f"nats://127.0.0.1:{self._port}")
+        return JetStreamLink(plan, self.url)

@@ -35,6 +35,7 @@ SPILL, RESTORE = "spill", "restore"
 EXPIRY = "expiry"
 PUBS, PUBS_NEW, SUB, PUB, PUB_2, PUB_8 = "mpub", "mpub-new", "sub", "pub", "pub2", "pub8"
 POST, POSTS = "http-pub", "http-mpub"
+FORWARD = "forward"
 KILL = "kill"
 SPARK = "spark"
 SPARK_READ, SPARK_STREAM, SPARK_DISK = "spark-read", "spark-stream", "spark-disk"
@@ -101,6 +102,7 @@ LINES = {
     PUB_8: Line("over TCP: PUB, 8 clients", "k/s", 200),
     POST: Line("over HTTP: /pub, 2 clients", "k/s", 200),
     POSTS: Line("over HTTP: /mpub of lists, 2 clients", "k/s", 200),
+    FORWARD: Line("a channel into JetStream", "k/s"),
     SPARK_READ: Line("Spark reads a batch", group=SPARK),
     SPARK_STREAM: Line("Spark reads a micro-batch", group=SPARK),
     SPARK_DISK: Line("Spark reads a batch from disk", group=SPARK),

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -187,6 +188,12 @@ class CopyWriter(DataSourceArrowWriter):
 # ---- the session ---------------------------------------------------------------------------------
 
 
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
 class Session:
     """Spark, two brokers and cached rows, each made when first needed."""
 
@@ -194,6 +201,8 @@ class Session:
         self._scratch = scratch / "spark"
         self._spark: Any = None
         self._numbers = itertools.count()
+        self.address = f"127.0.0.1:{_free_port()}"
+        """Of the gateway of the broker that keeps its messages in memory."""
         self._brokers: dict[str, shmq.Broker] = {}
         self._cached: dict[tuple[int, int], Any] = {}
 
@@ -233,11 +242,12 @@ class Session:
     def broker(self, plan: Plan, on_disk: bool = False) -> shmq.Broker:
         name = f"bench-{os.getpid()}-{'disk' if on_disk else 'memory'}"
         if name not in self._brokers:
-            room = {"mem_queue_size": 0}
+            room: dict[str, Any] = {"mem_queue_size": 0}
             if not on_disk:
                 slots = min(2 * plan.rows, MAX_SLOTS // 2)  # what is more overflows
                 arena = slots * (plan.size + 80)
                 room = {"mem_queue_size": slots, "in_flight_slots": slots, "arena_size": arena}
+                room["tcp_address"] = self.address
             path = self._scratch / name
             path.mkdir(parents=True)
             self._brokers[name] = shmq.Broker(path, name, **room)
@@ -514,6 +524,25 @@ class OurSpark(InSpark):
         return Outcome(*self._together(send, receive))
 
 
+class OverTcp(OurSpark):
+    """The same read through the gateway, as from another host."""
+
+    name = "shmq over TCP"
+    lines: ClassVar[tuple[str, ...]] = (SPARK_READ,)
+    note = "lease protocol, loopback"
+
+    def _queries(self, given: dict[str, str], plan: Plan, *, keep: bool) -> float:
+        many = {"instances": self._session.address}
+        given = {key: value for key, value in given.items() if key != "instance"}
+        given |= many | {"transport": "tcp", "consumer": self._session.fresh()}
+        reader = self._session.spark.read.format("shmq").options(**given)
+        seconds = timed(plan, lambda: nowhere(reader.load())()).seconds
+        done = shmq.spark.return_lease(None, TOPIC, CHANNEL, given["consumer"], **many)
+        if done != plan.rows:
+            raise RuntimeError(f"a lease of {done} messages, not {plan.rows}")
+        return seconds
+
+
 class Immediate(OurSpark):
     """At least once."""
 
@@ -524,4 +553,5 @@ class Immediate(OurSpark):
 
 def in_spark(scratch: Path) -> list[Contestant]:
     session = Session(scratch)
-    return [OurSpark(session), Immediate(session), Copies(session), Parquet(session)]
+    ours = [OurSpark(session), OverTcp(session), Immediate(session)]
+    return [*ours, Copies(session), Parquet(session)]
