@@ -26,7 +26,11 @@ from typing import Any, Final
 
 from shmq.errors import LayoutMismatch
 from shmq.leased import LeasedBatch
-from shmq.remote.checksum import crc32
+
+try:
+    from isal.isal_zlib import crc32  # the same numbers, at nine times the speed
+except ImportError:
+    from zlib import crc32
 
 VERSION: Final = 1
 WITH_PROPERTIES: Final = 1
@@ -91,7 +95,7 @@ def framed(index: int, batch: LeasedBatch) -> list[bytes]:
     flags = 0 if blocks is None else WITH_PROPERTIES
     head = HEAD.pack(0, VERSION, flags, index, len(batch), len(data), len(packed), 0)[4:]
     columns = [ids, timestamps, attempts, offsets, ends, data, packed]
-    check = crc32(head, 0)
+    check = crc32(head)
     for column in columns:
         check = crc32(column, check)
     size = 4 + HEAD.size + sum(len(column) for column in columns)
@@ -123,7 +127,7 @@ def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:
     if len(frame) < HEAD.size:
         raise ValueError(f"a frame of messages has {len(frame)} bytes")
     check, version, flags, index, count, size, packed, _ = HEAD.unpack_from(frame)
-    if crc32(frame[4:], 0) != check:
+    if crc32(frame[4:]) != check:
         raise ValueError("the checksum of a frame of messages is not right")
     if version != VERSION or flags & ~WITH_PROPERTIES:
         raise ValueError(f"a frame of messages has layout {version}/{flags}, not {VERSION}")
