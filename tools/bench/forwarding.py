@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,9 +32,14 @@ class Forwarding(Contestant):
     """A program that stores so many messages in a new stream and says how long it took."""
 
     lines: ClassVar[tuple[str, ...]] = (FORWARD,)
+    package: ClassVar[str]
 
     def __init__(self, scratch: Path, server: JetStream) -> None:
         self._scratch, self._server = scratch, server
+
+    def version(self) -> str:
+        self._server.version()  # it starts now
+        return importlib.metadata.version(self.package)
 
     def run(self, plan: Plan) -> Outcome:
         count, stream = int(RATE * plan.seconds), f"f{uuid.uuid4().hex}"
@@ -45,8 +51,9 @@ class Forwarding(Contestant):
             raise RuntimeError(f"{said['messages']} of {count} messages were stored")
         return Outcome(count, said["seconds"])
 
+    @abstractmethod
     def _said(self, stream: str, count: int, plan: Plan) -> dict[str, Any]:
-        raise NotImplementedError
+        """Store so many messages; the numbers of `messages` and `seconds`."""
 
     async def _removed(self, stream: str) -> None:
         import nats
@@ -75,10 +82,7 @@ def said_by(*words: str) -> dict[str, Any]:
 class OurForwarder(Forwarding):
     name = "shmq forward"
     note = "leases, sends, finishes"
-
-    def version(self) -> str:
-        self._server.version()
-        return importlib.metadata.version("shmq")
+    package = "shmq"
 
     def _said(self, stream: str, count: int, plan: Plan) -> dict[str, Any]:
         import shmq
@@ -99,10 +103,7 @@ class OurForwarder(Forwarding):
 class NatsPy(Forwarding):
     name = "nats-py"
     note = "the same batches, from a list"
-
-    def version(self) -> str:
-        self._server.version()
-        return importlib.metadata.version("nats-py")
+    package = "nats-py"
 
     def _said(self, stream: str, count: int, plan: Plan) -> dict[str, Any]:
         return said_by(__file__, self._server.url, stream, str(count), str(plan.size))
