@@ -19,6 +19,7 @@ from shmq.spark.fleet import Fleet
 from shmq.spark.hosts import Host, HostAway
 from shmq.spark.options import Settings
 from shmq.spark.reading import LeasePart, lease_holder_name, parts_for, read_part
+from shmq.spark.workers import exempt_modules
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class ManyReader(DataSourceReader):
 
     def partitions(self) -> list[Group]:
         """The parts of the open leases of this DataFrame, or of leases that are taken now."""
+        exempt_modules()
         fleet = Fleet(self._settings)
         try:
             found = fleet.until(lambda: self._leases(fleet))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from shmq.client import LeasedBatch
 from shmq.client.message import arrow_properties
 from shmq.errors import Gone, LeaseLost, NotRunning
 from shmq.spark.options import Settings
+from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
     from shmq.spark.hosts import Place
@@ -55,13 +54,6 @@ def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> s
         named: Any = {} if owner is None else {"owner": owner}
         broker = _brokers[instance, owner] = shmq.attach(instance, timeout=timeout, **named)
         return broker
-
-
-@functools.cache
-def exempt_modules() -> None:
-    """Exempt what is loaded now from garbage collection, once in each process of Spark's. Spark has
-    a process collect all garbage after each task: the modules alone cost 30 ms of a core."""
-    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -161,6 +153,7 @@ class ShmqReader(DataSourceReader):
 
     def partitions(self) -> list[LeasePart]:
         """The parts of the open leases of this DataFrame, or of a lease that is taken now."""
+        exempt_modules()
         settings = self._settings
         broker = attached(settings.instance, settings.owner)
         ttl = settings.leaseTtl

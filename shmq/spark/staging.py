@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import re
 import threading
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +47,8 @@ _DONE: Final = 1 << 62
 #: Rows, and bytes, that are published at once: their slots stay in a core's cache meanwhile.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
+#: Pages that are looked at in one call.
+_TOUCHED: Final = 1024
 #: Files that a commit keeps mapped at most: each has a descriptor.
 _MAPPED: Final = 64
 _STAGED: Final = re.compile(
@@ -327,10 +331,20 @@ def _reader(here: Private, item: Staged, mapped: collections.deque[Any]) -> Any:
             f"{here.path / item.file} has {len(data)} bytes, its task wrote {item.size}: somebody "
             "changed it; this write cannot be published"
         )
+    with contextlib.suppress(RuntimeError):  # there can be no thread: only slower
+        threading.Thread(target=_touch, args=(data,), name="shmq-touch", daemon=True).start()
     try:
         return pa.ipc.open_file(pa.py_buffer(data))
     except pa.ArrowInvalid as exc:
         raise shmq.ShmqError(f"{here.path / item.file} is not what its task wrote: {exc}") from exc
+
+
+def _touch(data: Any) -> None:
+    """Have the kernel map the pages of a staged file before the thread that publishes needs them:
+    the faults are as long as the copies. Looking at the pages needs no GIL."""
+    pages = np.frombuffer(data, np.uint8)[:: mmap.PAGESIZE]
+    for start in range(0, len(pages), _TOUCHED):
+        pages[start : start + _TOUCHED].max()
 
 
 def _bytes_of(array: pa.Array) -> int:

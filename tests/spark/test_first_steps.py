@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from support.slow_spark import was_too_slow
 
 import shmq
 import shmq.spark
-from shmq.spark import NoPySpark, versions
+from shmq.spark import NoPySpark, sessions, versions
 
 PAGE = ROOT / "docs" / "spark.md"
 
@@ -155,6 +156,7 @@ def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
     (home / "job.py").write_text(
         textwrap.dedent("""
         import os
+        from pathlib import Path
         import beside
         import shmq.spark
 
@@ -167,6 +169,10 @@ def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
         assert "PYTHONSAFEPATH" not in os.environ
         assert os.environ.get("PYTHONPATH") == before.get("PYTHONPATH")
         print("sum", spark.sparkContext.parallelize(range(5), 1).mapPartitions(work).sum())
+        sockets = Path(spark.conf.get("spark.python.unix.domain.socket.dir"))
+        assert sockets.stat().st_mode & 0o077 == 0
+        assert any(name.is_socket() for name in sockets.iterdir())
+        print("sockets", sockets)
         spark.read.format("shmq").options(topic="t", instance="none").load().printSchema()
         spark.stop()
     """)
@@ -182,9 +188,23 @@ def test_modules_are_found_beside_the_script_and_not_in_the_working_directory(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "sum 20" in done.stdout
+    _, _, sockets = done.stdout.partition("sockets ")
+    assert not Path(sockets.splitlines()[0]).exists()
     assert "attempts: integer" in done.stdout
     assert not (tmp_path / "ran").exists()
     assert "replaced a statically registered" not in done.stderr
+
+
+def test_sockets_whose_address_would_be_too_long_are_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("d" * 60)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    sessions._sockets.cache_clear()
+    assert sessions._sockets() is None
+    assert not list(long.iterdir())
+    sessions._sockets.cache_clear()
 
 
 @pytest.mark.deep

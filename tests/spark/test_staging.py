@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,9 +27,9 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from shmq.private import Private  # noqa: E402
-from shmq.spark import staging  # noqa: E402
+from shmq.spark import staging, workers  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
-from shmq.spark.reading import ShmqReader, exempt_modules  # noqa: E402
+from shmq.spark.reading import ShmqReader  # noqa: E402
 
 STRANGER = 65534
 Stranger = Callable[..., None]
@@ -249,18 +251,48 @@ def test_the_memory_of_what_was_staged_is_free_soon_after_its_commit(
     eventually(lambda: not maps())
 
 
+def test_a_commit_needs_no_threads(
+    broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two would only save time: one touches pages beforehand, one unmaps them."""
+    tried: list[str] = []
+
+    class Limited(threading.Thread):
+        def start(self) -> None:
+            tried.append(self.name)
+            raise RuntimeError("can't start new thread")
+
+    where = settings(broker, tmp_path)
+    items = [stage(where, b"1", b"2"), stage(where, b"3")]
+    monkeypatch.setattr(staging.threading, "Thread", Limited)
+    assert staging.commit(items, where, "q", 0) == 3
+    assert sorted(came(broker)) == [b"1", b"2", b"3"]
+    assert tried == ["shmq-touch", "shmq-touch", "shmq-unmap"]
+
+
+def test_a_file_is_touched_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, pages = tmp_path / "staged", 101  # more than the kernel maps at one fault
+    path.write_bytes(bytes((pages - 1) * mmap.PAGESIZE + 1))
+    monkeypatch.setattr(staging, "_TOUCHED", 20)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        staging._touch(data)
+        _, _, mine = Path("/proc/self/smaps").read_text().partition(str(path))
+    resident = next(line for line in mine.splitlines() if line.startswith("Rss:"))
+    assert int(resident.split()[1]) * 1024 == pages * mmap.PAGESIZE
+
+
 def test_the_modules_of_a_task_are_left_out_of_garbage_collections(
     broker: shmq.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
-    exempt_modules.cache_clear()
+    monkeypatch.setattr(workers, "_left", 2)
     broker.producer("t").publish_many([b"a", b"b"])
     reader = ShmqReader(settings(broker, tmp_path, channel="c"))
     broker.create_channel("t", "c")
     for part in reader.partitions() * 2:
         assert sum(len(batch) for batch in reader.read(part)) == 2
-    assert frozen == [True]
+    assert frozen == [True, True]
 
 
 def test_nothing_is_overwritten_by_what_is_staged(

@@ -442,6 +442,7 @@ class OurSpark(InSpark):
     def _write_and_read(self, plan: Plan) -> Outcome:
         outcome = timed(plan, self._writer(plan).save)
         given = self._session.options(plan, self._session.broker(plan))
+        given["columns"] = "body"  # as parquet has
         seconds = outcome.seconds + self._queries(given, plan, keep=False)
         return Outcome(plan.rows, seconds)
 
