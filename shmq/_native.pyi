@@ -379,7 +379,8 @@ class Broker:
 
     def supervisor_wait(self, deadline: int) -> int:
         """Store the heartbeat and sleep on the supervisor's doorbell, at most until `deadline`
-        (CLOCK_MONOTONIC ns). Returns the reasons for which it was rung (`shmq.layout.Ring`)."""
+        (CLOCK_MONOTONIC ns) or a signal. Returns the reasons for which it was rung
+        (`shmq.layout.Ring`)."""
 
     def scan_at(self, deadline: int, due: int) -> None:
         """Announce until when the scanner sleeps (monotonic and real ns); look at the columns after

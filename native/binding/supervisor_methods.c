@@ -57,7 +57,7 @@ METHOD(broker, supervisor_wait, (I64, deadline), )
 			return raise_status(self->state, status, NULL, "wait for work");
 		if (PyErr_CheckSignals() < 0)
 			return NULL;
-	} while (!why && shmq_now() < deadline);
+	} while (!why && status != SHMQ_INTERRUPTED && shmq_now() < deadline);
 	return PyLong_FromUnsignedLong(why);
 }
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 from support.deliveries import take_all
+from support.in_process_broker import SECOND, World
 from support.processes import WATCHDOG, Child, eventually, say
 
 import shmq
+from shmq import _native
 
 Spawn = Callable[..., Child]
 
@@ -157,3 +161,25 @@ def test_ctrl_c_ends_the_wait_for_a_lock_whose_holder_is_stopped(
     broker.create_channel("t", "d")
     broker.producer("t").publish(b"works")
     assert take_all(broker, "t", "d").bodies[-1] == b"works"
+
+
+def test_a_signal_ends_the_wait_of_the_supervisor() -> None:
+    """So a stop does not wait for the next heartbeat."""
+    woken = threading.Event()
+
+    def send() -> None:
+        while not woken.wait(0.01):  # one that comes before the wait begins does not end it
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    sender = threading.Thread(target=send)
+    try:
+        with World() as world:
+            world.supervisor.supervisor_wait(0)  # what a new instance has rung
+            sender.start()
+            assert world.supervisor.supervisor_wait(_native.now() + 3600 * SECOND) == 0
+    finally:
+        woken.set()
+        if sender.ident is not None:
+            sender.join()
+        signal.signal(signal.SIGUSR1, before)
