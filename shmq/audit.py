@@ -18,12 +18,8 @@ that it may write anyway, without the supervisor. So only its creations and dele
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import logging.handlers
 import os
-import socket
-import stat
 import struct
 import urllib.parse
 from collections.abc import Iterator
@@ -102,6 +98,8 @@ def by_peer(transport: Any) -> str:
     if isinstance(peer, tuple) and peer:
         host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
         return f"{host}:{peer[1]}"
+    import socket  # slow to import; who has a transport has it
+
     sock = transport.get_extra_info("socket")
     try:
         size = struct.calcsize("3i")
@@ -121,26 +119,11 @@ def set_up(destination: str, formatter: logging.Formatter | None) -> None:
     _log.disabled = not destination
     _log.propagate = destination == WITH_THE_LOG
     if destination and destination != WITH_THE_LOG:
-        file = _File(destination, encoding="utf-8")
+        from shmq.audit_file import AuditFile  # slow to import
+
+        file = AuditFile(destination)
         file.setFormatter(formatter)
         _log.addHandler(file)
-
-
-class _File(logging.handlers.WatchedFileHandler):
-    """Appends to a file, and creates it again after logrotate moved it away."""
-
-    def _open(self) -> Any:
-        # nothing is written to a link, a pipe or a device that another user put there
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(self.baseFilename, flags | os.O_CLOEXEC | os.O_NOCTTY, 0o600)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "the audit log must be a plain file", self.baseFilename)
-        return os.fdopen(fd, "a", encoding="utf-8")
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """The disk is full, or the file cannot be created again: write the line to the log."""
-        logging.getLogger().handle(record)
 
 
 def _escaped(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, overload
 
-from shmq import _native, ownership, shm
+from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
 from shmq.attachment import Attachment, pauses
 from shmq.client import (
@@ -361,7 +361,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             if seconds != "server":
                 raise ValueError(f"msg_timeout must be seconds, None or 'server', not {seconds!r}")
             return 0
-        most = int(self.views().directory.limits["max_msg_timeout"])
+        most = self.limit("max_msg_timeout")
         if not 0.001 <= number("msg_timeout", seconds) <= most / 1e9:  # not so for a NaN
             raise ValueError(
                 f"msg_timeout must be from 0.001 to {most / 1e9:g} seconds (max_msg_timeout), "
@@ -519,9 +519,9 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             self.views()  # raises Gone unless it is still being stopped
         return native
 
-    def max_msg_size(self) -> int:
-        """The limit of that name, for the rest of the package. Raises as `views`."""
-        return int(self.views().directory.limits["max_msg_size"])
+    def limit(self, name: str) -> int:
+        """One of `limits`, without numpy, for the rest of the package. Raises as `native`."""
+        return layout.number_in(self.native().view(), "directory", "limits", name)
 
     def views(self) -> NativeSource:
         """Read-only views of the segments, for the rest of the package. Raises Gone if the broker

@@ -32,6 +32,9 @@ from shmq.errors import Gone, LayoutMismatch
 from shmq.layout import Array
 from shmq.ownership import NotTrusted
 
+#: (topic, channel) of a series; channel None: the messages of a topic that no channel has yet.
+Key = tuple[str, str | None]
+
 #: Counted between two records. A topic's messages count once for each channel.
 COUNTERS: Final = (
     "published",
@@ -313,6 +316,19 @@ def open_readonly(instance: str | None = None, owner: str | int | None = None) -
             "supervisor begins a new one"
         )
     return Chronicle(fd, plan)
+
+
+def read_names(source: Chronicle) -> dict[int, tuple[Key, int]]:
+    """Serial of a queue (its low 32 bits) -> its names, and the place of the record."""
+    table = source.read("names")
+    found = {}
+    for place in np.flatnonzero(intact(table) & (table["serial"] != 0)).tolist():
+        row = table[place]
+        topic = bytes(row["topic"]).decode("ascii", "replace")
+        channel = bytes(row["channel"]).decode("ascii", "replace")
+        key = topic, channel if row["is_channel"] else None
+        found[int(row["serial"]) & 0xFFFFFFFF] = key, place
+    return found
 
 
 def open_or_make(instance: str, budget: int, mode: int, group: int) -> Chronicle:

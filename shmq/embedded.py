@@ -138,7 +138,7 @@ class EmbeddedSupervisor:
         if self._owned:
             words.append("--owned")
         return subprocess.Popen(
-            interpreter.run_module("shmq", words),
+            interpreter.run_main("shmq.__main__", words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,

@@ -18,8 +18,7 @@ from shmq import chronicle
 from shmq.chronicle import COLUMNS, COUNTERS, Chronicle
 from shmq.layout import Array
 
-#: (topic, channel) of a series; channel None: the messages of a topic that no channel has yet.
-Key = tuple[str, str | None]
+Key = chronicle.Key
 
 Period = Literal["second", "minute"]
 
@@ -131,7 +130,8 @@ def read_from(
     """Read the history from an open chronicle, as `read`."""
     records = _records(source, period, since, time.time_ns())
     totals = _series(records, records["totals"].astype(np.int64))
-    names = {serial: key for serial, (key, _) in read_names(source).items() if only in (None, key)}
+    entered = chronicle.read_names(source).items()
+    names = {serial: key for serial, (key, _) in entered if only in (None, key)}
     channels = {}
     serials = records["serials"]
     found: dict[Key, list[NDArray[np.int64]]] = {}
@@ -180,16 +180,3 @@ def _series(records: Array, numbers: NDArray[np.int64]) -> Series:
         memory=memory * 1024,
         **columns,
     )
-
-
-def read_names(source: Chronicle) -> dict[int, tuple[Key, int]]:
-    """Serial of a queue (its low 32 bits) -> its names, and the place of the record."""
-    table = source.read("names")
-    found = {}
-    for place in np.flatnonzero(chronicle.intact(table) & (table["serial"] != 0)).tolist():
-        row = table[place]
-        topic = bytes(row["topic"]).decode("ascii", "replace")
-        channel = bytes(row["channel"]).decode("ascii", "replace")
-        key = topic, channel if row["is_channel"] else None
-        found[int(row["serial"]) & 0xFFFFFFFF] = key, place
-    return found

@@ -19,15 +19,16 @@ _NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam"
 
 _PLACES = "import sys; sys.path += [path for path in {places!r} if path not in sys.path]; {code}"
 _RUN = (
-    "import runpy; del sys.argv[0]; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    "from importlib import import_module; del sys.argv[0]; "
+    "sys.exit(import_module({module!r}).main())"
 )
 
 
-def run_module(module: str, words: Sequence[str] = ()) -> list[str]:
-    """The command that runs `python -m MODULE WORDS...` without the working directory on its
-    module path."""
-    return run_code(_RUN, [module, *words])
+def run_main(module: str, words: Sequence[str] = ()) -> list[str]:
+    """The command that calls `main` of a module with the arguments `words`, without the working
+    directory on its module path. It starts sooner than `python -m` with the same effect."""
+    shown = module.removesuffix(".__main__")
+    return run_code(_RUN.format(module=module), [shown, *words])
 
 
 def run_code(code: str, words: Sequence[str] = ()) -> list[str]:

@@ -25,6 +25,16 @@ def constant(name: str) -> int:
     return _CONSTANTS[name]
 
 
+def number_in(segment: memoryview, structure: str, *names: str) -> int:
+    """The whole number in a structure at the start of a segment, read without numpy. names: of the
+    field, after those of the structures that it is in."""
+    at, kind, size = 0, structure, 0
+    for name in names:
+        kind, offset, size, _ = _native.LAYOUT[kind][name]
+        at += offset
+    return int.from_bytes(segment[at : at + size], "little", signed="i" in kind)
+
+
 _LOCK_HOLDER: Final = constant("LOCK_HOLDER")
 _TID_MASK: Final = 0x3FFFFFFF  # the kernel's FUTEX_TID_MASK
 

@@ -8,13 +8,12 @@ that are not safe (`nsqd_default`), which only `shmq serve --nsqd` uses.
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from shmq import _native
-from shmq.host_defaults import default_gateway_workers, default_node_id
+from shmq.host_defaults import default_gateway_workers, default_node_id, host_name
 from shmq.option_types import Kind, declare
 from shmq.shm import default_instance
 
@@ -305,7 +304,7 @@ class OptionFields:
         reload=True,
     )
     broadcast_address: str = _gateway(
-        socket.gethostname,
+        host_name,
         Kind.TEXT,
         "address that is announced to nsqlookupd",
         default_words="the host name",
@@ -495,3 +494,6 @@ class OptionFields:
 
     verbose: bool = _log(False, Kind.SWITCH, "accepted as nsqd's; no effect")
     worker_id: bool = _log(False, Kind.SWITCH, "accepted as nsqd's; no effect (use --node-id)")
+
+    def __post_init__(self) -> None:
+        """Called when the fields are set; `Options` checks them here."""

@@ -10,11 +10,9 @@ Durations are seconds (float) in an `Options`. As in nsqd, they need a unit on t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import grp
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from shmq import _native, settings
@@ -41,10 +39,12 @@ _OTHERS_NAMES = dict.fromkeys(
 )
 
 
-@dataclass(frozen=True)
 class Options(OptionFields):
     """The values of a broker's options, checked at construction. Raises OptionError, which names
     the bounds."""
+
+    # No dataclass of its own: `OptionFields` has the fields and calls `__post_init__`, and to
+    # generate the same methods again takes longer than to import this module.
 
     def __post_init__(self) -> None:
         for option in OPTIONS.values():
@@ -79,7 +79,7 @@ class Options(OptionFields):
         """
         unknown = [name for name in keywords if name not in OPTIONS]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], OPTIONS, n=3)
+            close = _similar(unknown[0], OPTIONS)
             hint = f": did you mean {' or '.join(close)}?" if close else ""
             hint = _OTHERS_NAMES.get(unknown[0], hint)
             raise TypeError(f"there is no option {unknown[0]!r}{hint}")
@@ -213,8 +213,14 @@ def unknown_keys(config: Mapping[str, Any]) -> list[str]:
 def _hint(name: str, known: Iterable[str]) -> str:
     """A question that names the options similar to an unknown name; empty if there are none."""
     option = OPTIONS.get(name.replace("-", "_"))
-    close = [option.key] if option is not None else difflib.get_close_matches(name, known, n=3)
+    close = [option.key] if option is not None else _similar(name, known)
     return f": did you mean {' or '.join(close)}?" if close else ""
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    import difflib  # slow to import, and needed for a mistake only
+
+    return difflib.get_close_matches(name, known, n=3)
 
 
 def arena_size_for(max_msg_size: int) -> int:

@@ -273,7 +273,7 @@ class _TracedProducer(Producer):
             return False
         except (ShmqError, TypeError):
             return True
-        return nbytes + block + _ENVELOPE <= self._home.max_msg_size()
+        return nbytes + block + _ENVELOPE <= self._home.limit("max_msg_size")
 
 
 def _with_context(properties: Properties | None, context: Mapping[str, str]) -> Properties | None:

@@ -10,10 +10,22 @@ import numpy as np
 
 from shmq import _native
 from shmq._native import LayoutMismatch
-from shmq.layout import Array, ClientState, State, constant, owner, state, text
+from shmq.layout import NONE, Array, ClientState, State, constant, owner, state, text
 from shmq.views import QueueView
 
 _NEVER = np.iinfo(np.int64).max
+
+
+def oldest_at(view: QueueView, most: int = NONE) -> int | None:
+    """When the longest waiting message in memory was published, CLOCK_REALTIME ns; None if none
+    waits. most: look at only so many of those that wait for another delivery."""
+    waiting = np.concatenate((view.front("requeue", most), view.front("ready", 1)))
+    if not len(waiting):
+        return None
+    slots = view.slots
+    oldest = int(slots["timestamp"][waiting[waiting < len(slots)]].min(initial=_NEVER))
+    return None if oldest == _NEVER else oldest
+
 
 # ---- leases ----
 

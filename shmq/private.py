@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -45,6 +44,8 @@ def forget_staged(instance: str, uid: int) -> int:
             above.append((fd, name))
         here = above[-1][0]
         count = sum(len(names) for _, _, names, _ in os.fwalk("gateway", dir_fd=here))
+        import shutil  # slow to import, and seldom anything is left here
+
         shutil.rmtree("gateway", dir_fd=here)
         for (fd, _), (_, name) in zip(above[-2::-1], above[:0:-1], strict=True):
             os.rmdir(name, dir_fd=fd)  # it may hold what others have staged

@@ -8,7 +8,6 @@ means that there is no limit, no expiry, no delay or no name.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fnmatch
 import math
 import re
@@ -247,6 +246,8 @@ def unknown_keyword(name: str) -> str:
 
 
 def _unknown(name: str) -> str:
+    import difflib  # slow to import, and needed for a mistake only
+
     close = difflib.get_close_matches(name.replace("-", "_"), KEYS, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(KEYS)}"
     return f"there is no setting {name!r}: {hint}"

@@ -24,14 +24,12 @@ from numpy.typing import NDArray
 from shmq import layout, peek, sources
 from shmq.errors import Gone
 from shmq.layout import Array, ClientKind, ClientState
+from shmq.nsqd import NSQD_VERSION
 from shmq.peek import LeaseEntry
 from shmq.settings import Settings
 from shmq.shm import SHM_DIRECTORY
 from shmq.sources import Source
 from shmq.views import DirectoryView, QueueView
-
-#: The nsqd version that `/stats` states; nsqadmin compares it with that of the other nodes.
-NSQD_VERSION = "1.3.0"
 
 #: Free bytes of /dev/shm below which it counts as full: a channel takes 84 KiB at once and doubles
 #: its memory as it fills.
@@ -642,25 +640,11 @@ def committed_bytes(header: Array) -> int:
     )
 
 
-def oldest_at(view: QueueView, most: int = layout.NONE) -> int | None:
-    """When the longest waiting message in memory was published, CLOCK_REALTIME ns; None if none
-    waits. most: look at only so many of those that wait for another delivery."""
-    waiting = np.concatenate((view.front("requeue", most), view.front("ready", 1)))
-    if not len(waiting):
-        return None
-    slots = view.slots
-    oldest = int(slots["timestamp"][waiting[waiting < len(slots)]].min(initial=_LATEST))
-    return None if oldest == _LATEST else oldest
-
-
 def oldest_age(view: QueueView) -> float | None:
     """Seconds since the longest waiting message of a queue in memory was published; None if none
     waits there."""
-    oldest = oldest_at(view)
+    oldest = peek.oldest_at(view)
     return None if oldest is None else max(time.time_ns() - oldest, 0) / 1e9
-
-
-_LATEST = np.iinfo(np.int64).max
 
 
 def _sessions(view: QueueView, clients: dict[int, ClientStats]) -> list[SessionStats]:

@@ -103,12 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. arguments: `sys.argv[1:]` if None."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["serve"]:
-        from shmq.cli.serve import two_dashes
+        from shmq.cli.serve import end, two_dashes
 
-        words = two_dashes(words)
-    elif arguments is None:
+        status = _run(two_dashes(words))
+        if arguments is None:
+            end(status)
+        return status
+    if arguments is None:
         # in `shmq stat | head`, end silently when `head` has closed the pipe
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    return _run(words)
+
+
+def _run(words: list[str]) -> int:
     try:
         color = False if os.environ.get("NO_COLOR") else None
         return int(cli.main(words, prog_name="shmq", standalone_mode=False, color=color) or OK)

@@ -15,25 +15,26 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shmq import __version__, interpreter, shm
 from shmq.cli.status import ERROR
 from shmq.errors import ShmqError
-from shmq.gateway import access
-from shmq.gateway.listeners import Listeners, open_listeners, open_to_others
+from shmq.gateway import tokens
 from shmq.logs import set_log_level, set_up_logging
+from shmq.nsqd import NSQD_VERSION
 from shmq.option_types import Kind, Option, OptionError
 from shmq.options import OPTIONS, Options, unknown_keys
 from shmq.supervisor import rlimits, systemd
-from shmq.supervisor.workers import Launched, Workers, launch
+
+if TYPE_CHECKING:
+    from shmq.gateway.listeners import Listeners
+    from shmq.supervisor.workers import Launched, Workers
 
 #: How long to wait for ports that the gateway of a killed supervisor still holds. On a busy machine
 #: a gateway that has just been started needs seconds until it notices the death.
@@ -65,6 +66,16 @@ def two_dashes(words: list[str]) -> list[str]:
     return done
 
 
+def end(status: int) -> None:
+    """End this process at once. The interpreter's own end would free object by object what the
+    kernel frees as a whole, for 20 ms in which whoever stops a broker waits."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or without reader
+            stream.flush()
+    os._exit(status)
+
+
 def _add_options(command: Any) -> Any:
     """Add a click option for each of `OptionFields`, the last first because decorators nest."""
     for option in reversed(OPTIONS.values()):
@@ -94,8 +105,6 @@ def _show_default(option: Option) -> str:
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from shmq.stats import NSQD_VERSION
-
         click.echo(f"nsqd v{NSQD_VERSION} (built w/{_NSQD_BUILT_WITH})")
         python = ".".join(map(str, sys.version_info[:3]))
         click.echo(f"shmq {__version__} (Python {python})")
@@ -271,8 +280,10 @@ class Gateway:
         asked = options.tcp_address or options.http_address
         if asked or (options.https_address and options.tls_cert) or self._passed:
             _check_installed()
+            from shmq.supervisor.workers import launch  # slow to import
+
             for _ in range(options.gateway_workers):
-                self._launched.append(launch(interpreter.run_module(_WORKER)))
+                self._launched.append(launch(interpreter.run_main(_WORKER)))
 
     def dismiss(self) -> None:
         """End the processes that `children` has not taken over."""
@@ -282,35 +293,45 @@ class Gateway:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Open the sockets, and close them after the block. Raises OSError, OptionError."""
-        passed = [(item.fd, item.name) for item in self._passed]
         _check_tls(self._options)  # reports a mistake before the instance starts
-        access.check(self._options)
+        tokens.check(self._options)
+        if not self._launched:
+            self._say({})
+            yield
+            return
+        import tempfile  # slow to import, as are the modules of the gateway
+
+        passed = [(item.fd, item.name) for item in self._passed]
         self._listeners = listeners = self._open(passed)
         try:
-            self._say(listeners)
+            self._say(listeners.addresses)
+            self._warn(listeners)
             with tempfile.TemporaryDirectory(prefix="shmq-gateway-") as self._control:
                 yield
         finally:
             listeners.close()
 
-    def _say(self, listeners: Listeners) -> None:
-        """Log the addresses, the options that differ from the defaults, and who can connect."""
+    def _say(self, addresses: dict[str, list[str]]) -> None:
+        """Log the addresses, by kind, and the options that differ from the defaults."""
         options = self._options
         data_path = os.path.realpath(options.data_path or ".")
         said = [f"shmq {__version__}", f"instance {options.instance}", f"data path {data_path}"]
         said += [
-            f"{kind.upper()} {address}"
-            for kind, addresses in listeners.addresses.items()
-            for address in addresses
+            f"{kind.upper()} {address}" for kind, found in addresses.items() for address in found
         ]
         named = ("instance=", "data_path=", "tcp_address=", "http_address=", "https_address=")
         differing = options.differing(self._source.nsqd)
         said += [item for item in differing if not item.startswith(named)]
         _log.info("%s", ", ".join(said))
-        for kind, addresses in listeners.addresses.items():
-            for address in addresses:
+        for kind, found in addresses.items():
+            for address in found:
                 _log.info("%s: listening on %s", kind.upper(), address)
-        if reachable := open_to_others(listeners, options):
+
+    def _warn(self, listeners: Listeners) -> None:
+        """Log a warning if other hosts can connect and nothing protects what they reach."""
+        from shmq.gateway.listeners import open_to_others
+
+        if reachable := open_to_others(listeners, self._options):
             _log.warning(
                 "%s: other hosts can connect, without TLS or AUTH, and so read, publish and delete "
                 "everything. Listen on loopback (--tcp-address=127.0.0.1:4150 --http-address="
@@ -322,6 +343,8 @@ class Gateway:
     def _open(self, passed: list[tuple[int, str]]) -> Listeners:
         """Open the sockets. If shared memory of this instance exists, wait for the ports: a gateway
         ends a moment after its supervisor was killed."""
+        from shmq.gateway.listeners import open_listeners
+
         deadline = time.monotonic() + _PREDECESSOR_SECONDS
         while True:
             try:
@@ -352,8 +375,10 @@ class Gateway:
             }
             for index, sockets in enumerate(listeners.workers)
         ]
+        from shmq.supervisor.workers import Workers
+
         launched, self._launched = self._launched, []
-        argv = interpreter.run_module(_WORKER)
+        argv = interpreter.run_main(_WORKER)
         return Workers(argv, documents, lambda: {**news(), **self._wish()}, launched)
 
     def _wish(self) -> dict[str, Any]:
@@ -370,7 +395,7 @@ class Gateway:
             changes, others = self._options.changes(wanted)
             options = self._options.replace(**changes)
             _check_tls(options)
-            access.check(options)
+            tokens.check(options)
         except (OSError, ValueError) as exc:
             _log.error("cannot reload: %s; everything stays as it was", _sentence(exc))
             return
@@ -408,6 +433,8 @@ def _check_installed() -> None:
 def _read_config(path: str | None) -> dict[str, Any] | None:
     if path is None:
         return None
+    import tomllib  # slow to import
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)

@@ -25,8 +25,8 @@ class Home(Protocol):
     def producer(self, topic: str) -> Any:
         """A producer for the topic."""
 
-    def max_msg_size(self) -> int:
-        """The broker's limit of that name, bytes."""
+    def limit(self, name: str) -> int:
+        """One of the broker's limits, by the name of its option."""
 
     def reduction(self, kind: str, *settings: Any) -> Reduction:
         """A call that makes the same handle again, in this process or another."""

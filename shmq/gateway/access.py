@@ -23,25 +23,15 @@ import enum
 import hashlib
 import hmac
 import ipaddress
-import logging
-import os
 import re
 import socket
-import stat
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from shmq.option_types import OptionError
 from shmq.options import Options
 
-_log = logging.getLogger(__name__)
-
-_TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
-_SHORTEST_TOKEN: Final = 16
-_LONGEST_FILE: Final = 64 << 10
 #: Headers of a proxy: the client is not the peer of the connection.
 _PROXY_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
 _ANY: Final = "*"
@@ -191,39 +181,6 @@ def _cookie_of(digest: bytes) -> str:
     return hmac.new(digest, b"shmq page", "sha256").hexdigest()
 
 
-def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:
-    """Read the accepted tokens: one per line of the token file, or else the environment's.
-
-    Raises OptionError if they are unusable, OSError if the file cannot be read."""
-    path = options.http_token_file
-    if path:
-        where, text = f"--http-token-file={path}", _text_of(path)
-    elif _TOKEN_VARIABLE in environ:
-        where, text = _TOKEN_VARIABLE, environ[_TOKEN_VARIABLE]
-    else:
-        return ()
-    tokens = [line.strip() for line in text.splitlines() if line.strip()]
-    if not tokens:  # an operator who configures an empty file does not mean to admit everybody
-        raise OptionError(f"{where}: there is no token in it")
-    for token in tokens:
-        if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
-            raise OptionError(
-                f"{where}: a token must be at least {_SHORTEST_TOKEN} printable ASCII characters; "
-                "`openssl rand -hex 32` makes one"
-            )
-        if " " in token:
-            raise OptionError(f"{where}: a token must not hold a space")
-    return tuple(token.encode() for token in tokens)
-
-
-def check(options: Options) -> None:
-    """Check at the start that the tokens can be read. Raises OptionError, OSError."""
-    tokens_of(options)
-    path = options.http_token_file
-    if path and os.stat(path).st_mode & stat.S_IROTH:
-        _log.warning("--http-token-file=%s: every user of this host may read it", path)
-
-
 def redacted(text: str) -> str:
     """Return a URL or address without its secrets: the password and the values of the query."""
     if "://" not in text:
@@ -238,14 +195,6 @@ def redacted(text: str) -> str:
     path, mark, query = rest.partition("?")
     hidden = re.sub(r"=[^&]*", f"={_HIDDEN}", query) if "=" in query else query and _HIDDEN
     return f"{before}://{path}{mark}{hidden}"
-
-
-def _text_of(path: str) -> str:
-    with Path(path).open(encoding="utf-8") as file:
-        try:
-            return file.read(_LONGEST_FILE)
-        except UnicodeDecodeError:
-            raise OptionError(f"--http-token-file={path}: it is not text") from None
 
 
 def _host_of(text: str) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import http.client
 import json
 import logging
 import random
 import ssl
 import time
 import urllib.parse
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shmq.gateway.access import redacted
 from shmq.gateway.host import Grant
 from shmq.gateway.protocol import without_surrogates
 from shmq.options import Options
+
+if TYPE_CHECKING:
+    import http.client
 
 _REDIRECTS: Final = 10
 _MOST_BYTES: Final = 1 << 20
@@ -28,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 class Refused(Exception):
     """The server's reply does not authorise the client."""
+
+
+class BadAnswer(ValueError):
+    """A server's answer is not HTTP."""
 
 
 def query(
@@ -47,7 +53,7 @@ def query(
     for server in servers[start:] + servers[:start]:
         try:
             return grant_of(_ask(options, server, values), time.monotonic())
-        except (Refused, OSError, http.client.HTTPException, ValueError) as exc:
+        except (Refused, OSError, ValueError) as exc:
             shown = redacted(server)
             _log.error("auth: %s: %s (asked for client %s)", shown, exc, client)
     return None
@@ -81,7 +87,9 @@ def request(
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """Send one request as nsqd does, with its timeouts; return status, headers and body.
 
-    Raises OSError, HTTPException, ValueError."""
+    Raises OSError, BadAnswer, and ValueError if the URL is none."""
+    import http.client  # slow to import
+
     parts = urllib.parse.urlsplit(url)
     if not parts.hostname:
         raise ValueError(f"no host in {url!r}")
@@ -104,6 +112,8 @@ def request(
         connection.request("POST" if body is not None else "GET", target, body, headers)
         response = connection.getresponse()
         return response.status, response.headers, response.read(_MOST_BYTES)
+    except http.client.HTTPException as exc:
+        raise BadAnswer(str(exc)) from exc
     finally:
         connection.close()
 

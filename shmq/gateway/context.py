@@ -14,9 +14,7 @@ import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from shmq import layout
 from shmq.audit import note, noted
@@ -31,7 +29,9 @@ from shmq.gateway.login import Logins
 from shmq.gateway.protocol import ProtocolError
 from shmq.layout import State
 from shmq.options import Options
-from shmq.views import QueueEntry, QueueView
+
+if TYPE_CHECKING:
+    from shmq.views import QueueView
 
 #: Seconds between two attempts to subscribe while the channel is being deleted. nsqd makes one more
 #: attempt after 0.1 s. If ephemeral channels come and go quickly, the next attempt may meet another
@@ -190,20 +190,22 @@ class Context:
 
     @property
     def _most_timeout(self) -> float:
-        return int(self.broker.views().directory.limits["max_msg_timeout"]) / 1e9
+        return self.broker.limit("max_msg_timeout") / 1e9
 
     def _rank(self, consumer: Consumer) -> int:
         """Return how many consumers of the channel, in all processes, are older than this one."""
         sessions, mine = self._queue(consumer).sessions, consumer.session
         assert mine is not None
         since = sessions["since"]
-        others = np.flatnonzero(sessions["client"])
-        return sum((int(since[i]), i) < (int(since[mine[2]]), mine[2]) for i in others.tolist())
+        others = sessions["client"].nonzero()[0].tolist()
+        return sum((int(since[i]), i) < (int(since[mine[2]]), mine[2]) for i in others)
 
     def _queue(self, consumer: Consumer) -> QueueView:
         session = consumer.session
         if session is None:
             raise Gone("the consumer was closed")
+        from shmq.views import QueueEntry  # slow to import: numpy
+
         entry = QueueEntry(session[0], session[1], 0, consumer.channel, False)
         return self.broker.views().queue(entry)
 
@@ -216,7 +218,7 @@ class Context:
         except (ValueError, ShmqError):
             return False
         held = layout.state(slots["word"]) == State.IN_FLIGHT
-        return bool(np.any(held & (slots["id"] == np.uint64(number))))
+        return bool((held & (slots["id"] == number)).any())
 
     # ---- TLS and AUTH ----
 

@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from shmq import _native, audit, prometheus
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
-from shmq.gateway.access import Access, Action, Listener, Refusal, tokens_of
+from shmq.gateway.access import Access, Action, Listener, Refusal
 from shmq.gateway.context import Context
 from shmq.gateway.http_config import ConfigPages
 from shmq.gateway.http_debug import Busy, DebugPages
@@ -44,10 +44,10 @@ from shmq.gateway.http_messages import (
     topic_of,
 )
 from shmq.gateway.seldom import Seldom
-from shmq.logs import set_log_level
+from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
-from shmq.option_types import OptionError, to_ns
-from shmq.stats import NSQD_VERSION
+from shmq.nsqd import NSQD_VERSION
+from shmq.option_types import to_ns
 
 #: Seconds between two attempts to publish to a full queue.
 _ROOM_EVERY: Final = 0.002
@@ -59,10 +59,10 @@ _log = logging.getLogger(__name__)
 class Http:
     """The routes of one gateway process."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, tokens: Tokens) -> None:
         self._context = context
-        self._tokens = tokens_of(context.options)
-        self._access = Access(context.options, self._tokens)
+        self._tokens = tokens
+        self._access = Access(context.options, tokens.accepted)
         self._config = ConfigPages(context)
         self._page = http_page.PageRoutes(context)
         self._refused = Seldom(_log, "refused requests")
@@ -103,15 +103,8 @@ class Http:
         )
 
     def changed(self) -> None:
-        """Apply the changed options. If the token file cannot be read, the old tokens stay
-        valid, so a mistake does not open the interface."""
-        options = self._context.options
-        try:
-            self._tokens = tokens_of(options)
-        except (OptionError, OSError) as exc:
-            _log.error("the tokens stay as they were: %s", exc)
-        self._access = Access(options, self._tokens)
-        set_log_level(options)
+        """Apply the changed options and tokens."""
+        self._access = Access(self._context.options, self._tokens.accepted)
 
     async def close(self) -> None:
         """Let the browsers go that watch the page."""

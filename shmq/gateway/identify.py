@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shmq.gateway.protocol import ProtocolError, shown
+from shmq.nsqd import NSQD_VERSION
 from shmq.options import Options
-from shmq.stats import NSQD_VERSION
 
 _DEFAULT_BUFFER: Final = 16384
 _DEFAULT_DEFLATE: Final = 6

@@ -11,14 +11,13 @@ import socket
 import struct
 import urllib.parse
 from collections.abc import Iterator
-from http.client import HTTPException
 from typing import Any, Final
 
 from shmq.gateway import auth
 from shmq.gateway.context import Context
 from shmq.gateway.listeners import split_address
 from shmq.names import is_ephemeral
-from shmq.stats import NSQD_VERSION
+from shmq.nsqd import NSQD_VERSION
 
 _MAGIC: Final = b"  V1"
 _SECONDS: Final = 1.0  # to connect, to write, to read
@@ -138,11 +137,11 @@ class Lookupd:
         try:
             while True:
                 await self._follow_options()
-                directory = self._context.broker.views().directory
-                now = directory.read("generation")
-                if now != generation:
-                    generation = now
-                    await self._notify(self._look())
+                if self._peers:
+                    now = self._context.broker.views().directory.read("generation")
+                    if now != generation:
+                        generation = now
+                        await self._notify(self._look())
                 if loop.time() >= ping_at:
                     ping_at = loop.time() + _PING_EVERY
                     await self._tell(b"PING\n")
@@ -206,7 +205,7 @@ class Lookupd:
             if status != 200:
                 return None
             return [str(name) for name in json.loads(body)["channels"] or []]
-        except (OSError, ValueError, KeyError, TypeError, HTTPException) as exc:
+        except (OSError, ValueError, KeyError, TypeError) as exc:
             _log.error("LOOKUPD(%s): channels of %s: %s", where, topic, exc)
             return None
 

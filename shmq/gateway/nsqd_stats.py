@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import psutil
 
 from shmq.gateway.context import Context
-from shmq.stats import NSQD_VERSION, BrokerStats, ChannelStats, Latency, TopicStats
+from shmq.nsqd import NSQD_VERSION
+from shmq.stats import BrokerStats, ChannelStats, Latency, TopicStats
 
 #: Stands in the place of the Go version with which nsqd was built.
 BUILT_WITH: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -22,6 +22,8 @@ BUILT_WITH: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 def memory() -> dict[str, int]:
     """Return nsqd's nine numbers; those without a meaning in Python are 0."""
+    import psutil  # slow to import
+
     runs = sum(generation["collections"] for generation in gc.get_stats())
     return {
         "heap_objects": sys.getallocatedblocks(),

@@ -28,8 +28,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MemoryLost, MessageTooBig, Rejected, ShmqError
 from shmq.gateway.lease_requests import Values
@@ -114,10 +112,12 @@ class StagedRows:
         """Raises BadArgument, MessageTooBig."""
         if len(rows) < 5 * count:
             raise BadArgument(f"stage {count} rows: {len(rows)} bytes are too few for them")
+        import numpy as np  # slow to import
+
         sizes = np.frombuffer(rows, "<u4", count).astype(np.int64)
         if int(sizes.sum()) != len(rows) - 4 * count or not int(sizes.min()):
             raise BadArgument(f"stage {count} rows: the sizes are not those of the bodies")
-        most = self._broker.max_msg_size()
+        most = self._broker.limit("max_msg_size")
         if int(sizes.max()) > most:
             raise MessageTooBig(f"stage a row of {int(sizes.max())} bytes: max_msg_size is {most}")
 
@@ -321,6 +321,8 @@ def _pieces(
 ) -> Iterator[_Piece]:
     """Yield the rows of the files in order, in pieces that a queue has room for: at most `rows`
     rows of `size` bytes. The split is the same every time."""
+    import numpy as np  # slow to import
+
     for name, length in names:
         data = memoryview(here.read(name))
         if len(data) != length:

@@ -20,7 +20,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +32,14 @@ from shmq.gateway.context import Context
 from shmq.gateway.control import Control
 from shmq.gateway.lookupd import Lookupd
 from shmq.gateway.tcp import Connection
-from shmq.logs import set_up_logging
+from shmq.gateway.tokens import Tokens
+from shmq.logs import set_log_level, set_up_logging
 from shmq.option_types import OptionError
 from shmq.options import Options
 
 if TYPE_CHECKING:
     from shmq.gateway.http import Http
+    from shmq.gateway.statsd import Statsd
 
 try:
     import uvloop
@@ -58,8 +59,6 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM or the end of stdin; the result is the exit status."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends the options to reload
-    # to import aiohttp takes half of the start-up time; clients of the TCP protocol do not wait
-    threading.Thread(target=_load_http, name="load http", daemon=True).start()
     told = _first_words()
     if told is None or _left_alone():
         return 0
@@ -80,10 +79,15 @@ def main() -> int:
 
 
 def _load_http() -> type[Http]:
-    """Import the HTTP module. A second caller waits until the first one has imported it."""
-    from shmq.gateway.http import Http
+    from shmq.gateway.http import Http  # half of the start-up time, and 12 MiB
 
     return Http
+
+
+def _load_statsd() -> type[Statsd]:
+    from shmq.gateway.statsd import Statsd
+
+    return Statsd
 
 
 def _first_words() -> dict[str, Any] | None:
@@ -135,6 +139,8 @@ class Worker:
         self._told = told
         self._version = 0  # the version of the last change of options
         self._stopped = asyncio.Event()
+        self._http: Http | None = None  # until the first connection to it
+        self._renewing = asyncio.Lock()  # held while the servers of HTTPS are replaced
 
     async def run(self, options: Options) -> None:
         """Serve until SIGTERM or the end of stdin."""
@@ -159,30 +165,30 @@ class Worker:
         if self._index == 0:
             tasks.append(loop.create_task(self._lookupd.run()))
         self._connections = Connections(context)
-        self._caches = [self._connections.changed]
+        self._tokens = Tokens(options)
         # Before a client is served: else a change would be confirmed that it does not have.
         await control.start()
         self._change(*control.changes())
         self._servers = await self._serve_tcp()
-        self._http = (await asyncio.to_thread(_load_http))(context)
-        self._caches.append(self._http.changed)
         if self._index == 0 and context.options.statsd_address:
-            from shmq.gateway.statsd import Statsd  # loaded with the HTTP interface
-
-            tasks.append(loop.create_task(Statsd(context).run()))
-        self._servers += await self._serve_web("http", None)
-        self._secure = await self._serve_web("https", tls_context)
+            statsd = await asyncio.to_thread(_load_statsd)
+            tasks.append(loop.create_task(statsd(context).run()))
+        self._secure: list[asyncio.AbstractServer] = []
+        http = loop.create_task(self._serve_http())
         following = await self._follow_supervisor()
         _log.info("gateway %d: serving", self._index)
         try:
             await self._stopped.wait()
+            if http.done():
+                http.result()  # raises what it failed with; the supervisor starts another process
         finally:
             for server in (*self._servers, *self._secure):
                 server.close()
             self._connections.stop()
-            await self._http.close()
+            if self._http is not None:
+                await self._http.close()
             await asyncio.sleep(0)
-            for task in (following, *tasks):
+            for task in (following, http, *tasks):
                 task.cancel()
             await control.close()
             self._connections.waiter.close()
@@ -198,13 +204,46 @@ class Worker:
             for sock in self._sockets("tcp")
         ]
 
+    async def _serve_http(self) -> None:
+        """Serve HTTP from the first connection on, which waits until the interface is loaded. Where
+        nobody uses it, it costs no memory and no time."""
+        await self._first_connection("http", "https")
+        try:
+            loaded = await asyncio.to_thread(_load_http)
+            self._http = http = loaded(self._context, self._tokens)
+            self._servers += await self._serve_web(http, "http", None)
+            await self._serve_https(http)
+        except Exception:
+            self._stopped.set()
+            raise
+
+    async def _serve_https(self, http: Http) -> None:
+        """Serve HTTPS with the present certificates, in place of the servers before."""
+        async with self._renewing:
+            again = await self._serve_web(http, "https", self._context.tls_context)
+            before, self._secure = self._secure, again
+            for server in before:
+                server.close()
+
+    async def _first_connection(self, *kinds: str) -> None:
+        """Wait until a client has connected to a listening socket of these kinds."""
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        fds = [fd for kind in kinds for fd in self._told["sockets"].get(kind, ())]
+        for fd in fds:
+            loop.add_reader(fd, came.set)
+        try:
+            await came.wait()
+        finally:
+            for fd in fds:
+                loop.remove_reader(fd)
+
     async def _serve_web(
-        self, kind: str, tls_context: ssl.SSLContext | None
+        self, http: Http, kind: str, tls_context: ssl.SSLContext | None
     ) -> list[asyncio.AbstractServer]:
         loop = asyncio.get_running_loop()
         return [
             await loop.create_server(
-                self._http.server(tls_context is not None, sock),
+                http.server(tls_context is not None, sock),
                 sock=sock,
                 ssl=tls_context,
                 backlog=_BACKLOG,
@@ -252,10 +291,8 @@ class Worker:
         self._context.options = options
         self._context.tls_context = tls_context
         self._forget()
-        if tls_context is not None and self._secure:
-            before, self._secure = self._secure, await self._serve_web("https", tls_context)
-            for server in before:
-                server.close()
+        if tls_context is not None and self._http is not None:
+            await self._serve_https(self._http)
         _log.info("gateway %d: reloaded", self._index)
 
     async def _answer(self, question: dict[str, Any]) -> Any:
@@ -278,8 +315,12 @@ class Worker:
 
     def _forget(self) -> None:
         """Have each interface make anew what it keeps of the options."""
-        for forget in self._caches:
-            forget()
+        options = self._context.options
+        set_log_level(options)
+        self._tokens.changed(options)
+        self._connections.changed()
+        if self._http is not None:
+            self._http.changed()
 
 
 def _socket_of(fd: int) -> socket.socket:

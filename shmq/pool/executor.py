@@ -234,7 +234,7 @@ class Executor(concurrent.futures.Executor):
         try:
             objects.publish(cast("Publisher", site.producer), task, timeout)
         except MessageTooBig:
-            if site.durable or task.size > site.broker.max_msg_size():
+            if site.durable or task.size > site.broker.limit("max_msg_size"):
                 raise
             site.hold(task.size)
             objects.publish(cast("Publisher", site.producer), task, timeout)

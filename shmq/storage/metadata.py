@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,12 +205,11 @@ def replace(
 ) -> None:
     """Replace the contents of `path` with `data`. After a crash of the host the file is old or new.
 
-    The data goes to a temporary neighbour `<name>.<random>.tmp` (nsqd's pattern), which is fsynced
-    and renamed. `mode` is set regardless of the umask. about_to: called before the rename, with the
-    file's time of modification (ns). Raises OSError with `filename` set; the temporary file is then
-    removed.
+    The data goes to a temporary neighbour (`temporary_of`), which is fsynced and renamed. `mode` is
+    set regardless of the umask. about_to: called before the rename, with the file's time of
+    modification (ns). Raises OSError with `filename` set; the temporary file is then removed.
     """
-    temporary = path.with_name(f"{path.name}.{secrets.randbits(63)}.tmp")
+    temporary = temporary_of(path)
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
@@ -231,6 +229,11 @@ def replace(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def temporary_of(path: Path) -> Path:
+    """A new name for a file that shall replace `path`: `<name>.<random>.tmp`, nsqd's pattern."""
+    return path.with_name(f"{path.name}.{int.from_bytes(os.urandom(8), 'big') >> 1}.tmp")
 
 
 def sync_directory(path: Path) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -27,7 +26,7 @@ from typing import BinaryIO, Final
 
 from shmq.names import valid_name
 from shmq.ownership import open_regular
-from shmq.storage.metadata import sync_directory
+from shmq.storage.metadata import sync_directory, temporary_of
 
 MAGIC: Final = b"shmqres1"
 _HEAD: Final = struct.Struct(">8sIQI")
@@ -58,7 +57,7 @@ class ResultsFile:
     def write(self, max_keys: int, max_bytes: int, records: Iterable[Record], mode: int) -> int:
         """Write the file, in place of the one that is there. Returns the number of records. Raises
         OSError with its name; the file that was there is then untouched."""
-        temporary = self.path.with_name(f"{self.path.name}.{secrets.randbits(63)}.tmp")
+        temporary = temporary_of(self.path)
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             with open(fd, "wb", buffering=1 << 20) as file:

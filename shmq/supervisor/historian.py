@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shmq import chronicle, history, layout, peek, shm, stats
+from shmq import chronicle, layout, peek, shm
 from shmq.chronicle import COUNTERS, GAUGES, Chronicle
 from shmq.errors import ShmqError
 from shmq.layout import Array
@@ -260,7 +260,7 @@ class _Table:
                 consumers = int(np.count_nonzero(queue.view.sessions["client"]))
                 self.totals[_CONSUMERS] += consumers - self.gauges[row, _CONSUMERS]
                 self.gauges[row, _CONSUMERS] = consumers
-                self.oldest_at[row] = stats.oldest_at(queue.view, _REQUEUED) or 0
+                self.oldest_at[row] = peek.oldest_at(queue.view, _REQUEUED) or 0
                 self._look_turn += 1
                 if time.thread_time() > until:
                     break
@@ -365,7 +365,7 @@ class _Names:
 
     def __init__(self, source: Chronicle) -> None:
         self._chronicle = source
-        self._places: dict[int, tuple[history.Key, int]] = history.read_names(source)
+        self._places: dict[int, tuple[chronicle.Key, int]] = chronicle.read_names(source)
         used = {place for _, place in self._places.values()}
         self._free = [place for place in range(source.plan.names) if place not in used]
 

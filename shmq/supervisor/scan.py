@@ -20,7 +20,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from shmq import _native
 from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
@@ -29,6 +29,9 @@ from shmq.options import Options
 from shmq.supervisor.dead_letters import DeadLetters
 from shmq.supervisor.loops import Bell
 from shmq.supervisor.registry import Registry
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 _BITE = 256  # messages a worker moves under one lock
 _CONVICTED = constant("DUE_CONVICTED")  # due time of convicted messages
@@ -130,7 +133,11 @@ class Scanner:
             return
         if self._pool is not None:
             self._pool.shutdown()
-        self._pool = None if workers == 1 else ThreadPoolExecutor(workers, "scan worker")
+            self._pool = None
+        if workers > 1:
+            from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+            self._pool = ThreadPoolExecutor(workers, "scan worker")
         self._workers = workers
 
     def _choose(self) -> list[int]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shlex
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -286,6 +285,8 @@ def check_data_path(directory: Directory, options: Options) -> None:
             given,
         )
         return
+    import shlex  # for a mistake only
+
     quoted = shlex.quote(recorded)
     is_there = os.path.isdir(recorded)
     recorded = recorded if recorded.isprintable() else ascii(recorded)

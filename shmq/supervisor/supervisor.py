@@ -11,13 +11,12 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shmq import _native, shm, sources
 from shmq._native import Broker, ShmqError
@@ -47,8 +46,10 @@ from shmq.supervisor.systemd import Notifier
 from shmq.supervisor.topics import TopicManager
 from shmq.supervisor.trouble import DiskTrouble
 from shmq.supervisor.watchdog import Watchdog
-from shmq.supervisor.workers import Workers
 from shmq.views import DirectoryView
+
+if TYPE_CHECKING:
+    from shmq.supervisor.workers import Workers
 
 _BEAT_NS = 250_000_000  # longest sleep of the main loop
 _BREATH = 0.001  # seconds after a ring for the spiller: publishers ring with every message
@@ -126,6 +127,8 @@ class Supervisor:
                 yield
             finally:
                 if self._owned:
+                    import shutil  # slow to import
+
                     shutil.rmtree(self._data_path, ignore_errors=True)
 
     def drain(self) -> int:

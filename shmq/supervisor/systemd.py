@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import socket
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _PATIENCE = 2.0  # seconds for a message; a manager that does not read must not stop a broker
@@ -80,6 +82,8 @@ class Notifier:
     def _send(self, message: str, status: str = "") -> None:
         if self._address is None:
             return
+        import socket  # slow to import
+
         if status:
             message += f"\nSTATUS={' '.join(status.split())}"
         try:

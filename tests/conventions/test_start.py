@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import click
+import psutil
 import pytest
+from support.nsq_client import Client, sized
+from support.processes import WATCHDOG, Child
 
 import shmq
 from shmq import cli
@@ -25,6 +31,35 @@ SLOW = {
     "subprocess",
     "tempfile",
 }
+
+#: Modules that a supervisor at rest does not need: of OpenSSL (4 MiB), of the gateway, for mistakes
+#: and for large numbers of queues, and numpy's optional parts.
+NOT_FOR_A_SUPERVISOR = (SLOW - {"json", "numpy", "pickle"}) | {
+    "concurrent.futures",
+    "difflib",
+    "email",
+    "hashlib",
+    "http",
+    "logging.handlers",
+    "numpy.fft",
+    "numpy.ma",
+    "numpy.polynomial",
+    "numpy.random",
+    "numpy.testing",
+    "runpy",
+    "secrets",
+    "selectors",
+    "shmq.gateway.access",
+    "shmq.gateway.listeners",
+    "shmq.history",
+    "shmq.stats",
+    "shmq.supervisor.workers",
+    "shutil",
+    "ssl",
+    "tomllib",
+}
+
+_NO_PROCESS = 2**31 - 1  # a process id that the kernel does not give
 
 _THREADS = "import os, numpy; print(len(os.listdir('/proc/self/task')))"
 
@@ -72,6 +107,47 @@ assert not broker.ended
 broker.close()
 """
     assert "numpy" not in loaded(code)
+
+
+def test_a_supervisor_loads_what_it_needs_and_nothing_else(instance: str, data_path: Path) -> None:
+    words = [f"--instance={instance}", f"--data-path={data_path}", "--tcp-address="]
+    # a supervisor whose parent has ended ends too, when all its loops have begun
+    words += ["--http-address=", f"--parent-pid={_NO_PROCESS}"]
+    found = loaded(f"from shmq import cli\nassert cli.main({['serve', *words]}) == 0")
+    assert "shmq.supervisor.supervisor" in found
+    assert not found & NOT_FOR_A_SUPERVISOR
+
+
+def mapped(pid: int, *packages: str) -> set[str]:
+    """Those of these packages whose extensions a process has loaded."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return {name for name in packages if f"/{name}/" in maps}
+
+
+def test_a_gateway_loads_http_when_somebody_uses_it_and_numpy_when_it_is_needed(
+    serve: Callable[..., Child], tmp_path: Path
+) -> None:
+    tcp, http = tmp_path / "tcp", tmp_path / "http"
+    supervisor = serve(tcp_address=tcp, http_address=http, gateway_workers=1)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(WATCHDOG)
+        sock.connect(str(tcp))
+        client = Client(sock)
+        client.send(b"  V2PUB t\n" + sized(b"one"))
+        assert client.frame() == (0, b"OK")
+        client.send(b"SUB t c\nRDY 1\n")
+        assert client.frame() == (0, b"OK")
+        _, message = client.frame() or (0, b"")
+        client.send(b"FIN " + message[10:26] + b"\nCLS\n")
+        assert client.frame() == (0, b"CLOSE_WAIT")
+        (gateway,) = psutil.Process(supervisor.pid).children()
+        assert not mapped(gateway.pid, "numpy", "aiohttp", "psutil")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(WATCHDOG)
+        sock.connect(str(http))
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200 OK")
+    assert mapped(gateway.pid, "aiohttp") == {"aiohttp"}
 
 
 def test_the_help_of_the_command_line_loads_no_command() -> None:

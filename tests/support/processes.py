@@ -254,7 +254,7 @@ def serve(
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     words += [f"--instance={instance}", f"--data-path={data_path}"]
     env = {"SHMQ_NATIVE": str(KILLPOINTS)} if killpoint or killpoints else {}
-    run = "import sys; from shmq.cli import main; sys.exit(main(sys.argv[1:]))"
+    run = "from shmq.cli import main; main()"
     if killpoint and wait:
         # armed by a signal, when everything that a start does is over
         run = (

@@ -217,7 +217,7 @@ def test_garbage_in_any_word_of_a_record_takes_it_away(
     readers = {
         "seconds": lambda: len(history.read_from(source).totals),
         "deaths": lambda: len(deaths.read_from(source)),
-        "names": lambda: len(history.read_names(source)),
+        "names": lambda: len(chronicle.read_names(source)),
     }
     assert readers[region]() == 1
     with open(path(instance), "r+b") as file:

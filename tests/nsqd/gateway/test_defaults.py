@@ -274,12 +274,12 @@ def test_the_gateway_is_launched_before_anything_heavy_is_loaded(tmp_path: Path)
     """The gateway processes and the supervisor load their modules side by side."""
     code = """
 import sys
-import shmq.cli.serve as serve
+import shmq.supervisor.workers as workers
 heavy = {"numpy", "aiohttp", "ssl", "psutil", "asyncio", "importlib.metadata", "email"}
 def launch(argv):
     print(",".join(sorted(heavy & sys.modules.keys())))
     raise OSError("enough")
-serve.launch = launch
+workers.launch = launch
 sys.argv[1:] = ["serve", "--instance=light"]
 from shmq.cli import main
 sys.exit(main())

@@ -25,6 +25,7 @@ from support.processes import WATCHDOG, eventually
 import shmq
 from shmq.gateway import http, http_messages
 from shmq.gateway.protocol import frame
+from shmq.gateway.tokens import Tokens
 from shmq.options import Options
 
 Start = Callable[..., Server]
@@ -435,7 +436,8 @@ def test_a_request_has_its_time(
     monkeypatch.setattr(http_messages, "REQUEST_SECONDS", 0.2)
 
     async def ask() -> bytes:
-        pages = http.Http(cast(Any, SimpleNamespace(options=Options())))
+        options = Options()
+        pages = http.Http(cast(Any, SimpleNamespace(options=options)), Tokens(options))
         serving = pages.server(False)
         listening = await asyncio.get_running_loop().create_server(serving, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())

@@ -24,8 +24,9 @@ from support.processes import WATCHDOG, eventually
 
 import shmq
 from shmq import _native, layout
-from shmq.gateway.access import Access, Action, Listener, redacted, tokens_of
+from shmq.gateway.access import Access, Action, Listener, redacted
 from shmq.gateway.seldom import Seldom
+from shmq.gateway.tokens import tokens_of
 from shmq.option_fields import MAX_TOPICS
 from shmq.option_types import OptionError
 from shmq.options import Options

@@ -273,7 +273,7 @@ def test_an_error_is_in_the_span(bench: Bench) -> None:
 
 def test_tracing_refuses_nothing(bench: Bench, broker: shmq.Broker) -> None:
     """There is no room for the context: the message goes without it."""
-    most = broker.max_msg_size()
+    most = broker.limit("max_msg_size")
     full: dict[str, str | bytes] = {"k": "x" * (properties.MOST_BYTES - 4)}
     bench.producer.publish(b"x", properties=full)
     bench.producer.publish_many([b"x"], properties=full)
