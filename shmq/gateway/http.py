@@ -122,6 +122,7 @@ class Http:
         self, request: web.BaseRequest, client: http_server.Connection
     ) -> web.StreamResponse:
         began = time.perf_counter()
+        client.rules, client.again = self._access, None
         raw = request.raw_path
         if "://" in raw[:8]:  # proxies send whole URLs
             raw = "/" + raw.partition("://")[2].partition("/")[2]
@@ -304,6 +305,7 @@ class Http:
                 raise HttpError(400, "INVALID_DEFER")
             defer = int(text) / 1000 or None
         await self._publish(topic, lambda producer: producer.publish(body, defer, 0))
+        self._again(request, topic, options.max_msg_size, lambda p, body: p.publish(body, defer, 0))
         return "OK"
 
     async def _mpub(self, request: web.BaseRequest, params: Params) -> Answer:
@@ -317,6 +319,7 @@ class Http:
             count = _count_of(body, options.max_msg_size, options.max_body_size)
             try:
                 await self._publish(topic, lambda p: p.publish_framed(body, 4, count, None, 0))
+                self._again(request, topic, options.max_body_size, self._publish_binary)
                 return "OK"
             except MessageTooBig:  # all of them never fit into memory; the halves may
                 messages = _binary_bodies(body, count)
@@ -326,6 +329,32 @@ class Http:
                 raise HttpError(413, "MSG_TOO_BIG")
         await self._publish_many(topic, messages)
         return "OK"
+
+    def _again(
+        self, request: web.BaseRequest, topic: str, most: int, publish: Callable[[Any, bytes], Any]
+    ) -> None:
+        """Let the connection publish bodies of up to `most` bytes by itself while it sends the head
+        of this request, whose answer is OK, again, and the options stay the same."""
+        client = request.protocol
+        assert isinstance(client, http_server.Connection)
+        name, rules = topic.encode(), client.rules
+
+        def again(body: bytes) -> bool:
+            producer = self._context.producers.get(name)
+            if producer is None or rules is not self._access or len(body) > most:
+                return False
+            try:
+                publish(producer, body)
+            except (ShmqError, OSError, HttpError):
+                return False  # the request is answered the long way, which says why
+            return True
+
+        client.again = http_server.Again(again)
+
+    def _publish_binary(self, producer: Any, body: bytes) -> None:
+        options = self._context.options
+        count = _count_of(body, options.max_msg_size, options.max_body_size)
+        producer.publish_framed(body, 4, count, None, 0)
 
     async def _make(self, topic: str) -> None:
         """Create the topic if it is missing. An existing one needs no thread."""
