@@ -1076,7 +1076,9 @@ class Intake:
     would publish, if they are all that has arrived. Other input is the connection's.
 
     on_room, on_input: the connection's get_buffer and buffer_updated. on_unsent(bytes) is called
-    with answers that the socket does not take now.
+    with answers that the socket does not take now. waiter: of this process; what is published here
+    does not wake its thread, and on_rung(numbers of queues) is called instead, after the answer. If
+    it returns true, the thread is woken for the next 10 ms.
     """
 
     def __init__(
@@ -1084,6 +1086,8 @@ class Intake:
         on_room: Callable[[int], memoryview],
         on_input: Callable[[int], None],
         on_unsent: Callable[[builtins.bytes], None],
+        waiter: Waiter | None = None,
+        on_rung: Callable[[list[int]], bool] | None = None,
     ) -> None: ...
     def get_buffer(self, sizehint: int, /) -> memoryview:
         """Where the next input is to be written."""
@@ -1134,6 +1138,14 @@ class Waiter:
 
     def pass_on(self, consumer: Consumer) -> None:
         """Take nothing from this consumer after all: wake the channel's next waiter instead."""
+
+    def announce(self, consumer: Consumer, /) -> bool:
+        """While a thread waits for this consumer: let it be woken for its queue again, after
+        `Intake` has called on_rung for that. Returns whether there may be something to take. Any
+        thread may call it."""
+
+    def withdraw(self, consumer: Consumer, /) -> bool:
+        """Undo `announce`. Returns the same."""
 
     def close(self) -> None:
         """Give its doorbell back; a wait ends with Gone."""

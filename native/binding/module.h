@@ -173,6 +173,8 @@ typedef struct window_object {
 typedef struct intake_object {
 	OBJECT_HEAD
 	PyObject *on_room, *on_input, *on_unsent; /* the connection's; NULL after close() */
+	PyObject *on_rung;                        /* NULL: there is no `waiter` */
+	waiter_object *waiter;
 	/* While it publishes; else NULL. */
 	PyObject *room; /* memoryview */
 	PyObject *line; /* bytes */
@@ -180,6 +182,8 @@ typedef struct intake_object {
 	uint64_t max_msg_size, max_body_size;
 	uint64_t published; /* messages, not yet told to the connection */
 	int64_t heard;      /* shmq_now() of the last one */
+	int64_t catch_at;   /* before that time the waiter's thread is woken */
+	uint32_t rung[SHMQ_CAUGHT];
 	int fd;
 	bool was_open;
 } intake_object;

@@ -120,6 +120,30 @@ static METHOD(waiter, pass_on, (OBJECT, consumer), )
 	Py_RETURN_NONE;
 }
 
+/* What may be done for a consumer while it and the waiter are open. */
+typedef bool waiter_step(shmq_waiter *w, shmq_consumer *c);
+
+static PyObject *step_for(waiter_object *self, PyObject *object, waiter_step *step)
+{
+	consumer_object *consumer = consumer_of(self, object);
+
+	if (!consumer || !waiter_usable(self))
+		return NULL;
+	if (consumer->closed || consumer->broker->closed)
+		Py_RETURN_FALSE;
+	return PyBool_FromLong(step(self->handle, consumer->handle));
+}
+
+static ARGUMENT_METHOD(waiter, announce, consumer)
+{
+	return step_for(self, consumer, shmq_waiter_announce);
+}
+
+static ARGUMENT_METHOD(waiter, withdraw, consumer)
+{
+	return step_for(self, consumer, shmq_waiter_withdraw);
+}
+
 static NOARGS_METHOD(waiter, close)
 {
 	if (!self->handle || self->closed)
@@ -185,6 +209,8 @@ static PyMethodDef waiter_methods[] = {
 	METHOD_ROW(waiter, Waiter, wait, FAST),
 	METHOD_ROW(waiter, Waiter, wake, METH_NOARGS),
 	METHOD_ROW(waiter, Waiter, pass_on, FAST),
+	METHOD_ROW(waiter, Waiter, announce, METH_O),
+	METHOD_ROW(waiter, Waiter, withdraw, METH_O),
 	METHOD_ROW(waiter, Waiter, close, METH_NOARGS),
 	{NULL, NULL, 0, NULL},
 };

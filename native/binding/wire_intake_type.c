@@ -11,6 +11,9 @@
 
 #define OK_FRAME "\0\0\0\6\0\0\0\0OK"
 #define OK_BYTES (sizeof(OK_FRAME) - 1)
+/* For how long the waiter's thread is woken for each message, if those who take them gather them
+ * before they write: it finds more of them at once. */
+#define GATHER_NS INT64_C(10000000)
 
 static bool intake_usable(intake_object *self)
 {
@@ -53,8 +56,9 @@ static int intake_answer(intake_object *self, uint32_t answers)
 }
 
 /* Publish the first `nbytes` of the room. Returns how many answers the client gets; 0: they are not
- * whole commands to this topic, or cannot be published now; -1: with an exception. */
-static int intake_publish(intake_object *self, uint64_t nbytes)
+ * whole commands to this topic, or cannot be published now; -1: with an exception. rung: of how many
+ * queues, in `self->rung`, the waiter's consumers are to take. */
+static int intake_publish(intake_object *self, uint64_t nbytes, uint32_t *rung)
 {
 	producer_object *producer = self->producer;
 	uint64_t used = 0, first_id;
@@ -76,7 +80,10 @@ static int intake_publish(intake_object *self, uint64_t nbytes)
 		source.count = 0;
 	count = source.count;
 	Py_INCREF((PyObject *)producer);
+	if (self->waiter && !self->waiter->closed && self->heard >= self->catch_at)
+		shmq_waiter_catch(self->waiter->handle);
 	r = source_publish(&source, producer, true, &(shmq_terms){0}, 0, &first_id);
+	*rung = shmq_waiter_caught(self->rung);
 	Py_DECREF((PyObject *)producer);
 	if (UNLIKELY(r < 0)) {
 		if (!PyErr_ExceptionMatches(self->state->error) && !PyErr_ExceptionMatches(PyExc_OSError))
@@ -91,18 +98,44 @@ static int intake_publish(intake_object *self, uint64_t nbytes)
 	return (int)answers;
 }
 
+/* Let the consumers of this process take what was published. Returns 0, or -1 with an exception. */
+static int intake_deliver(intake_object *self, uint32_t count, PyObject *on_rung)
+{
+	PyObject *queues = list_of_numbers(self->rung, count);
+	PyObject *done = queues ? PyObject_CallFunctionObjArgs(on_rung, queues, NULL) : NULL;
+
+	Py_XDECREF(queues);
+	if (!done)
+		return -1;
+	if (done == Py_True)
+		self->catch_at = self->heard + GATHER_NS;
+	Py_DECREF(done);
+	return 0;
+}
+
 /* Returns 1 if all was published and answered, 0 if nothing was, -1 with an exception. */
 static int intake_take(intake_object *self, PyObject *nbytes)
 {
 	uint64_t size = PyLong_AsUnsignedLongLong(nbytes);
+	waiter_object *waiter = self->waiter; /* calls from here may close the intake */
+	PyObject *on_rung = self->on_rung;
+	uint32_t rung = 0;
 	int answers;
 
 	if (size == (uint64_t)-1 && PyErr_Occurred())
 		return -1;
-	answers = self->producer ? intake_publish(self, size) : 0;
-	if (answers <= 0)
-		return answers;
-	return intake_answer(self, (uint32_t)answers) < 0 ? -1 : 1;
+	Py_XINCREF((PyObject *)waiter);
+	Py_XINCREF(on_rung);
+	answers = self->producer ? intake_publish(self, size, &rung) : 0;
+	if (answers > 0 && intake_answer(self, (uint32_t)answers) < 0)
+		answers = -1;
+	if (rung && answers <= 0)
+		shmq_waiter_wake(waiter->handle); /* its own thread looks instead */
+	else if (rung && intake_deliver(self, rung, on_rung) < 0)
+		answers = -1;
+	Py_XDECREF((PyObject *)waiter);
+	Py_XDECREF(on_rung);
+	return answers > 0 ? 1 : answers;
 }
 
 static ARGUMENT_METHOD(intake, publishes, nbytes)
@@ -169,6 +202,8 @@ static int intake_clear(intake_object *self)
 	Py_CLEAR(self->on_room);
 	Py_CLEAR(self->on_input);
 	Py_CLEAR(self->on_unsent);
+	Py_CLEAR(self->on_rung);
+	Py_CLEAR(self->waiter);
 	return 0;
 }
 
@@ -180,18 +215,27 @@ static NOARGS_METHOD(intake, close)
 
 static INIT(intake)
 {
-	static char *names[] = {"on_room", "on_input", "on_unsent", NULL};
-	PyObject *on_room, *on_input, *on_unsent;
+	static char *names[] = {"on_room", "on_input", "on_unsent", "waiter", "on_rung", NULL};
+	PyObject *on_room, *on_input, *on_unsent, *on_rung = NULL;
+	waiter_object *waiter = NULL;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO:Intake", names, &on_room, &on_input,
-	                                 &on_unsent))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|O!O:Intake", names, &on_room, &on_input,
+	                                 &on_unsent, self->state->waiter, &waiter, &on_rung))
 		return -1;
+	if (waiter && (!waiter->handle || !on_rung)) {
+		PyErr_SetString(PyExc_TypeError, "Intake() needs on_rung with an open waiter");
+		return -1;
+	}
 	if (!init_first(self->was_open, "Intake"))
 		return -1;
 	self->was_open = true;
 	self->on_room = Py_NewRef(on_room);
 	self->on_input = Py_NewRef(on_input);
 	self->on_unsent = Py_NewRef(on_unsent);
+	if (waiter) {
+		self->waiter = (waiter_object *)Py_NewRef((PyObject *)waiter);
+		self->on_rung = Py_NewRef(on_rung);
+	}
 	return 0;
 }
 
@@ -208,6 +252,8 @@ static int intake_traverse(intake_object *self, visitproc visit, void *arg)
 	Py_VISIT(self->on_room);
 	Py_VISIT(self->on_input);
 	Py_VISIT(self->on_unsent);
+	Py_VISIT(self->on_rung);
+	Py_VISIT((PyObject *)self->waiter);
 	Py_VISIT(self->room);
 	Py_VISIT(self->producer);
 	return 0;

@@ -170,14 +170,47 @@ void bell_ring(shmq_broker *b, uint32_t bell)
 		sem_post(&b->waiters[bell].bell);
 }
 
-/* Only waiters for messages leave their bits for later, so `w` is a queue's `takers`. In a damaged
- * segment it may be another set of the same header, and the hint is a wrong one. */
-static uint32_t hint_of(const shmq_waitset_desc *w)
+/* Only waiters for many queues are asked for theirs, so `w` is a queue's `takers`. In a damaged
+ * segment it may be another set of the same header, and the number is a wrong one. */
+static uint32_t queue_of(const shmq_waitset_desc *w)
 {
 	const shmq_queue_desc *q = (const void *)((const uint8_t *)w -
 	                                          offsetof(shmq_queue_desc, takers));
 
-	return once(q->index) % SHMQ_HINTS;
+	return once(q->index);
+}
+
+/* The doorbell that this thread answers itself, and the queues for which it was picked. */
+static _Thread_local struct {
+	const shmq_broker *b; /* NULL: none */
+	uint32_t bell, count;
+	uint32_t queues[SHMQ_CAUGHT];
+} caught;
+
+void bell_catch(const shmq_broker *b, uint32_t bell)
+{
+	caught.b = b;
+	caught.bell = bell;
+	caught.count = 0;
+}
+
+uint32_t bell_caught(uint32_t *queues)
+{
+	uint32_t count = caught.count;
+
+	caught.b = NULL;
+	caught.count = 0;
+	for (uint32_t i = 0; i < count; i++)
+		queues[i] = caught.queues[i];
+	return count;
+}
+
+static bool bell_is_caught(const shmq_broker *b, uint32_t bell, const shmq_waitset_desc *w)
+{
+	if (caught.b != b || caught.bell != bell || caught.count == SHMQ_CAUGHT)
+		return false;
+	caught.queues[caught.count++] = queue_of(w);
+	return true;
 }
 
 /* Returns true if the waiter was asleep: it was, or will be, woken by this ring. */
@@ -200,11 +233,13 @@ static bool bell_tell(shmq_broker *b, uint32_t bell, const shmq_waitset_desc *w)
 	shmq_waiter_desc *waiter = &b->waiters[bell];
 	uint32_t hint;
 
+	if (bell_is_caught(b, bell, w))
+		return true;
 	if (ld(&waiter->turn) == SHMQ_TURN_PLAIN) {
 		sem_post(&waiter->bell);
 		return true;
 	}
-	hint = hint_of(w);
+	hint = queue_of(w) % SHMQ_HINTS;
 	atomic_fetch_or(&waiter->hints[hint / 64], UINT64_C(1) << hint % 64); /* SYNC(hint) */
 	SHMQ_KILLPOINT("wake.hint");
 	return turn_take(waiter);

@@ -25,6 +25,10 @@ int bell_sleep(shmq_broker *b, uint32_t bell, int64_t deadline, int64_t slice);
  * SHMQ_TIMEOUT: the deadline is over. */
 int bell_none(int64_t deadline, int64_t pause);
 void bell_ring(shmq_broker *b, uint32_t bell);
+/* Until bell_caught, a wake-up by this thread that picks `bell` notes the queue and posts nothing:
+ * shmq_waiter_catch. Only for a plain waiter for messages. */
+void bell_catch(const shmq_broker *b, uint32_t bell);
+uint32_t bell_caught(uint32_t *queues);
 /* Ring, whatever for: one that waits for many queues looks at all of them. */
 void bell_alarm(shmq_broker *b, uint32_t bell);
 /* Ring if it wants to hear of names that come or go. */

@@ -6,6 +6,10 @@
  *
  * The last look finds the messages that belong to a ring before the withdrawal, for whichever
  * consumer it was; so no ring is lost here.
+ *
+ * Another thread of the process, which publishes, may catch the rings that it would give. It takes
+ * the messages at once, and the sleeping thread is not woken for them. It announces the bell again
+ * as the sleeper would: announce, look.
  */
 #include "waiter.h"
 
@@ -112,6 +116,41 @@ void shmq_waiter_wake(shmq_waiter *w)
 		return;
 	if (!atomic_exchange(&w->woken, true) && bell != SHMQ_NONE)
 		bell_ring(w->b, bell);
+}
+
+void shmq_waiter_catch(shmq_waiter *w)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (bell != SHMQ_NONE && !ld(&w->closed))
+		bell_catch(w->b, bell);
+}
+
+uint32_t shmq_waiter_caught(uint32_t *queues)
+{
+	return bell_caught(queues);
+}
+
+bool shmq_waiter_announce(shmq_waiter *w, shmq_consumer *c)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (usable_status(w->b) || ld(&w->closed) || c->b != w->b)
+		return false;
+	if (bell != SHMQ_NONE)
+		wait_announce(&c->map->q->takers, bell);
+	return may_take(c);
+}
+
+bool shmq_waiter_withdraw(shmq_waiter *w, shmq_consumer *c)
+{
+	uint32_t bell = ld(&w->bell);
+
+	if (usable_status(w->b) || ld(&w->closed) || c->b != w->b)
+		return false;
+	if (bell != SHMQ_NONE)
+		wait_withdraw(&c->map->q->takers, bell);
+	return may_take(c);
 }
 
 void shmq_waiter_close(shmq_waiter *w)

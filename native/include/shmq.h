@@ -466,6 +466,25 @@ int shmq_waiter_wait(shmq_waiter *w, shmq_consumer *const *consumers, uint32_t n
                      uint32_t *ready, uint32_t *count);
 /* End the wait, or the next one if no thread waits. Several calls count as one. */
 void shmq_waiter_wake(shmq_waiter *w);
+/*
+ * Until shmq_waiter_caught, what this thread does wakes nobody through the waiter; the queues are
+ * noted instead. shmq_waiter_caught returns how many were noted, into `queues`, which has room for
+ * SHMQ_CAUGHT. For each of them take from one of the consumers for which the waiter waits, announce
+ * the waiter again (shmq_waiter_announce) if there are others, or call shmq_waiter_wake.
+ * death: of a thread that has caught a ring: the reaper rings all waiters of the queues of its
+ * process.
+ */
+#define SHMQ_CAUGHT 16
+void shmq_waiter_catch(shmq_waiter *w);
+uint32_t shmq_waiter_caught(uint32_t *queues);
+/*
+ * While a thread waits for this consumer with the waiter: announce the waiter in its queue again,
+ * after a ring that was caught. Any thread may do it. Returns true if there may be something to
+ * take, so that no ring will come. shmq_waiter_withdraw undoes it, and returns the same.
+ * death: as of shmq_waiter_wait.
+ */
+bool shmq_waiter_announce(shmq_waiter *w, shmq_consumer *c);
+bool shmq_waiter_withdraw(shmq_waiter *w, shmq_consumer *c);
 /* Give its doorbell back, unless a detach has done so already. No thread may be in
  * shmq_waiter_wait. The handle stays valid (a call answers SHMQ_CLOSED or does nothing) until
  * shmq_waiter_free. */

@@ -1,11 +1,16 @@
 """One thread that waits for messages in all channels to which the connections of a gateway process
-are subscribed."""
+are subscribed.
+
+A message that a client of the same process publishes needs no thread: the publish names the queues
+for which the thread would have been woken (`_native.Intake`), and their subscribers take at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from shmq import _native
 from shmq.errors import Gone
@@ -16,8 +21,16 @@ _SLICE_NS: Final = 10**9
 class Subscriber(Protocol):
     """A connection that is subscribed to a channel."""
 
+    @property
+    def gathers(self) -> bool:
+        """Whether messages that were taken wait for more, so that another one is in no hurry."""
+
     def ring(self) -> None:
         """Take messages: there may be some in the channel."""
+
+
+#: A subscriber and the number of its queue; -1 if the consumer was closed.
+_Watched: TypeAlias = tuple[Subscriber, int]
 
 
 class DeliveryWaiter:
@@ -25,37 +38,124 @@ class DeliveryWaiter:
     loop's thread."""
 
     def __init__(self, broker: _native.Broker) -> None:
-        self._broker = broker
-        self._waiter: _native.Waiter | None = None  # None: no subscriber yet
+        self.waiter = _native.Waiter(broker)
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: no subscriber yet
         self._lock = threading.Lock()
-        self._watched: dict[Any, Subscriber] = {}
-        self._seen: dict[Any, Subscriber] = {}  # the consumers for which the thread waits now
+        self._queues: dict[Any, int] = {}  # of all consumers that were watched
+        self._watched: dict[Any, _Watched] = {}
+        self._of_queue: dict[int, dict[Any, None]] = {}  # the keys of `_watched`
+        self._seen: dict[Any, _Watched] = {}  # the consumers for which the thread waits now
+        self._announced: dict[Any, None] = {}  # of these, the ones announced meanwhile
+        self._rung: dict[int, None] = {}  # the queues whose subscribers take soon
         self._closed = False
 
     def watch(self, consumer: Any, subscriber: Subscriber) -> None:
         """Call the subscriber's `ring` once, when the consumer may have a message."""
-        if self._waiter is None:
-            self._waiter = _native.Waiter(self._broker)
-            arguments = (self._waiter, asyncio.get_running_loop())
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            arguments = (self.waiter, self._loop)
             threading.Thread(target=self._run, args=arguments, name="delivery", daemon=True).start()
+        ready = False
+        queue = self._queues.get(consumer)
+        if queue is None:
+            session = consumer.session
+            queue = self._queues[consumer] = -1 if session is None else session[0]
         with self._lock:
-            self._watched[consumer] = subscriber
+            self._watched[consumer] = subscriber, queue
+            self._of_queue.setdefault(queue, {})[consumer] = None
             new = consumer not in self._seen
+            if not new:
+                ready = self._announce(consumer)
         if new:
-            self._waiter.wake()
+            self.waiter.wake()
+        elif ready:
+            self._loop.call_soon(self._ring_one, consumer)
 
     def unwatch(self, consumer: Any) -> None:
         """Stop waiting for a consumer whose connection has ended."""
         with self._lock:
-            watched = self._watched.pop(consumer, None) is not None
-        if watched and self._waiter is not None:
-            self._waiter.wake()  # so that the thread drops its reference
+            watched = self._forget(consumer) is not None
+        self._queues.pop(consumer, None)
+        if watched:
+            self.waiter.wake()  # so that the thread drops its reference
+
+    def rung(self, queues: list[int]) -> bool:
+        """Let the subscribers of these queues take what this process has published, once the
+        input that has come by now was read. Returns whether they are in no hurry: then let the
+        thread do it, which is late but finds more at once."""
+        if not self._rung:
+            asyncio.get_running_loop().call_soon(self._ring_rung)
+        self._rung.update(dict.fromkeys(queues))
+        with self._lock:
+            firsts = [next(iter(self._of_queue.get(queue, ())), None) for queue in queues]
+            found = [self._watched[consumer][0] for consumer in firsts if consumer is not None]
+        return any(subscriber.gathers for subscriber in found)
 
     def close(self) -> None:
         """End the thread."""
         self._closed = True
-        if self._waiter is not None:
-            self._waiter.wake()
+        self.waiter.wake()
+
+    # ---- with the lock ----
+
+    def _announce(self, consumer: Any) -> bool:
+        self._announced[consumer] = None
+        try:
+            return self.waiter.announce(consumer)
+        except Gone:  # the broker was closed
+            return False
+
+    def _forget(self, consumer: Any) -> Subscriber | None:
+        subscriber, queue = self._watched.pop(consumer, (None, -1))
+        if subscriber is not None:
+            consumers = self._of_queue[queue]
+            del consumers[consumer]
+            if not consumers:
+                del self._of_queue[queue]
+        return subscriber
+
+    # ---- rings ----
+
+    def _ring_rung(self) -> None:
+        queues, self._rung = self._rung, {}
+        with contextlib.suppress(Gone):  # the broker was closed
+            for queue in queues:
+                self._ring_all(queue)
+
+    def _ring_one(self, consumer: Any) -> None:
+        with self._lock:
+            subscriber = self._forget(consumer)
+        if subscriber is not None:
+            subscriber.ring()
+
+    def _ring_all(self, queue: int) -> None:
+        with self._lock:
+            left = list(self._of_queue.get(queue, ()))
+        if len(left) == 1:  # it takes, or it announces the waiter again
+            self._ring_one(left[0])
+            return
+        done: set[Any] = set()
+        announced = False
+        while True:
+            with self._lock:
+                left = [one for one in self._of_queue.get(queue, ()) if one not in done]
+            ready = self.waiter.wait(left, 0) if left else []
+            if ready:
+                announced = False
+                consumer = left[ready[0]]
+                done.add(consumer)
+                self._ring_one(consumer)
+                continue
+            if announced or not left:
+                break
+            # These wait on: the thread must be woken for them again.
+            with self._lock:
+                if left[0] not in self._seen:  # the thread does not sleep
+                    break
+                self._announce(left[0])
+            announced = True
+        if not done and not left:
+            self.waiter.wake()  # nobody here waits any more; the thread passes it on
 
     def _run(self, waiter: _native.Waiter, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -64,18 +164,20 @@ class DeliveryWaiter:
                     self._seen = self._watched.copy()
                 consumers = list(self._seen)
                 ready = waiter.wait(consumers, _native.now() + _SLICE_NS)
-                if not ready:
-                    continue
                 rung = []
                 with self._lock:
-                    for index in ready:
-                        consumer = consumers[index]
-                        subscriber = self._watched.pop(consumer, None)
+                    found = {consumers[index]: None for index in ready}
+                    for consumer in self._announced:  # after the wait has withdrawn it, perhaps
+                        if waiter.withdraw(consumer):
+                            found[consumer] = None
+                    self._announced = {}
+                    self._seen = {}
+                    for consumer in found:
+                        subscriber = self._forget(consumer)
                         if subscriber is not None:
                             rung.append(subscriber)
                         else:
                             waiter.pass_on(consumer)
-                    self._seen = {}
                 if rung:
                     loop.call_soon_threadsafe(_ring, rung)
         except (Gone, RuntimeError):  # the broker or the loop was closed

@@ -59,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
         self._eof = self._lost = self._stopped = self._again = self._watched = False
         self._working = self._pulled = self._paused = self._behind = False
         self._shed = False
+        self._rung = False  # this work is for messages, not for input
         self._job: Any = None
         self._outlet: Outlet | None = None  # while a job sends, and nobody else may
         self._login: asyncio.Future[Any] | None = None
@@ -69,7 +70,13 @@ class Connection(asyncio.BufferedProtocol):
         self._peer: select.poll | None = None  # made when input first takes more than one turn
         # While the client does nothing but publish to one topic, the extension has its input
         # (`_direct`). It is given the next input if the last was such (`_plain`).
-        self._intake = intake = _native.Intake(self._get_buffer, self._buffer_updated, self._unsent)
+        self._intake = intake = _native.Intake(
+            self._get_buffer,
+            self._buffer_updated,
+            self._unsent,
+            connections.waiter.waiter,
+            connections.waiter.rung,
+        )
         self.get_buffer = intake.get_buffer  # type: ignore[assignment,method-assign]
         self.buffer_updated = intake.buffer_updated  # type: ignore[assignment,method-assign]
         self._direct = self._plain = False
@@ -232,10 +239,17 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- called when messages have arrived ----
 
+    @property
+    def gathers(self) -> bool:
+        """Whether messages that were taken wait for more, so that another one is in no hurry."""
+        return self.session.delivery.buffered > 0
+
     def ring(self) -> None:
         """Take messages: there may be some in the channel."""
         self._watched = False
+        self._rung = True
         self._work()
+        self._rung = False
 
     # ---- a client that only publishes ----
 
@@ -342,6 +356,8 @@ class Connection(asyncio.BufferedProtocol):
     def _read(self) -> None:
         """Pass the input that is available to the session."""
         session = self.session
+        if self._rung and self._start == self._end and self._stack is None and not self._eof:
+            return
         self._behind = False
         for turn in itertools.count():
             if turn == _PIECES:  # the other connections get their turn

@@ -268,6 +268,16 @@ def intake(s: Scene) -> None:
     intake.close()
     with pytest.raises(ShmqError):
         intake.publishes(1)
+    waiter = _native.Waiter(s.broker)
+    intake = _native.Intake(lambda hint: room[:hint], said.append, said.append, waiter, said.append)
+    s.consumer.take_many(2, 0).finish()
+    assert not waiter.announce(s.consumer)
+    intake.begin(ours.fileno(), room, s.producer, b"MPUB t\n", 100, 100)
+    assert intake.publishes(11)
+    assert said[2:] == [[s.queue]]
+    with pytest.raises(TypeError):
+        _native.Intake(said.append, said.append, said.append, waiter)
+    waiter.close()
     for sock in (ours, theirs):
         sock.close()
     s.consumer.take_many(6, 0).finish()
@@ -467,7 +477,14 @@ def messages_die(s: Scene) -> None:
     s.broker.empty(s.queue, s.serial)
 
 
-@scene("Waiter.wait", "Waiter.wake", "Waiter.pass_on", "Waiter.close")
+@scene(
+    "Waiter.wait",
+    "Waiter.wake",
+    "Waiter.pass_on",
+    "Waiter.announce",
+    "Waiter.withdraw",
+    "Waiter.close",
+)
 def wait(s: Scene) -> None:
     waiter = _native.Waiter(s.broker)
     other = s.make_consumer()
@@ -477,12 +494,18 @@ def wait(s: Scene) -> None:
     s.producer.publish(b"x", timeout=0)
     assert waiter.wait([s.consumer, other], _native.now() + 10**9)
     waiter.pass_on(s.consumer)
+    assert waiter.announce(s.consumer)
+    assert waiter.withdraw(s.consumer)
+    with pytest.raises(TypeError):
+        waiter.announce(None)  # type: ignore[arg-type]
     for wrong in (None, [5], "ab"):
         with pytest.raises((TypeError, ShmqError)):
             waiter.wait(wrong, 0)  # type: ignore[arg-type]
     waiter.close()
     with pytest.raises(ShmqError):
         waiter.wait([s.consumer], 0)
+    with pytest.raises(ShmqError):
+        waiter.withdraw(s.consumer)
     _native.Waiter(s.broker)  # dropped
     other.close()
     s.broker.empty(s.queue, s.serial)

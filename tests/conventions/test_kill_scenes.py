@@ -70,6 +70,8 @@ STORES_NOTHING = {
     "shmq_topic_find",
     "shmq_waiter_free",
     "shmq_error_detail",
+    "shmq_waiter_catch",
+    "shmq_waiter_caught",
     "shmq_window_add",
     "shmq_window_find",
     "shmq_window_free",

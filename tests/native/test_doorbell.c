@@ -1,5 +1,6 @@
 /* Waiting and waking: no ring is lost, and a thread that leaves keeps none. */
 #include "one_queue.h"
+#include "waiter.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -489,6 +490,57 @@ static void who_was_told_and_takes_nothing_passes_it_on(void)
 	stage_close(x);
 }
 
+static void take_all(stage *x)
+{
+	shmq_message m[4];
+	uint32_t got;
+
+	EQUAL(shmq_take(x->c, m, 4, soon(), &got), 0);
+	EQUAL(shmq_finish(x->c, m, got, NULL, soon()), 0);
+}
+
+/* A thread that publishes may see to the waiter of its own process itself. */
+static void a_ring_that_is_caught_posts_nothing(void)
+{
+	stage x = stage_open(small_limits(1000, 1000), "c");
+	uint32_t queues[SHMQ_CAUGHT], bell;
+	shmq_waiter *w;
+
+	EQUAL(shmq_waiter_open(x.b, &w), 0);
+	bell = waiter_bell(w);
+	for (int round = 0; round < 3; round++) {
+		CHECK(!shmq_waiter_announce(w, x.c));
+		CHECK(announced(&x, bell));
+		shmq_waiter_catch(w);
+		EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+		EQUAL(shmq_waiter_caught(queues), 1);
+		EQUAL(queues[0], x.queue);
+		CHECK(!rung(&x, bell));
+		CHECK(!announced(&x, bell));
+		CHECK(shmq_waiter_announce(w, x.c)); /* it is there already */
+		CHECK(shmq_waiter_withdraw(w, x.c));
+		CHECK(!announced(&x, bell));
+		take_all(&x);
+	}
+	CHECK(!shmq_waiter_announce(w, x.c));
+	wait_announce(&x.q->takers, 900); /* of another process */
+	shmq_waiter_catch(w);
+	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+	EQUAL(shmq_waiter_caught(queues), 1);
+	CHECK(rung(&x, 900));
+	EQUAL(shmq_waiter_caught(queues), 0);
+	take_all(&x);
+	CHECK(!shmq_waiter_announce(w, x.c));
+	EQUAL(world_publish(x.w, x.b, x.p, "x"), 0);
+	CHECK(rung(&x, bell));
+	shmq_waiter_close(w);
+	CHECK(!shmq_waiter_announce(w, x.c));
+	CHECK(!shmq_waiter_withdraw(w, x.c));
+	shmq_waiter_free(w);
+	stage_close(x);
+}
+
 /* 1024 threads wait already, as above; later there is a bell for it. */
 static void beyond_the_table_a_waiter_of_many_polls(void)
 {
@@ -560,6 +612,7 @@ int main(void)
 	one_bell_waits_for_many_consumers();
 	a_wake_ends_the_wait_once_and_a_close_names_its_consumer();
 	who_was_told_and_takes_nothing_passes_it_on();
+	a_ring_that_is_caught_posts_nothing();
 	beyond_the_table_a_waiter_of_many_polls();
 	a_dead_waiter_of_many_leaves_no_bit();
 	return 0;

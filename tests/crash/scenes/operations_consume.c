@@ -173,6 +173,8 @@ static void wait_for_many(scene *s)
 	                             &count));
 	CHECK(r == 0 || r == SHMQ_TIMEOUT);
 	EQUAL(count, 0);
+	CHECK(!WATCHED(shmq_waiter_announce(waiter, s->my_consumer)));
+	CHECK(!WATCHED(shmq_waiter_withdraw(waiter, s->my_consumer)));
 	watch_begin();
 	shmq_waiter_wake(waiter);
 	shmq_waiter_close(waiter);
