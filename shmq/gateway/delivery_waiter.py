@@ -46,7 +46,6 @@ class DeliveryWaiter:
         self._of_queue: dict[int, dict[Any, None]] = {}  # the keys of `_watched`
         self._seen: dict[Any, _Watched] = {}  # the consumers for which the thread waits now
         self._announced: dict[Any, None] = {}  # of these, the ones announced meanwhile
-        self._rung: dict[int, None] = {}  # the queues whose subscribers take soon
         self._closed = False
 
     def watch(self, consumer: Any, subscriber: Subscriber) -> None:
@@ -80,16 +79,14 @@ class DeliveryWaiter:
             self.waiter.wake()  # so that the thread drops its reference
 
     def rung(self, queues: list[int]) -> bool:
-        """Let the subscribers of these queues take what this process has published, once the
-        input that has come by now was read. Returns whether they are in no hurry: then let the
-        thread do it, which is late but finds more at once."""
-        if not self._rung:
-            asyncio.get_running_loop().call_soon(self._ring_rung)
-        self._rung.update(dict.fromkeys(queues))
-        with self._lock:
-            firsts = [next(iter(self._of_queue.get(queue, ())), None) for queue in queues]
-            found = [self._watched[consumer][0] for consumer in firsts if consumer is not None]
-        return any(subscriber.gathers for subscriber in found)
+        """Let the subscribers of these queues take what this process has published. Returns whether
+        one of them is in no hurry: then let the thread do it for a while, which is late but finds
+        more at once."""
+        gathers = False
+        with contextlib.suppress(Gone):  # the broker was closed
+            for queue in queues:
+                gathers = self._ring_all(queue) or gathers
+        return gathers
 
     def close(self) -> None:
         """End the thread."""
@@ -116,46 +113,43 @@ class DeliveryWaiter:
 
     # ---- rings ----
 
-    def _ring_rung(self) -> None:
-        queues, self._rung = self._rung, {}
-        with contextlib.suppress(Gone):  # the broker was closed
-            for queue in queues:
-                self._ring_all(queue)
-
-    def _ring_one(self, consumer: Any) -> None:
+    def _ring_one(self, consumer: Any) -> bool:
+        """Returns whether its subscriber gathers messages."""
         with self._lock:
             subscriber = self._forget(consumer)
-        if subscriber is not None:
-            subscriber.ring()
+        if subscriber is None:
+            return False
+        subscriber.ring()
+        return subscriber.gathers
 
-    def _ring_all(self, queue: int) -> None:
+    def _ring_all(self, queue: int) -> bool:
+        """Returns whether one of the subscribers that were rung gathers messages."""
         with self._lock:
             left = list(self._of_queue.get(queue, ()))
         if len(left) == 1:  # it takes, or it announces the waiter again
-            self._ring_one(left[0])
-            return
+            return self._ring_one(left[0])
         done: set[Any] = set()
-        announced = False
-        while True:
-            with self._lock:
-                left = [one for one in self._of_queue.get(queue, ()) if one not in done]
-            ready = self.waiter.wait(left, 0) if left else []
+        gathers = announced = False
+        while left:
+            ready = self.waiter.wait(left, 0)
             if ready:
                 announced = False
                 consumer = left[ready[0]]
                 done.add(consumer)
-                self._ring_one(consumer)
-                continue
-            if announced or not left:
-                break
-            # These wait on: the thread must be woken for them again.
+                gathers = self._ring_one(consumer) or gathers
+            elif announced:
+                return gathers
+            else:  # these wait on: the thread must be woken for them again
+                with self._lock:
+                    if left[0] not in self._seen:  # the thread does not sleep
+                        return gathers
+                    self._announce(left[0])
+                announced = True
             with self._lock:
-                if left[0] not in self._seen:  # the thread does not sleep
-                    break
-                self._announce(left[0])
-            announced = True
-        if not done and not left:
+                left = [one for one in self._of_queue.get(queue, ()) if one not in done]
+        if not done:
             self.waiter.wake()  # nobody here waits any more; the thread passes it on
+        return gathers
 
     def _run(self, waiter: _native.Waiter, loop: asyncio.AbstractEventLoop) -> None:
         try:

@@ -59,7 +59,6 @@ class Connection(asyncio.BufferedProtocol):
         self._eof = self._lost = self._stopped = self._again = self._watched = False
         self._working = self._pulled = self._paused = self._behind = False
         self._shed = False
-        self._rung = False  # this work is for messages, not for input
         self._job: Any = None
         self._outlet: Outlet | None = None  # while a job sends, and nobody else may
         self._login: asyncio.Future[Any] | None = None
@@ -122,6 +121,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._end += nbytes
         session = self.session
+        if session.delivery.consumer is not None and self._is_calm():
+            session.now = self._loop.time()
+            self._start = session.receive(self._data, self._start, self._end)
+            if self._start == self._end < len(self._data):
+                self._start = self._end = 0
+                self._deliver()
+            else:
+                self._work()
+            return
         if session.delivery.consumer is not None or session.job is not None or self._full_since:
             self._work()
             return
@@ -247,9 +255,11 @@ class Connection(asyncio.BufferedProtocol):
     def ring(self) -> None:
         """Take messages: there may be some in the channel."""
         self._watched = False
-        self._rung = True
-        self._work()
-        self._rung = False
+        if self._is_calm() and self._start == self._end:
+            self.session.now = self._loop.time()
+            self._deliver()
+        else:
+            self._work()
 
     # ---- a client that only publishes ----
 
@@ -311,6 +321,29 @@ class Connection(asyncio.BufferedProtocol):
             self._asked_at = now
             self.session.ask()
 
+    def _is_calm(self) -> bool:
+        """Whether the client's bytes are plain, and nothing is under way for it."""
+        if self._lost or self._working or self._stopped or self._eof or self._full_since:
+            return False
+        return self._stack is None and not self._behind and self.session.goes_on
+
+    def _deliver(self) -> None:
+        """A shortcut for what `_work` does for a subscriber that sent no more: messages, output,
+        and then what to wait for."""
+        session = self.session
+        try:
+            more = session.delivery.pump(session)
+            if session.flush:
+                self._write()
+        except Exception:  # as in `_work`
+            _log.exception("PROTOCOL(V2): [%s] failed", session.address)
+            session.abort()
+            more = False
+        if more or self._full_since or not session.goes_on:
+            self._work()
+            return
+        self._settle()
+
     def _work(self) -> None:
         """Do all work that is possible now: input, delivery, output; then set what to wait for."""
         if self._lost or self._working:
@@ -356,8 +389,6 @@ class Connection(asyncio.BufferedProtocol):
     def _read(self) -> None:
         """Pass the input that is available to the session."""
         session = self.session
-        if self._rung and self._start == self._end and self._stack is None and not self._eof:
-            return
         self._behind = False
         for turn in itertools.count():
             if turn == _PIECES:  # the other connections get their turn
