@@ -120,7 +120,7 @@ static METHOD(waiter, pass_on, (OBJECT, consumer), )
 	Py_RETURN_NONE;
 }
 
-/* What may be done for a consumer while it and the waiter are open. */
+/* A call for a consumer, made only while it and the waiter are open. */
 typedef bool waiter_step(shmq_waiter *w, shmq_consumer *c);
 
 static PyObject *step_for(waiter_object *self, PyObject *object, waiter_step *step)

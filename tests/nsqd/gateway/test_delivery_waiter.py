@@ -1,5 +1,5 @@
-"""Who is subscribed in a gateway process hears of each message: of those that its clients publish
-at once, of all others through the thread that waits."""
+"""A subscriber in a gateway process hears of each message: of those that its clients publish at
+once, of all others through the thread that waits."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def kind() -> str:
 
 
 class Wire(asyncio.Transport):
-    """What a connection has written."""
+    """A transport that keeps the bytes a connection writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def talked(pieces: list[bytes], remembers: bool = True) -> Talk:
 
 
 def compared(pieces: list[bytes]) -> Talk:
-    """What comes of the pieces does not depend on what the server remembers. aiohttp forgets the
+    """The pieces lead to the same, whatever the server remembers. aiohttp forgets the
     requests before a wrong one in the same piece; those that are known were answered before."""
     ours = talked(pieces)
     plain = talked(ours.pieces, remembers=False)
