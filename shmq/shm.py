@@ -24,12 +24,11 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-import posix_ipc
-
 from shmq import ownership
 from shmq.errors import NotRunning, ShmqError, TooManyClients
 from shmq.names import check_instance, valid_instance
 from shmq.ownership import NotTrusted, Own
+from shmq.semaphore import create_semaphore, open_semaphore
 
 #: Where Linux keeps POSIX shared memory, and (as sem.NAME) named semaphores.
 SHM_DIRECTORY = "/dev/shm"
@@ -412,23 +411,19 @@ class Permits:
         try:
             fd = _open_semaphore(path, owners)
             try:
-                self._semaphore = posix_ipc.Semaphore(name)
+                self._semaphore = open_semaphore(name)
                 self._compare(fd, path)
             finally:
                 os.close(fd)
-        except (FileNotFoundError, posix_ipc.ExistentialError):
+        except FileNotFoundError:
             raise not_running(instance) from None
-        except (PermissionError, posix_ipc.PermissionsError) as exc:
-            if isinstance(exc, PermissionError):
-                cause: BaseException = exc
-            else:
-                cause = PermissionError(13, "not allowed to open the semaphore", path)
-            raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path)}") from cause
+        except PermissionError as exc:
+            raise ShmqError(f"attach to instance {instance!r}: {_forbidden(path)}") from exc
 
     def _compare(self, fd: int, path: str) -> None:
-        """Check that the opened semaphore is the file that `fd` refers to. posix_ipc opens by name
-        and has no descriptor. /dev/shm is sticky, so if the name refers to the same file before and
-        after the open, that file had the name all the time."""
+        """Check that the opened semaphore is the file that `fd` refers to. It was opened by its
+        name and has no descriptor. /dev/shm is sticky, so if the name refers to the same file
+        before and after the open, that file had the name all the time."""
         before = os.fstat(fd)
         try:
             after = os.lstat(path)
@@ -460,8 +455,8 @@ class Permits:
         """A descriptor of the semaphore's file, which is created if it is missing. Links are not
         followed, and an existing file is used only if it is this user's."""
         while True:
-            with contextlib.suppress(posix_ipc.ExistentialError):
-                posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=free).close()
+            with contextlib.suppress(FileExistsError):
+                create_semaphore(name, free)
             try:
                 return _open_semaphore(path, own())
             except FileNotFoundError:
@@ -482,16 +477,15 @@ class Permits:
     @property
     def free(self) -> int:
         """The number of permits that can be taken now."""
-        return int(self._semaphore.value)
+        return self._semaphore.value
 
     def take(self, reserve: int = 0) -> None:
         """Take a permit without waiting, but none of the last `reserve`. Raises TooManyClients."""
-        with contextlib.suppress(posix_ipc.BusyError):
-            if self.free > reserve:  # checked first: failing clients must not hold the last ones
-                self._semaphore.acquire(0)
-                if self.free >= reserve:
-                    return
-                self._semaphore.release()  # others took permits at the same time
+        # checked first: failing clients must not hold the last ones
+        if self.free > reserve and self._semaphore.decrement():
+            if self.free >= reserve:
+                return
+            self._semaphore.increment()  # others took permits at the same time
         kept = f" but {reserve} for the gateway and `shmq topic`, `channel`, `lease`"
         raise TooManyClients(
             f"instance {self._instance!r}: all 1024 client entries{kept if reserve else ''} are "
@@ -500,17 +494,16 @@ class Permits:
 
     def give(self) -> None:
         """Give a permit back."""
-        self._semaphore.release()
+        self._semaphore.increment()
 
     def set(self, free: int) -> None:
         """Set the number of permits. The supervisor does so at adoption, from the client table."""
         for _ in range(free - self.free):
-            self._semaphore.release()
-        with contextlib.suppress(posix_ipc.BusyError):
-            for _ in range(self.free - free):
-                self._semaphore.acquire(0)
+            self._semaphore.increment()
+        for _ in range(self.free - free):
+            if not self._semaphore.decrement():
+                return
 
     def close(self) -> None:
         """Close the semaphore; no permit is given back. Idempotent."""
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            self._semaphore.close()
+        self._semaphore.close()
