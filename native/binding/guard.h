@@ -19,19 +19,39 @@
 #ifndef SHMQ_BINDING_GUARD_H
 #define SHMQ_BINDING_GUARD_H
 
+#include <stdbool.h>
+
 #ifdef Py_GIL_DISABLED
 
 #define IS_ALONE 0 /* whether no other thread changes objects of Python during a call */
 extern PyObject guard_object[1];
 
+/* Python 3.13 does not see that a thread begins a section in which it is already: it would let other
+ * threads in there, in the middle of the first call. So it is not begun again; 3.14 does the same.
+ * The fields that are read here have had their places since 3.13.0. */
+static inline bool guard_is_ours(void)
+{
+#if PY_VERSION_HEX < 0x030E0000
+	uintptr_t top = PyThreadState_Get()->critical_section; /* active, as long as we run */
+
+	return top && !(top & 3) && /* it is of one mutex */
+	       ((PyCriticalSection *)top)->_cs_mutex == &guard_object->ob_mutex;
+#else
+	return false;
+#endif
+}
+
 #define GUARDED(call)                                                                              \
 	__extension__({                                                                                \
+		const bool ours_ = guard_is_ours();                                                        \
 		PyCriticalSection section_;                                                                \
 		__typeof__(call) result_;                                                                  \
                                                                                                    \
-		PyCriticalSection_Begin(&section_, guard_object);                                          \
+		if (!ours_)                                                                                \
+			PyCriticalSection_Begin(&section_, guard_object);                                      \
 		result_ = (call);                                                                          \
-		PyCriticalSection_End(&section_);                                                          \
+		if (!ours_)                                                                                \
+			PyCriticalSection_End(&section_);                                                      \
 		result_;                                                                                   \
 	})
 /* function(parameters) is entered by Python, and calls function_guarded(arguments), whose body
@@ -49,12 +69,15 @@ extern PyObject guard_object[1];
 	static void function##_guarded parameters;                                                     \
 	void function parameters                                                                       \
 	{                                                                                              \
+		const bool ours_ = guard_is_ours();                                                        \
 		PyCriticalSection section_;                                                                \
                                                                                                    \
 		first;                                                                                     \
-		PyCriticalSection_Begin(&section_, guard_object);                                          \
+		if (!ours_)                                                                                \
+			PyCriticalSection_Begin(&section_, guard_object);                                      \
 		function##_guarded arguments;                                                              \
-		PyCriticalSection_End(&section_);                                                          \
+		if (!ours_)                                                                                \
+			PyCriticalSection_End(&section_);                                                      \
 	}                                                                                              \
 	static void function##_guarded parameters
 /* The garbage collector must not find an object that waits for its end. */

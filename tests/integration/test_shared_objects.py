@@ -4,6 +4,8 @@ they hold with the GIL, too."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -14,6 +16,7 @@ import pytest
 from support.processes import WATCHDOG
 
 import shmq
+from shmq._native import Consumer
 
 THREADS = 6
 EACH = 1000
@@ -50,11 +53,26 @@ def together(*functions: Callable[[], None]) -> None:
         raise failures[0]
 
 
-def test_the_extension_leaves_the_gil_off() -> None:
-    enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
+WITHOUT_GIL = """
+import sys, shmq
+assert not sys._is_gil_enabled()
+broker = shmq.attach(sys.argv[1])
+broker.producer("t").publish(b"body")
+message = broker.consumer("t", "c").take(timeout=float(sys.argv[2]))
+print(message.body, sys._is_gil_enabled(), "posix_ipc" in sys.modules)
+message.finish()
+broker.close()
+"""
+
+
+def test_the_gil_stays_off_in_a_process_that_publishes_and_takes(broker: shmq.Broker) -> None:
     if not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        pytest.skip("this Python has no build without the GIL")
-    assert not enabled
+        pytest.skip(f"Python {sys.version.split()[0]} has the GIL at all times")
+    without = {name: text for name, text in os.environ.items() if name != "PYTHON_GIL"}
+    command = [sys.executable, "-P", "-W", "error", "-c", WITHOUT_GIL]
+    command += [broker.instance, str(WATCHDOG)]
+    done = subprocess.run(command, env=without, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("b'body' False False\n", "")
 
 
 def test_threads_share_a_producer_and_a_consumer(broker: shmq.Broker) -> None:
@@ -173,3 +191,33 @@ def close_amid_calls(broker: shmq.Broker) -> None:
 def test_a_broker_is_closed_amid_the_calls_of_many_threads(broker: shmq.Broker) -> None:
     for _ in range(5):
         close_amid_calls(shmq.attach(broker.instance))
+
+
+def test_a_call_from_within_a_call_lets_no_other_thread_in(broker: shmq.Broker) -> None:
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        pytest.skip("the GIL is on, and lets others in wherever Python code runs")
+    outer, inner, other = (broker.consumer("t", channel) for channel in "abc")
+    entered = 0
+    during: list[int] = []
+    over = threading.Event()
+
+    def within() -> None:
+        before = entered
+        for _ in range(20 * EACH):  # the other thread must come to its call meanwhile
+            assert inner.in_flight == 0
+        during.append(entered - before)
+
+    def call() -> None:
+        outer._beacon = within
+        for _ in range(5):
+            Consumer.take(outer, timeout=0)
+        over.set()
+
+    def enter() -> None:
+        nonlocal entered
+        while not over.is_set():
+            assert other.in_flight == 0
+            entered += 1
+
+    together(call, enter)
+    assert min(during) <= 1, during  # a garbage collection may stop the caller, and let it in
