@@ -28,7 +28,7 @@ TESTS = (
 
 
 def main() -> None:
-    (target,) = (t for t in wheels.TARGETS if (t.machine, t.libc) == (platform.machine(), "musl"))
+    (target,) = (t for t in wheels.TARGETS if t.name == f"{platform.machine()}-linux-musl")
     defines = {
         "CMAKE_BUILD_TYPE": "Release",
         # the warning of gcc that the C tests name; no checks of undefined behaviour, for which Zig

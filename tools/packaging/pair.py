@@ -12,12 +12,19 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 
 import shmq
 
 COUNT = 200
 WAIT = 120.0
+GIL_MAY_BE_OFF = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def check_gil() -> None:
+    """All that is imported must leave the GIL off where the Python can."""
+    assert not (GIL_MAY_BE_OFF and sys._is_gil_enabled()), "something switched the GIL on"
 
 
 def answer(instance: str) -> None:
@@ -30,6 +37,7 @@ def answer(instance: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             squares.publish(str(int(message.body) ** 2).encode())
             message.finish()
+            check_gil()
 
 
 def main() -> None:
@@ -44,7 +52,8 @@ def main() -> None:
             supervisor.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 supervisor.wait(WAIT)
-    print(f"shmq {shmq.__version__}, Python {sys.version.split()[0]}: {COUNT} answers, none lost")
+    python = f"Python {sys.version.split()[0]}{' without the GIL' if GIL_MAY_BE_OFF else ''}"
+    print(f"shmq {shmq.__version__}, {python}: {COUNT} answers, none lost")
 
 
 def exchange(instance: str) -> None:
@@ -63,6 +72,7 @@ def exchange(instance: str) -> None:
         with left.take(WAIT) as message:
             assert (message.body, message.attempts) == (b"die", 2), message
         assert found == {number**2 for number in range(COUNT)}
+        check_gil()
 
 
 def child(instance: str) -> subprocess.Popen[bytes]:

@@ -4,7 +4,8 @@ there, by tools/packaging/pair.py; `tools/dev roots` calls it, as root.
 mmdebstrap makes a root from the mirror that apt is configured with: the smallest set of packages
 and a Python. It stays in a cache. A run sees it without a network, with /tmp and /dev/shm of its
 own, in namespaces that end with it. The packages that shmq needs are downloaded outside. A root has
-a compiler only if one of these has no wheel for its Python.
+a compiler only if one of these has no wheel for its Python. Debian has no Python without the GIL,
+so that is compiled in its root, from Debian's source, which takes minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import headers
 import wheels
 
 #: A shell program in the root. $1: its Python; $2: empty if no compiler may be there.
@@ -33,6 +35,16 @@ done
 /tmp/venv/bin/pip install --quiet --no-cache-dir --no-index --find-links /mnt/wheels shmq
 cd /tmp
 exec /tmp/venv/bin/python /mnt/pair.py
+"""
+#: A shell program in the root. $1: the archive with the source of Python, in /mnt.
+COMPILE = """
+set -eu
+mkdir /tmp/source
+cd /tmp/source
+tar -xf "/mnt/$1" --strip-components=1
+./configure -q --disable-gil --disable-test-modules OPT=-O1
+nice make -s -j"$(nproc)"
+make -s install
 """
 #: A shell program in NAMESPACES. $1: the root; $2: the folder for its /mnt; then the command in it.
 ENTER = """
@@ -52,24 +64,45 @@ NAMESPACES = ("--mount", "--pid", "--ipc", "--net", "--fork", "--kill-child")
 
 @dataclass(frozen=True)
 class Root:
-    """A release of Debian and its Python. from_source: what has no wheel for that Python."""
+    """A release of Debian and its Python. from_source: what has no wheel for that Python.
+    without_gil: a Python of that version which is compiled without the GIL."""
 
     suite: str
     python: str
     from_source: tuple[str, ...] = ()
+    without_gil: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.suite}-{self.python}t" if self.without_gil else self.suite
+
+    @property
+    def program(self) -> str:
+        name = f"python{self.python}"
+        return f"/usr/local/bin/{name}t" if self.without_gil else name
 
     @property
     def packages(self) -> list[str]:
+        compiler = ["gcc", "libc6-dev"]
+        if self.without_gil:
+            return [*compiler, "make", "xz-utils", "libffi-dev", "libssl-dev", "zlib1g-dev"]
         names = [f"python{self.python}", f"python{self.python}-venv"]
         if self.from_source:
-            names += ["gcc", "libc6-dev", f"libpython{self.python}-dev"]
+            names += [*compiler, f"libpython{self.python}-dev"]
         return names
+
+    def takes(self, wheel: Path) -> bool:
+        """Whether a wheel is for this Python, and this machine."""
+        targets = [target for target in wheels.TARGETS if target.runs_here]
+        python = self.python if self.without_gil else ""
+        return any(target.names(wheel) for target in targets if target.python == python)
 
 
 ROOTS = (
     Root("bookworm", "3.11"),
     Root("trixie", "3.13"),
     Root("forky", "3.14", from_source=("posix_ipc",)),
+    Root("trixie", "3.13", from_source=("posix_ipc",), without_gil=True),
 )
 
 
@@ -85,21 +118,9 @@ def lacking() -> str:
     return ""
 
 
-def mirror() -> str:
-    """The address of Debian's packages in the configuration of apt."""
-    words = ("apt-get", "indextargets", "--format", "$(REPO_URI)")
-    which = ("Created-By: Packages", "Origin: Debian", "Label: Debian")
-    done = subprocess.run([*words, *which], capture_output=True, text=True)
-    found = done.stdout.split()
-    if not found:
-        raise SystemExit("roots: apt is configured with no mirror of Debian, or needs an update")
-    return found[0]
-
-
 def place(root: Root) -> Path:
     """The file system of a root, if it was made."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "shmq", "roots")
-    return cache / f"{root.suite}-{root.python}"
+    return headers.cache() / "roots" / f"{root.suite}-{root.program.rpartition('python')[2]}"
 
 
 def made(root: Root) -> Path:
@@ -111,18 +132,30 @@ def made(root: Root) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(dir=cache, prefix=f".{root.suite}-"))
     try:
+        source = unfinished / "source"
+        source.mkdir()
+        if root.without_gil:  # first, since a mirror may lack it
+            archive = headers.source_of(f"python{root.python}", root.suite, source)
         wheels.run(
             # its mounts end with it, whatever happens, so that no rmtree meets them
             *("unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase"),
             # a mirror may be the frozen copy of one day
             '--aptopt=Acquire::Check-Valid-Until "false"',
             f"--include={','.join(root.packages)}",
-            *(root.suite, unfinished / "root", mirror()),
+            *(root.suite, unfinished / "root", headers.mirror()),
         )
+        if root.without_gil:
+            enter(unfinished / "root", source, COMPILE, archive.name)
         (unfinished / "root").rename(path)
     finally:
         shutil.rmtree(unfinished)
     return path
+
+
+def enter(path: Path, folder: Path, program: str, *words: str) -> None:
+    """Run a shell program in a root, with a folder as its /mnt; ends this program if it fails."""
+    inside = ("/bin/sh", "-c", program, "sh", *words)
+    wheels.run("unshare", *NAMESPACES, "sh", "-c", ENTER, "sh", path, folder, *inside)
 
 
 def tags(machine: str) -> Iterator[str]:
@@ -142,7 +175,9 @@ def dependencies() -> list[str]:
 def download(root: Root, wheel: Path, into: Path) -> None:
     """The wheel and the packages that it needs, for the root's Python."""
     pip = (sys.executable, "-m", "pip", "download", "-q", "--dest", into)
-    for_root = ("--only-binary=:all:", f"--python-version={root.python}", *tags(platform.machine()))
+    for_root = ["--only-binary=:all:", f"--python-version={root.python}", *tags(platform.machine())]
+    if root.without_gil:
+        for_root.append(f"--abi=cp{root.python.replace('.', '')}t")
     if root.from_source:
         wheels.run(*pip, "--no-deps", "--no-binary=:all:", *root.from_source)
         wheels.run(*pip, *for_root, "setuptools")
@@ -159,29 +194,33 @@ def attempt(root: Root, wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         download(root, wheel, Path(folder, "wheels"))
         shutil.copy(wheels.PAIR, folder)
-        compiler = "compiler" if root.from_source else ""
-        inside = ("/bin/sh", "-c", INSTALL, "sh", f"python{root.python}", compiler)
-        wheels.run("unshare", *NAMESPACES, "sh", "-c", ENTER, "sh", path, folder, *inside)
+        enter(path, Path(folder), INSTALL, root.program, "compiler" if root.from_source else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools/dev roots", description=__doc__)
-    names = [root.suite for root in ROOTS]
-    parser.add_argument("suite", nargs="*", help=f"only these of {', '.join(names)}")
-    parser.add_argument("--wheel", type=Path, help="[that in build/wheels for glibc]")
+    names = [root.name for root in ROOTS]
+    parser.add_argument("root", nargs="*", help=f"only these of {', '.join(names)}")
+    parser.add_argument("--wheel", type=Path, help="[those in build/wheels for glibc]")
     chosen = parser.parse_args()
-    if strange := set(chosen.suite) - set(names):
+    if strange := set(chosen.root) - set(names):
         parser.error(f"{', '.join(sorted(strange))}: known are {', '.join(names)}")
     if reason := lacking():
         raise SystemExit(f"roots: this {reason}")
-    found = sorted(wheels.OUT.glob(f"shmq-*-manylinux_*_{platform.machine()}.whl"))
-    wheel = chosen.wheel or (found[0] if found else None)
-    if wheel is None:
-        raise SystemExit("roots: build/wheels has no wheel for this; `tools/dev wheels` makes it")
+    candidates = [chosen.wheel] if chosen.wheel else sorted(wheels.OUT.glob("*.whl"))
+    if chosen.wheel:
+        names = [root.name for root in ROOTS if root.takes(chosen.wheel)]
     for root in ROOTS:
-        if root.suite in (chosen.suite or names):
-            print(f"{root.suite}, Python {root.python}: {wheel.name}", flush=True)
+        if root.name not in (chosen.root or names):
+            continue
+        wheel = next(filter(root.takes, candidates), None)
+        if wheel is None:
+            raise SystemExit(f"roots: no wheel for {root.name}; `tools/dev wheels` makes them")
+        print(f"{root.name}, {root.program}: {wheel.name}", flush=True)
+        try:
             attempt(root, wheel)
+        except headers.Unavailable as exc:
+            raise SystemExit(f"roots: {exc}") from None
 
 
 if __name__ == "__main__":
