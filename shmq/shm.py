@@ -30,8 +30,22 @@ from shmq.names import check_instance, valid_instance
 from shmq.ownership import NotTrusted, Own
 from shmq.semaphore import create_semaphore, open_semaphore
 
-#: Where Linux keeps POSIX shared memory, and (as sem.NAME) named semaphores.
+#: Where Linux keeps POSIX shared memory and named semaphores.
 SHM_DIRECTORY = "/dev/shm"
+
+
+def _is_glibc() -> bool:
+    """Whether the C library of this Python is glibc."""
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (OSError, ValueError):
+        return False
+
+
+#: The start of the file name of a semaphore. glibc puts it before the semaphore's name. musl, where
+#: a semaphore could meet a segment of the same name, puts nothing, so there the name has it.
+_BEFORE = "sem."
+_GLIBC = _is_glibc()
 
 #: The value of a `group` argument that means: no group.
 NO_GROUP = -1
@@ -62,8 +76,9 @@ def queue_name(instance: str, serial: int) -> str:
 
 
 def attach_semaphore_name(instance: str) -> str:
-    """Name of the semaphore that counts the free client entries."""
-    return f"{directory_name(instance)}.attach"
+    """Name of the semaphore that counts the free client entries, as the C library takes it."""
+    name = f"{directory_name(instance)[1:]}.attach"
+    return f"/{name}" if _GLIBC else f"/{_BEFORE}{name}"
 
 
 def history_name(instance: str) -> str:
@@ -82,8 +97,8 @@ def path_of(name: str) -> str:
 
 
 def semaphore_path_of(name: str) -> str:
-    """The file of a named semaphore, where glibc and musl put it."""
-    return f"{SHM_DIRECTORY}/sem.{name.removeprefix('/')}"
+    """The file of a named semaphore, where the C library puts it."""
+    return f"{SHM_DIRECTORY}/{_BEFORE if _GLIBC else ''}{name.removeprefix('/')}"
 
 
 # ---- open ----
@@ -326,7 +341,7 @@ def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObjec
         item = None
         if file == directory[1:]:
             item = SharedObject(directory, "directory")
-        elif file == f"sem.{attach[1:]}":
+        elif file == os.path.basename(semaphore_path_of(attach)):
             item = SharedObject(attach, "semaphore")
         elif file == history[1:]:
             item = SharedObject(history, "history")

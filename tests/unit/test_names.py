@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator
 
+import posix_ipc
 import pytest
 
 from shmq import _native, names, shm
@@ -74,7 +75,23 @@ def test_bad_instances(name: str) -> None:
 def test_names_of_shared_memory() -> None:
     assert shm.directory_name("x") == "/shmq.x"
     assert shm.queue_name("x", 12) == "/shmq.x.12"
-    assert shm.attach_semaphore_name("x") == "/shmq.x.attach"
+
+
+@pytest.mark.parametrize(
+    ("glibc", "name"), [(True, "/shmq.x.attach"), (False, "/sem.shmq.x.attach")]
+)
+def test_the_semaphore_has_one_file_with_every_c_library(
+    monkeypatch: pytest.MonkeyPatch, glibc: bool, name: str
+) -> None:
+    monkeypatch.setattr(shm, "_GLIBC", glibc)
+    assert shm.attach_semaphore_name("x") == name
+    assert shm.semaphore_path_of(name) == "/dev/shm/sem.shmq.x.attach"
+
+
+def test_the_semaphore_is_where_the_c_library_puts_it(instance: str) -> None:
+    name = shm.attach_semaphore_name(instance)
+    posix_ipc.Semaphore(name, posix_ipc.O_CREX).close()
+    assert [item.kind for item in shm.list_objects(instance)] == ["semaphore"]
 
 
 def test_the_instance_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
