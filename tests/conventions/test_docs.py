@@ -39,6 +39,7 @@ PAGES = [
 #: Options of other programs that the pages name: of tools/dev, of containers, of systemctl.
 FOREIGN = {
     "--all",
+    "--core",
     "--streaming",
     "--spark",
     "--fleet",

@@ -1,7 +1,9 @@
 """The wheels for this machine, of both C libraries, one without the GIL, and the source
 distribution: made by `tools/dev wheels`, with all of their files and no others; those of this C
 library are installed and run where there is no compiler, also in the roots of Debian that
-`tools/dev roots` left in its cache, and the core's C tests are run with the other one."""
+`tools/dev roots` left in its cache, and the core's C tests are run with the other one. Where
+`tools/dev musl-python` and `tools/dev emulated` left files in the cache, the wheel for musl is run
+too, and that for aarch64 on an emulated machine."""
 
 from __future__ import annotations
 
@@ -41,6 +43,9 @@ def load(path: Path) -> ModuleType:
 headers = load(HEADERS)
 wheels = load(BUILDER)
 roots = load(ROOTS)
+musl = load(MUSL)
+musl_python = load(MUSL.with_name("musl_python.py"))
+emulated = load(MUSL.with_name("emulated.py"))
 
 
 #: One for each C library, and one without the GIL, which takes 20 s; `tools/dev wheels` makes all.
@@ -184,3 +189,26 @@ def test_a_wheel_works_in_a_fresh_root(wheel: Path, root: Any) -> None:
 def test_the_core_passes_its_tests_with_musl() -> None:
     done = subprocess.run([sys.executable, MUSL], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "wheel", [target for target in HERE if target.name.endswith("-linux-musl")], indirect=True
+)
+def test_a_wheel_works_where_there_is_no_glibc(wheel: Path) -> None:
+    if reason := musl_python.lacking():
+        pytest.skip(f"this {reason}")
+    if not musl_python.place(platform.machine()).is_dir():
+        pytest.skip("`tools/dev musl-python` compiles that Python, which takes minutes")
+    musl_python.attempt(wheel)
+
+
+def test_a_wheel_works_on_another_machine(tmp_path: Path) -> None:
+    if platform.machine() == emulated.MACHINE:
+        pytest.skip(f"this machine is {emulated.MACHINE} itself")
+    if reason := emulated.lacking():
+        pytest.skip(f"this {reason}")
+    if not emulated.place().is_dir():
+        pytest.skip("`tools/dev emulated gnu` makes the files of that machine, which takes minutes")
+    target = next(t for t in wheels.TARGETS if t.name.startswith(f"{emulated.MACHINE}-linux-gnu"))
+    (wheel,) = wheels.build([target], tmp_path / "wheels")
+    emulated.attempt("gnu", wheel)
