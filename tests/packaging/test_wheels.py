@@ -202,13 +202,15 @@ def test_a_wheel_works_where_there_is_no_glibc(wheel: Path) -> None:
     musl_python.attempt(wheel)
 
 
-def test_a_wheel_works_on_another_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libc", list(emulated.FAMILIES))
+def test_a_wheel_works_on_another_machine(libc: str, tmp_path: Path) -> None:
     if platform.machine() == emulated.MACHINE:
         pytest.skip(f"this machine is {emulated.MACHINE} itself")
     if reason := emulated.lacking():
         pytest.skip(f"this {reason}")
-    if not emulated.place().is_dir():
-        pytest.skip("`tools/dev emulated gnu` makes the files of that machine, which takes minutes")
-    target = next(t for t in wheels.TARGETS if t.name.startswith(f"{emulated.MACHINE}-linux-gnu"))
+    if not all(emulated.place(name).is_dir() for name in ("gnu", libc)):
+        pytest.skip(f"`tools/dev emulated {libc}` makes that machine's files, which takes minutes")
+    name = f"{emulated.MACHINE}-linux-{libc}"
+    target = next(t for t in wheels.TARGETS if t.name.startswith(name))
     (wheel,) = wheels.build([target], tmp_path / "wheels")
-    emulated.attempt("gnu", wheel)
+    emulated.attempt(libc, wheel)
