@@ -192,6 +192,7 @@ class Supervisor:
             self._broker,
             self._registry,
             options,
+            os.fstat(directory.fd).st_ino,
             lambda: self._spiller.health,
             self._has_lost,
             self._is_broken,

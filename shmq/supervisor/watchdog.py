@@ -77,20 +77,21 @@ class Watchdog:
         broker: Broker,
         registry: Registry,
         options: Options,
+        inode: int,
         health: Callable[[], str],
         lost: Callable[[str], None],
         broken: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """health: nsqd's health text of the disk. lost: called once, with a sentence, when the
-        instance must be flushed and recreated. broken: called with the index of a queue that must
-        be replaced."""
+        """inode: of the directory segment, whose name may be another's by now. health: nsqd's
+        health text of the disk. lost: called once, with a sentence, when the instance must be
+        flushed and recreated. broken: called with the index of a queue that must be replaced."""
         self._notifier = notifier
         self._loops = loops
         self._broker = broker
         self._registry = registry
         self._data_path = Path(options.data_path or ".")
         self._path = shm.directory_path(options.instance)
-        self._inode = os.lstat(self._path).st_ino
+        self._inode = inode
         self._health = health
         self._lost = lost
         self._broken = broken
