@@ -128,6 +128,114 @@ def group(gid: int) -> str:
         return f"gid {gid}"
 
 
+# ---- secrets ----
+
+#: The most bytes of a file that holds a secret.
+LONGEST_SECRET = 1 << 20
+
+_OTHERS_READ = stat.S_IROTH | stat.S_IXOTH
+
+
+def read_secret(path: str | os.PathLike[str], what: str) -> bytes:
+    """All bytes of a file whose content lets somebody in: tokens, passwords, keys, rules of access.
+
+    what: the file as the error names it, such as `--http-token-file` or `the login`. The file must
+    belong to this process's user or to root, nobody else may write it, and only its owner and its
+    group may read it (0600, 0640, 0440). A link is followed if this user or root made it, and what
+    it leads to is checked on the descriptor: secrets of Kubernetes are links.
+
+    Raises OSError: PermissionError with the remedy if the file is not to be trusted, else what the
+    system says.
+    """
+    fd = open_secret(path, what)
+    with open(fd, "rb", buffering=0) as file:
+        found = file.read(LONGEST_SECRET + 1) or b""
+    if len(found) > LONGEST_SECRET:
+        sentence = f"{what} is longer than {LONGEST_SECRET} bytes, so it is another file"
+        raise OSError(errno.EFBIG, sentence, os.fspath(path))
+    return found
+
+
+@contextlib.contextmanager
+def secret_path(path: str | os.PathLike[str], what: str) -> Iterator[str]:
+    """A path of the file that was checked as by `read_secret`, for libraries that open files by
+    themselves. It leads to that file even if `path` is replaced meanwhile; it ends with the block.
+    Raises as `read_secret`."""
+    fd = open_secret(path, what)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def open_secret(path: str | os.PathLike[str], what: str) -> int:
+    """A descriptor to read a file with that was checked as by `read_secret`. Raises as it."""
+    path = os.fspath(path)
+    at = os.lstat(path)
+    if stat.S_ISLNK(at.st_mode) and at.st_uid not in (os.geteuid(), 0):
+        sentence = f"{what} is a link that {user(at.st_uid)} made: name the file itself"
+        raise PermissionError(errno.EACCES, sentence, path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check_secret(os.fstat(fd), path, what)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_secret(status: os.stat_result, path: str, what: str) -> None:
+    """Raises OSError unless the file is as `read_secret` says."""
+    mode = status.st_mode
+    quoted = _quoted(path)
+    if not stat.S_ISREG(mode):
+        sentence = f"{what} is {_kind(mode)} and no regular file"
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, sentence, path)
+    sentence = ""
+    if status.st_uid not in (os.geteuid(), 0):
+        sentence = (
+            f"{what} belongs to {user(status.st_uid)}, who may change it at any time: "
+            f"chown {os.geteuid()} {quoted} && chmod 600 {quoted}"
+        )
+    elif mode & stat.S_IWOTH:
+        sentence = f"every user of this host may change {what}: chmod 600 {quoted}"
+    elif mode & stat.S_IWGRP:
+        sentence = f"members of group {group(status.st_gid)} may change {what}: chmod g-w {quoted}"
+    elif mode & _OTHERS_READ:
+        sentence = f"every user of this host may read {what}: chmod o-rwx {quoted}"
+    if sentence:
+        raise PermissionError(errno.EACCES, sentence, path)
+
+
+def check_log(status: os.stat_result, path: str, what: str) -> None:
+    """Check an open file to which lines are appended that nobody is to forge. Raises
+    PermissionError, with the remedy, if it belongs to neither this user nor root, others may write
+    it, or it has a second name."""
+    mode, quoted = status.st_mode, _quoted(path)
+    mine = os.geteuid()
+    sentence = ""
+    if status.st_uid not in (mine, 0):
+        sentence = (
+            f"{what} belongs to {user(status.st_uid)}, who may change it at any time: move it "
+            f"away, or chown {mine} {quoted}"
+        )
+    elif mode & stat.S_IWOTH:
+        sentence = f"every user of this host may change {what}: chmod o-w {quoted}"
+    elif mode & stat.S_IWGRP and status.st_uid == mine:  # in root's, a group lets this user write
+        sentence = f"members of group {group(status.st_gid)} may change {what}: chmod g-w {quoted}"
+    elif status.st_nlink > 1:
+        sentence = f"{what} has a second name (a hard link): find the other, and remove it"
+    if sentence:
+        raise PermissionError(errno.EACCES, sentence, path)
+
+
+def _quoted(path: str) -> str:
+    """A path as a shell takes it."""
+    import shlex  # for a mistake only
+
+    return shlex.quote(path)
+
+
 # ---- locks ----
 
 

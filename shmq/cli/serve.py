@@ -294,7 +294,7 @@ class Gateway:
     def opened(self) -> Iterator[None]:
         """Open the sockets, and close them after the block. Raises OSError, OptionError."""
         _check_tls(self._options)  # reports a mistake before the instance starts
-        tokens.check(self._options)
+        tokens.tokens_of(self._options)
         if not self._launched:
             self._say({})
             yield
@@ -395,7 +395,7 @@ class Gateway:
             changes, others = self._options.changes(wanted)
             options = self._options.replace(**changes)
             _check_tls(options)
-            tokens.check(options)
+            tokens.tokens_of(options)
         except (OSError, ValueError) as exc:
             _log.error("cannot reload: %s; everything stays as it was", _sentence(exc))
             return

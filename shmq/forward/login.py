@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from shmq import ownership
 from shmq.errors import ShmqError
 
 #: The names in a login for NATS.
 NATS: Final = frozenset({"user", "password", "token", "nkey", "jwt", "ca", "cert", "key"})
+#: The names in a login whose values are paths of files with keys.
+_KEY_FILES: Final = frozenset(
+    {"key", "ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab"}
+)
 #: The first byte of a user's public key, which makes its text begin with U.
 _USER: Final = 20 << 3
 _PART: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s+(\S+)\s+-+END [A-Z ]+-+")
 
 
 def read_login(path: str) -> dict[str, str]:
-    """The names and values of a file. Raises ShmqError."""
+    """The names and values of a file, which only its owner, this user or root, may change and read.
+    Raises ShmqError."""
     try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
+        text = ownership.read_secret(path, "the login").decode()
+    except OSError as exc:
+        raise ShmqError(f"read the login {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
         raise ShmqError(f"read the login {path}: {exc}") from exc
     parts = dict(_PART.findall(text))
     if parts:
@@ -45,6 +53,13 @@ def read_login(path: str) -> dict[str, str]:
         if not equals:
             raise ShmqError(f"read the login {path}: line {number} is not NAME = VALUE")
         found[name] = value
+    for name in _KEY_FILES & found.keys():  # the libraries open these by themselves
+        try:
+            os.close(ownership.open_secret(found[name], name))
+        except OSError as exc:
+            raise ShmqError(
+                f"read {name} of the login {path}: {found[name]}: {exc.strerror}"
+            ) from exc
     return found
 
 
@@ -68,7 +83,10 @@ class NatsLogin:
         try:
             context = ssl.create_default_context(cafile=self.values.get("ca"))
             if "cert" in self.values:
-                context.load_cert_chain(self.values["cert"], self.values.get("key"))
+                # without a key of its own, the file of the certificate holds it
+                key = self.values.get("key", self.values["cert"])
+                with ownership.secret_path(key, "the key of the login") as secret:
+                    context.load_cert_chain(self.values["cert"], secret)
         except (OSError, ssl.SSLError) as exc:
             raise ShmqError(f"read the certificates of the login: {exc}") from exc
         return context

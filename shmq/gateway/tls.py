@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import warnings
 
+from shmq import ownership
 from shmq.option_types import OptionError
 from shmq.options import Options
 
@@ -21,7 +22,7 @@ _OLD = ("tls1.0", "tls1.1")
 def server_context(options: Options) -> ssl.SSLContext | None:
     """Return the TLS settings for clients' connections; None if there is no certificate.
 
-    Raises OptionError, OSError."""
+    Raises OptionError, OSError; also if others than its owner may change or read the key."""
     if bool(options.tls_cert) != bool(options.tls_key):
         raise OptionError("both --tls-cert and --tls-key must be given")
     if not options.tls_cert:
@@ -37,7 +38,8 @@ def server_context(options: Options) -> ssl.SSLContext | None:
         warnings.simplefilter("ignore", DeprecationWarning)  # TLS 1.0 and 1.1 are deprecated
         context.minimum_version = _VERSIONS[options.tls_min_version]
     try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
+        with ownership.secret_path(options.tls_key, "the file of --tls-key") as key:
+            context.load_cert_chain(options.tls_cert, key)
     except OSError as exc:
         what = f"--tls-cert={options.tls_cert} --tls-key={options.tls_key}"
         raise OSError(exc.errno, f"cannot use {what}: {exc.strerror or exc}") from exc

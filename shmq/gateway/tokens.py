@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
+from shmq import ownership
 from shmq.option_types import OptionError
 from shmq.options import Options
 
 _TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
 _SHORTEST_TOKEN: Final = 16
-_LONGEST_FILE: Final = 64 << 10
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +20,8 @@ _log = logging.getLogger(__name__)
 def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tuple[bytes, ...]:
     """Read the accepted tokens: one per line of the token file, or else the environment's.
 
-    Raises OptionError if they are unusable, OSError if the file cannot be read."""
+    Raises OptionError if they are unusable, OSError if the file cannot be read, or others than its
+    owner may change it or read it (`ownership.read_secret`)."""
     path = options.http_token_file
     if path:
         where, text = f"--http-token-file={path}", _text_of(path)
@@ -44,14 +43,6 @@ def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tupl
     return tuple(token.encode() for token in tokens)
 
 
-def check(options: Options) -> None:
-    """Check at the start that the tokens can be read. Raises OptionError, OSError."""
-    tokens_of(options)
-    path = options.http_token_file
-    if path and os.stat(path).st_mode & stat.S_IROTH:
-        _log.warning("--http-token-file=%s: every user of this host may read it", path)
-
-
 class Tokens:
     """The accepted tokens of one gateway process."""
 
@@ -69,8 +60,7 @@ class Tokens:
 
 
 def _text_of(path: str) -> str:
-    with Path(path).open(encoding="utf-8") as file:
-        try:
-            return file.read(_LONGEST_FILE)
-        except UnicodeDecodeError:
-            raise OptionError(f"--http-token-file={path}: it is not text") from None
+    try:
+        return ownership.read_secret(path, "the file of --http-token-file").decode()
+    except UnicodeDecodeError:
+        raise OptionError(f"--http-token-file={path}: it is not text") from None

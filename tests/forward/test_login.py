@@ -19,6 +19,7 @@ from support.forwarding import publish, summary, taken
 from support.processes import WATCHDOG, Child, eventually
 from support.real_kafka import KafkaServer
 from support.real_nats import NatsServer, free_port
+from support.secrets import write_secret
 
 import shmq
 from shmq.errors import ShmqError
@@ -82,7 +83,7 @@ class Key:
 
 def forwarded(forward: Forward, url: str, tmp_path: Path, login: str) -> None:
     """Forward the one message with this login."""
-    (tmp_path / "login").write_text(login)
+    write_secret(tmp_path / "login", login)
     child = forward(f"{url}/S", "--create", "--until-empty", f"--login={tmp_path / 'login'}")
     assert summary(child)["messages"] == 1
 
@@ -155,7 +156,7 @@ def test_a_login_that_is_none_is_named(tmp_path: Path) -> None:
         ("user\n", "line 1 is not NAME = VALUE"),
         ("-----BEGIN NATS USER JWT-----\nx\n------END NATS USER JWT------\n", "lacks"),
     ):
-        path.write_text(text)
+        write_secret(path, text)
         with pytest.raises(ShmqError, match=words):
             read_login(str(path))
 
@@ -211,7 +212,7 @@ def test_kafka_asks_for_a_password(
 ) -> None:
     server = keep(KafkaServer(tmp_path / "kafka", "SASL_PLAINTEXT", _SASL))
     login = f"security.protocol = SASL_PLAINTEXT\n{_SASL_LOGIN}"
-    (tmp_path / "wrong").write_text(login + "sasl.password = wrong\n")
+    write_secret(tmp_path / "wrong", login + "sasl.password = wrong\n")
     child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
     assert child.wait() == 1
     assert "Kafka refused" in child.errors
@@ -247,7 +248,7 @@ def test_kafka_over_tls_with_certificates_on_both_sides(
     login += f"ssl.key.location = {key}\nssl.certificate.location = {cert}\n"
     login += f"ssl.ca.location = {cert}\n"
     wrong = [line for line in login.splitlines() if not line.startswith(missing)]
-    (tmp_path / "wrong").write_text("\n".join(wrong))
+    write_secret(tmp_path / "wrong", "\n".join(wrong))
     child = forward(f"{server.url}/S", "--until-empty", f"--login={tmp_path / 'wrong'}")
     assert child.wait(4 * WATCHDOG) == 1
     assert "Kafka refused" in child.errors

@@ -17,6 +17,7 @@ import pytest
 from support.browser import Page, Tab
 from support.nsq_client import Server
 from support.processes import eventually
+from support.secrets import write_secret
 
 TOKEN = "a-token-that-nobody-can-guess-0123456789"
 BODY = b'{"secret": "of a customer"}'
@@ -44,7 +45,7 @@ def gateway(tmp_path: Path, instance: str, keep: Callable[[Any], Any]) -> Serve:
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
-    path.write_text(TOKEN)
+    write_secret(path, TOKEN)
     path.chmod(0o600)
     return path
 
@@ -181,7 +182,7 @@ def test_a_gateway_whose_page_nobody_opens_does_not_load_it() -> None:
 def test_a_token_with_signs_of_a_query_opens_the_page(gateway: Serve, tmp_path: Path) -> None:
     token = "with+signs/of&a=query%20" + "0" * 8
     path = tmp_path / "signs"
-    path.write_text(f"{TOKEN}\n{token}\n")
+    write_secret(path, f"{TOKEN}\n{token}\n")
     path.chmod(0o600)
     server = gateway(f"--http-token-file={path}")
     reply = server.http("GET", f"/page/?{urllib.parse.urlencode({'token': token})}")

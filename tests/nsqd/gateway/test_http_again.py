@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from support.nsq_client import Client, Server
 from support.processes import WATCHDOG
+from support.secrets import write_secret
 
 import shmq
 from shmq.gateway import http_messages, http_server
@@ -302,7 +303,7 @@ def test_a_change_of_the_options_counts_at_once(
 ) -> None:
     """A token that was taken away opens nothing more, and a limit holds."""
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"{TOKEN}\n")
+    write_secret(tokens, f"{TOKEN}\n")
     tokens.chmod(0o600)
     server = start(f"--http-token-file={tokens}", "--gateway-workers=1")
     publisher = publish(server)

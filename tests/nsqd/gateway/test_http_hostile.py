@@ -21,6 +21,7 @@ import pytest
 from support.fake_auth_server import Authority
 from support.nsq_client import Reply, Server, sized
 from support.processes import WATCHDOG, eventually
+from support.secrets import write_secret
 
 import shmq
 from shmq import _native, layout
@@ -47,7 +48,7 @@ def kind() -> str:
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     path = tmp_path / "token"
-    path.write_text(f"{TOKEN}\n")
+    write_secret(path, f"{TOKEN}\n")
     path.chmod(0o600)
     return path
 
