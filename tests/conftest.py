@@ -4,6 +4,7 @@ process, no file."""
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -13,12 +14,24 @@ from typing import Any
 
 import hypothesis
 import pytest
-from support import processes
+from support import processes, programs
 from support.processes import KILLPOINTS, ROOT, SANITIZED, Child
 from support.real_nsqd import Nsqd
 
 import shmq
 from shmq import shm
+
+#: The tests take these variables from the caller's environment and no others: they say where
+#: programs and packages are found, and what is asked of the tests themselves.
+_KEPT = re.compile(
+    r"PATH|HOME|USER|LOGNAME|TMPDIR|CI|CC|LD_PRELOAD|LD_LIBRARY_PATH|JAVA_HOME|(ASAN|UBSAN|TSAN)_OPTIONS"
+    r"|SHMQ_(REQUIRE_PEERS|TEST_.*|HYPOTHESIS|FAULTS|FORWARD_KILLS|KILL_SYSCALLS|PICTURES|SANITIZED)"
+    r"|(PYTHON|PYTEST|PYSPARK|SPARK|PYENV|XDG|PIP|GO|CARGO|RUSTUP|MAVEN|NPM|COVERAGE)[A-Z0-9_]*"
+    r"|(SSL_CERT|REQUESTS_CA|CURL_CA)_[A-Z]+|(?i:(http|https|ftp|all|no)_proxy)"
+)
+_SET = {"TERM": "xterm", "LANG": "C.UTF-8"}
+
+programs.watch()
 
 # A busy machine must not fail a test, so no example has a time limit.
 hypothesis.settings.register_profile("shmq", deadline=None)
@@ -31,8 +44,11 @@ def _own_environment() -> Iterator[None]:
     shell or nohup does to its jobs, and CI may be one: SIGINT or SIGHUP ignored, by all of their
     children."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("SHMQ_INSTANCE", "SHMQ_OWNER", *(() if SANITIZED else ("SHMQ_NATIVE",))):
-            patch.delenv(name, raising=False)
+        for name in list(os.environ):
+            if not (_KEPT.fullmatch(name) or (SANITIZED and name == "SHMQ_NATIVE")):
+                patch.delenv(name)
+        for name, value in _SET.items():
+            patch.setenv(name, value)
         interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
         hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         yield

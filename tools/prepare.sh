@@ -282,6 +282,46 @@ their_tests() {
     stamp "$name-tests" "$wanted"
 }
 
+# The tests start these programs of Debian, beside those of its minimum: program and package. tests/support/programs.py
+# holds the tests to this table.
+programs='
+git git
+kill procps
+openssl openssl
+patch patch
+pgrep procps
+pkill procps
+ps procps
+'
+
+# A shell has commands of its own by some of these names.
+is_program() (
+    IFS=:
+    for directory in $PATH; do
+        [ ! -x "$directory/$1" ] || exit 0
+    done
+    exit 1
+)
+
+prepare_programs() {
+    packages='' without=''
+    while read -r program package; do
+        if [ -z "$program" ] || is_program "$program"; then
+            continue
+        fi
+        without="$without $program"
+        case " $packages " in *" $package "*) ;; *) packages="${packages:+$packages }$package" ;; esac
+    done <<TABLE
+$programs
+TABLE
+    [ -n "$packages" ] || return 0
+    if may_apt; then
+        step apt-programs "install $packages" apt_install
+    else
+        die "the tests need$without; as root: apt-get update && apt-get install -y --no-install-recommends $packages"
+    fi
+}
+
 install_peers() { step peers 'install nsqd and its tools' tools/peers; }
 
 # Programs that tests run beside ours. Where they are required (CI) Debian's are installed and a missing one ends the

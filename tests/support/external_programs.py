@@ -16,7 +16,7 @@ from support.processes import ROOT
 BIN = ROOT / "build" / "peers" / "bin"  # where tools/peers installs
 
 # what else installs a program
-_REMEDIES = {
+REMEDIES = {
     "chromium-headless-shell": "install Debian's chromium-headless-shell",
     "java": "tools/dev test installs it",
     "kafka-server": "tools/dev test tests/forward installs it, with Maven and Java 17 or newer",
@@ -39,7 +39,7 @@ def found(name: str) -> str | None:
 
 def peer(name: str) -> str:
     """The path of a program."""
-    return found(name) or missing(name, _REMEDIES.get(name, "tools/dev peers installs it"))
+    return found(name) or missing(name, REMEDIES.get(name, "tools/dev peers installs it"))
 
 
 def missing(what: str, remedy: str) -> NoReturn:
