@@ -98,16 +98,24 @@ def by_peer(transport: Any) -> str:
     if isinstance(peer, tuple) and peer:
         host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
         return f"{host}:{peer[1]}"
+    found = credentials(transport)
+    return "@" if found is None else f"pid:{found[0]}/uid:{found[1]}"
+
+
+def credentials(transport: Any) -> tuple[int, int] | None:
+    """The pid and the uid of the peer of an asyncio transport on a Unix socket; None if the kernel
+    does not say."""
     import socket  # slow to import; who has a transport has it
 
     sock = transport.get_extra_info("socket")
     try:
         size = struct.calcsize("3i")
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid, uid, _ = struct.unpack("3i", credentials)
+        pid, uid, _ = struct.unpack(
+            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
     except (AttributeError, OSError):
-        return "@"
-    return f"pid:{pid}/uid:{uid}"
+        return None
+    return pid, uid
 
 
 def set_up(destination: str, formatter: logging.Formatter | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from shmq import layout
@@ -157,6 +157,25 @@ METRICS: list[Metric] = [
     *(metric for metric, _ in _QUEUE),
     _LATENCY,
 ]
+
+
+#: Counters of the processes of the gateway, by the names in their reports.
+_GATEWAY: dict[str, Metric] = {
+    "proofs_failed": Metric("gateway_proofs_failed_total", "counter",
+        "Wrong tokens, passwords and secrets that were shown to the gateway."),
+    "proofs_delayed": Metric("gateway_proofs_delayed_total", "counter",
+        "Proofs that waited because of wrong ones before."),
+    "proofs_refused": Metric("gateway_proofs_refused_total", "counter",
+        "Proofs that were refused unseen, because too many of the address waited."),
+}  # fmt: skip
+
+
+def of_gateway(instance: str, counts: Mapping[str, int]) -> str:
+    """The counters of the processes of the gateway since they started, as text."""
+    lines: list[str] = []
+    for name, metric in _GATEWAY.items():
+        lines += [*_head(metric), _sample(metric, counts.get(name, 0), broker=instance)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def exposition(taken: BrokerStats, topic: str | None = None, channel: str | None = None) -> str:

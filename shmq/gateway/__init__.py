@@ -21,6 +21,5 @@ once, and the supervisor starts another process.
                         have what all routes need
     lookupd, statsd     the other servers that nsqd talks to
     listeners, tls      listening sockets and TLS settings; also for the supervisor's process
-    seldom              log lines that any client can cause
     worker              the process: makes the parts and connects them
 """

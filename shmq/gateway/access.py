@@ -146,15 +146,31 @@ class Access:
             return True
         return self._without_token(headers) is None
 
+    def shown(self, action: Action, headers: Mapping[str, str], of_page: bool) -> bytes:
+        """The token that a request shows, right or wrong. Empty: it shows none, or its answer does
+        not depend on it."""
+        if not self._tokens or action is Action.PING:
+            return b""
+        if action is Action.READ and self._open_reads and not of_page:
+            return b""
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return b""
+        return given.strip().encode("utf-8", "surrogateescape")
+
+    def is_right(self, shown: bytes) -> bool:
+        """Whether this is one of the tokens."""
+        digest = hashlib.sha256(shown).digest()
+        # all digests have the same length, so the time reveals nothing about a token
+        return any(hmac.compare_digest(digest, token) for token in self._tokens)
+
     def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
         if not self._tokens:
             return None
         scheme, _, given = headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq"')
-        digest = hashlib.sha256(given.strip().encode("utf-8", "surrogateescape")).digest()
-        # all digests have the same length, so the time reveals nothing about a token
-        if any(hmac.compare_digest(digest, token) for token in self._tokens):
+        if self.is_right(given.strip().encode("utf-8", "surrogateescape")):
             return None
         return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq", error="invalid_token"')
 

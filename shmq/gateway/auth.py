@@ -41,7 +41,8 @@ def query(
 ) -> Grant | None:
     """Ask the servers, starting with a random one, until one returns a valid reply.
 
-    Returns None if none does. client: the client's address, for the log."""
+    Returns None if one refuses and none authorises. client: the client's address, for the log.
+    Raises OSError if none of them gives a valid reply, which says nothing about the secret."""
     servers = list(options.auth_http_address)
     start = random.randrange(len(servers))
     values = {
@@ -50,12 +51,16 @@ def query(
         "secret": secret,
         "tls": "true" if tls else "false",
     }
+    refused = False
     for server in servers[start:] + servers[:start]:
         try:
             return grant_of(_ask(options, server, values), time.monotonic())
         except (Refused, OSError, ValueError) as exc:
             shown = redacted(server)
             _log.error("auth: %s: %s (asked for client %s)", shown, exc, client)
+            refused = refused or isinstance(exc, Refused)
+    if not refused:
+        raise OSError("no authorisation server gave a valid reply")
     return None
 
 
@@ -77,6 +82,8 @@ def _ask(options: Options, server: str, values: dict[str, str]) -> bytes:
             url = parts._replace(scheme="https", netloc=f"{parts.hostname}:{port}").geturl()
         elif status == 200:
             return data
+        elif status >= 500:
+            raise BadAnswer(f"status {status}")
         else:
             raise Refused(f"status {status}")
     raise Refused("too many redirects")

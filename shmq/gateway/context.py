@@ -20,10 +20,11 @@ from shmq import layout
 from shmq.audit import note, noted
 from shmq.broker import Broker
 from shmq.client import Consumer, Producer
+from shmq.door.brake import Brake
 from shmq.errors import Gone, ShmqError
 from shmq.gateway import auth
 from shmq.gateway.control import Control
-from shmq.gateway.host import Client, Grant
+from shmq.gateway.host import Client, Grant, Job
 from shmq.gateway.lease_desk import LeaseDesk
 from shmq.gateway.login import Logins
 from shmq.gateway.protocol import ProtocolError
@@ -75,6 +76,8 @@ class Context:
         """The supervisor's last report."""
         self.pool = ThreadPoolExecutor(_THREADS, "gateway")
         self.logins = Logins()
+        self.brake = Brake()
+        """The delays of those who show wrong tokens and secrets to this process."""
         self.leases = LeaseDesk(broker, self.create_topic, self.create_channel, layout.VERSION)
 
     @property
@@ -88,6 +91,22 @@ class Context:
         """Run a call that may take long in the pool."""
         run = contextvars.copy_context().run  # the audit log names the client in threads, too
         return await asyncio.get_running_loop().run_in_executor(self.pool, run, call, *args)
+
+    async def login(self, address: str, job: Job, call: Callable[[], Any]) -> Any:
+        """Run the call of a job that checks what a client shows, when its address has its turn.
+
+        Returns its result; None if too many attempts of the address wait already."""
+        if not job.proof:
+            return await self.logins.ask(address, call)
+        attempt = self.brake.attempt(address, job.proof, job.user)
+        if not await attempt.turn():
+            return None
+        found = await self.logins.ask(address, call)
+        if found is None:
+            await attempt.failed()
+        else:
+            attempt.passed()
+        return found
 
     def close(self) -> None:
         """Detach from the broker: messages in flight return to their channels."""

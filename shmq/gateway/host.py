@@ -29,7 +29,12 @@ class Job:
     after: After
     seconds: float = 0.0
     login: bool = False
-    """The job asks an authorisation server; such jobs are limited per client address."""
+    """The job checks what a client shows; such jobs are limited per client address."""
+    proof: bytes = b""
+    """The secret, for the brake on guessing. The result None says that it is wrong. Empty: it was
+    right before."""
+    user: str = ""
+    """The user's name that `proof` is shown for, if there is one."""
     stream: Callable[[Send], Any] | None = None
     """As `call`, of a job that may send frames itself, if the driver can pass it `Send`."""
 

@@ -9,6 +9,7 @@ import re
 import socket
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from shmq import _native, audit, prometheus
+from shmq.door.seldom import Seldom
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, Refusal
@@ -31,6 +33,7 @@ from shmq.gateway.http_messages import (
     Params,
     Routes,
     allow,
+    braked,
     check_declared,
     failure,
     in_chunks,
@@ -43,7 +46,6 @@ from shmq.gateway.http_messages import (
     reply_of,
     topic_of,
 )
-from shmq.gateway.seldom import Seldom
 from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
 from shmq.nsqd import NSQD_VERSION
@@ -152,7 +154,7 @@ class Http:
         if request.version[0] != 1:
             reason = "HTTP Version Not Supported: unsupported protocol version"
             return http_server.RawResponse(505, reason)
-        refusal = self._refusal(request, path, client)
+        refusal = await self._refusal(request, path, client)
         if refusal is not None:
             return refusal
         if path == "*" and request.method == "OPTIONS":
@@ -192,21 +194,42 @@ class Http:
             return failure(500, "INTERNAL_ERROR")
         return reply_of(answer, nsq=not plain)
 
-    def _refusal(
+    async def _refusal(
         self, request: web.BaseRequest, path: str, client: http_server.Connection
     ) -> web.StreamResponse | None:
         """Return the answer to a client that is not allowed to send this request, or None."""
         action, key = _action_of(request.method, path)
-        refusal = self._access.refusal(action, key, request.headers, client.peer, client.listener)
         of_page = http_page.is_page(path) and action is Action.READ
+        refusal = self._access.refusal(action, key, request.headers, client.peer, client.listener)
+        if refusal is None or refusal.status == 401:
+            shown = self._access.shown(action, request.headers, of_page)
+            if shown and shown != client.proven and not await self._is_right(shown, client):
+                return braked()
+            # what is right may have become another thing while it waited
+            refusal = self._access.refusal(
+                action, key, request.headers, client.peer, client.listener
+            )
         if refusal is None or (of_page and self._may_open_page(request, refusal)):
             return None
         if refusal.why:
             text = "%s %s of %s refused: %s"
             self._refused(logging.WARNING, text, request.method, path, client.by, refusal.why)
         if refusal.status == 401:
+            client.proven = b""
             audit.note("login", result="refused", method=request.method, path=path)
         return http_page.refused(refusal) if of_page else refused(refusal)
+
+    async def _is_right(self, shown: bytes, client: http_server.Connection) -> bool:
+        """Have the brake look at what a client shows. Returns false if there is no turn for it."""
+        attempt = self._context.brake.attempt(client.who, shown)
+        if not await attempt.turn():
+            return False
+        if self._access.is_right(shown):
+            attempt.passed()
+            client.proven = shown
+        else:
+            await attempt.failed()
+        return True
 
     def _may_open_page(self, request: web.BaseRequest, refusal: Refusal) -> bool:
         """Whether a browser, which sends no header Authorization, shows that it knows a token."""
@@ -286,6 +309,9 @@ class Http:
     async def _metrics(self, request: web.BaseRequest, params: Params) -> Answer:
         stats = await self._context.call(self._context.broker.stats)
         text = await self._context.call(prometheus.exposition, stats)
+        reports = await self._context.control.ask_all({"ask": "counts"})
+        counts = sum((Counter(report) for report in reports), Counter[str]())
+        text += prometheus.of_gateway(stats.instance, counts)
         return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     # ---- publishing ----

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from shmq.door import brake
 from shmq.gateway.access import Refusal
 from shmq.names import valid_name
 
@@ -138,6 +139,14 @@ def refused(refusal: Refusal) -> web.Response:
     answer = failure(refusal.status, refusal.text)
     if refusal.challenge:
         answer.headers["WWW-Authenticate"] = refusal.challenge
+    return answer
+
+
+def braked() -> web.Response:
+    """Return the answer to a proof that is not looked at: too many of the address wait already."""
+    answer = failure(429, "TOO_MANY_ATTEMPTS")
+    answer.headers["Retry-After"] = str(round(brake.LONGEST))
+    answer.force_close()
     return answer
 
 

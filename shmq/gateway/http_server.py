@@ -21,8 +21,9 @@ from aiohttp import HttpVersion11, http_exceptions, web
 from aiohttp.abc import AbstractStreamWriter
 
 from shmq import audit
+from shmq.door.peer import peer_of
+from shmq.door.seldom import Seldom
 from shmq.gateway.access import Listener
-from shmq.gateway.seldom import Seldom
 
 #: A request line whose method aiohttp's parser does not know, or whose target is not a path.
 _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\.[01]\r?\n")
@@ -138,6 +139,10 @@ class Connection(web.RequestHandler):
         """The client's name in the audit log."""
         self.peer = ""
         """The client's address; empty on a Unix socket."""
+        self.who = ""
+        """Whose connections it counts among: an IP address, or `uid:N` on a Unix socket."""
+        self.proven = b""
+        """The token that the client has shown on this connection, and that was right."""
         self.rules: Any = None
         """The access rules that admitted the present request."""
         self.again: Again | None = None
@@ -158,7 +163,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) and peer else ""
-        self.by = audit.by_peer(transport)
+        self.by, self.who = audit.by_peer(transport), peer_of(transport)
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:

@@ -446,12 +446,12 @@ class Session:
         if not self._host.auth_enabled:
             raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
         self._secret = secret
-        self._ask_authority(self._after_auth)
+        self._ask_authority(self._after_auth, secret)
         return start + 4 + len(secret)
 
-    def _ask_authority(self, after: After) -> None:
+    def _ask_authority(self, after: After, proof: bytes = b"") -> None:
         call = functools.partial(self._host.query_auth, self, self._secret)
-        self.job = Job(call, after, login=True)
+        self.job = Job(call, after, login=True, proof=proof)
 
     def _after_auth(self, grant: Grant | None, error: BaseException | None) -> None:
         if error is not None or grant is None:

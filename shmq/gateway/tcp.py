@@ -13,6 +13,7 @@ import time
 from typing import Any, Final
 
 from shmq import _native, audit
+from shmq.door.peer import peer_of
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -42,6 +43,8 @@ class Connection(asyncio.BufferedProtocol):
     """One client's connection: its socket, its timer and its session."""
 
     session: Session
+    peer: str
+    """Whose connections it counts among: an IP address, or `uid:N` on a Unix socket."""
 
     def __init__(self, context: Context, connections: Connections) -> None:
         self._context = context
@@ -91,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._context, address, ip, self._loop.time(), time.time())
         self._by = audit.by_peer(transport)
+        self.peer = peer_of(transport)
         self._fd = transport.get_extra_info("socket").fileno()
         refusal = self._connections.enter(self)
         if refusal:
@@ -497,8 +501,10 @@ class Connection(asyncio.BufferedProtocol):
                 call = functools.partial(job.stream, self._outlet.send)
         with audit.acting(self._by):
             call = functools.partial(contextvars.copy_context().run, call)
+        future: asyncio.Future[Any]
         if job.login:
-            future = self._login = self._context.logins.ask(self.session.ip, call)
+            asked = self._context.login(self.peer, job, call)
+            future = self._login = self._loop.create_task(asked)
         else:
             future = self._loop.run_in_executor(self._context.pool, call)
         future.add_done_callback(lambda done: self._finished(job, done))

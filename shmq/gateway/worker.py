@@ -299,6 +299,8 @@ class Worker:
         """Answer a control request of another gateway process, or of this one."""
         if question["ask"] == "connections":
             return self._connections.describe()
+        if question["ask"] == "counts":
+            return self._context.brake.counts()
         if question["ask"] == "change":
             self._change(question["version"], question["options"])
             return True

@@ -25,8 +25,8 @@ from support.secrets import write_secret
 
 import shmq
 from shmq import _native, layout
+from shmq.door.seldom import Seldom
 from shmq.gateway.access import Access, Action, Listener, redacted
-from shmq.gateway.seldom import Seldom
 from shmq.gateway.tokens import tokens_of
 from shmq.option_fields import MAX_TOPICS
 from shmq.option_types import OptionError
@@ -491,7 +491,7 @@ def test_who_hangs_up_leaves_no_traceback(start: Start, certificate: tuple[str, 
 
 def test_seldom_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("shmq.gateway.seldom.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shmq.door.seldom.time.monotonic", lambda: now[0])
     seldom = Seldom(logging.getLogger("seldom"), "sneezes")
     for number in range(25):
         seldom(logging.WARNING, "sneeze %d", number)
