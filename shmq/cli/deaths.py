@@ -11,7 +11,8 @@ from shmq.cli.output import print_json, print_rows
 from shmq.cli.parameters import instance_option, json_option
 from shmq.cli.status import OK
 from shmq.deaths import Death, How
-from shmq.diagnostics.readable import age, moment, printable
+from shmq.diagnostics.readable import age, moment
+from shmq.printing import printable
 
 
 @click.command()

@@ -14,9 +14,10 @@ from shmq.cli.parameters import complete_instance, json_option
 from shmq.cli.status import OK
 from shmq.diagnostics import removal
 from shmq.diagnostics.instances import Instance, survey, survey_all
-from shmq.diagnostics.readable import printable, size
+from shmq.diagnostics.readable import size
 from shmq.errors import NotRunning, ShmqError
 from shmq.names import check_instance
+from shmq.printing import printable
 from shmq.private import forget_staged
 
 # ---- ls ----

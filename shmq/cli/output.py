@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from shmq.diagnostics.readable import printable
+from shmq.printing import printable
 
 _PATIENCE = 1.0  # seconds until a progress line appears
 #: Columns that are aligned to the left.

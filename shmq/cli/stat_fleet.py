@@ -20,7 +20,7 @@ from shmq.cli.stat_table import fitted, flow, title_style
 from shmq.cli.status import DEGRADED, NOT_RUNNING, OK
 from shmq.diagnostics import fleet
 from shmq.diagnostics.fleet import Counts, Fleet, Host, Name
-from shmq.diagnostics.readable import printable
+from shmq.printing import printable
 
 #: Columns with rates from the second look on, and their counters.
 _RATES: Final = {"IN": "message_count", "REQ": "requeue_count", "TMO": "timeout_count"}

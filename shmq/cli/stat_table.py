@@ -15,9 +15,10 @@ import numpy as np
 from shmq import history
 from shmq.cli.output import command_name, format_rows, shorten
 from shmq.cli.stat_screen import sparkline
-from shmq.diagnostics.readable import age, printable
+from shmq.diagnostics.readable import age
 from shmq.errors import ShmqError
 from shmq.history import History
+from shmq.printing import printable
 from shmq.stats import BrokerStats, ChannelStats, TopicStats
 
 COUNTERS: Final = ("message_count", "delivered", "finished", "requeue_count", "timeout_count")

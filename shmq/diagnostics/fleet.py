@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import http.client
-import json
 import queue
 import re
 import socket
@@ -21,8 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shmq.diagnostics.readable import printable
 from shmq.names import valid_name
+from shmq.peers import http
+from shmq.peers.documents import BadAnswer, flag, listed, number, parsed, table, text
+from shmq.printing import printable, said
 from shmq.remote.address import Address
 
 LOOKUPD_PORT: Final = 4161
@@ -34,14 +34,8 @@ MOST_BYTES: Final = 16 << 20
 MOST_BYTES_IN_ALL: Final = 128 << 20
 MOST_HOSTS: Final = 500
 
-_CHUNK: Final = 1 << 16
 _LONGEST_TEXT: Final = 200  # characters of a host's own words
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:%-]{0,252}\Z")
-_MOST_COUNT: Final = 2**64
-
-
-class _BadAnswer(Exception):
-    """A host's answer cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +175,7 @@ class _Purse:
         with self._lock:
             self._left -= count
             if self._left < 0:
-                raise _BadAnswer(
+                raise BadAnswer(
                     f"the answers of all hosts are longer than {MOST_BYTES_IN_ALL >> 20} MiB"
                 )
 
@@ -197,33 +191,25 @@ class _Request:
         self._is_given_up = False
 
     def answer(self) -> bytes:
-        """Return the body. Raises _BadAnswer, OSError, HTTPException."""
+        """Return the body. Raises BadAnswer, OSError."""
         where = Address.parse(self.address)
-        connection = http.client.HTTPConnection(where.host if where.port else "unix", where.port)
-        try:
-            connection.sock = self._sock = where.connected(self._deadline)
+        sock = self._sock = where.connected(self._deadline)
+        with sock:
             if self._is_given_up:
                 raise TimeoutError
-            connection.request("GET", self._path, headers={"Connection": "close"})
-            response = connection.getresponse()
-            if response.status != 200:
-                said = response.read(_LONGEST_TEXT).decode("utf-8", "replace").strip()
-                said = f"{response.status}: {said}" if said else str(response.status)
-                raise _BadAnswer(f"it answers with status {_words(said)}")
-            return self._body(response)
-        finally:
-            connection.close()
-
-    def _body(self, response: http.client.HTTPResponse) -> bytes:
-        body = bytearray()
-        while chunk := response.read(_CHUNK):
-            self._purse.take(len(chunk))
-            body += chunk
-            if len(body) > MOST_BYTES:
-                raise _BadAnswer(f"its answer is longer than {MOST_BYTES >> 20} MiB")
-        if response.length:
-            raise _BadAnswer(f"its answer breaks off {response.length} bytes before its end")
-        return bytes(body)
+            answer = http.exchange(
+                sock,
+                str(where) if where.port else "unix",
+                self._path,
+                self._deadline,
+                most=MOST_BYTES,
+                spend=self._purse.take,
+            )
+        if answer.status != 200:
+            words = said(answer.body.strip(), _LONGEST_TEXT)
+            words = f"{answer.status}: {words}" if words else str(answer.status)
+            raise BadAnswer(f"it answers with status {words}")
+        return answer.body
 
     def give_up(self) -> None:
         """End the request: whatever is slow in it, a connection or bytes that drip, fails."""
@@ -248,10 +234,10 @@ def _ask_all(
             came.put((request, _no_answer(timeout)))
         except OSError as exc:
             came.put((request, f"no answer: {_words(exc.strerror or str(exc))}"))
-        except _BadAnswer as exc:
-            came.put((request, str(exc)))
-        except Exception as exc:  # of http.client, which raises more than HTTPException
-            came.put((request, f"it does not speak HTTP: {_words(repr(exc))}"))
+        except http.NotHttp as exc:
+            came.put((request, f"it does not speak HTTP: {exc}"))
+        except ValueError as exc:  # BadAnswer, or a name that no host can have
+            came.put((request, _words(str(exc))))
 
     left = [_Request(address, path, deadline, purse) for address, path in asked]
     for request in left:
@@ -277,7 +263,7 @@ def _no_answer(timeout: float) -> str:
 
 def _words(text: str) -> str:
     """A host's own words for a terminal."""
-    return printable(text[:_LONGEST_TEXT])
+    return printable(text, _LONGEST_TEXT)
 
 
 # ---- reading answers ----
@@ -288,14 +274,14 @@ def _lookupd(address: str, answer: bytes | str) -> Lookupd:
     if isinstance(answer, str):
         return Lookupd(address, answer)
     try:
-        producers = _list(_object(_parse(answer), "it"), "producers", "")
-    except _BadAnswer as exc:
+        producers = listed(table(parsed(answer), "it"), "producers", "")
+    except BadAnswer as exc:
         return Lookupd(address, f"its answer is not nsqlookupd's: {exc}")
     hosts, wrong = set(), []
     for index, item in enumerate(producers):
         try:
-            hosts.add(_where(_object(item, f"producers[{index}]"), f"producers[{index}]."))
-        except _BadAnswer as exc:
+            hosts.add(_where(table(item, f"producers[{index}]"), f"producers[{index}]."))
+        except BadAnswer as exc:
             wrong.append(str(exc))
     error = f"{len(wrong)} of its hosts cannot be asked: {wrong[0]}" if wrong else None
     return Lookupd(address, error, tuple(sorted(hosts)))
@@ -303,11 +289,11 @@ def _lookupd(address: str, answer: bytes | str) -> Lookupd:
 
 def _where(item: dict[str, Any], place: str) -> str:
     """The address of a host's HTTP interface. A path would be a socket of this host."""
-    name, port = _text(item, "broadcast_address", place), _number(item, "http_port", place)
+    name, port = text(item, "broadcast_address", place), number(item, "http_port", place)
     if not _HOST.match(name):
-        raise _BadAnswer(f"{place}broadcast_address is not the name of a host")
+        raise BadAnswer(f"{place}broadcast_address is not the name of a host")
     if not 0 < port < 65536:
-        raise _BadAnswer(f"{name} has no HTTP port")
+        raise BadAnswer(f"{name} has no HTTP port")
     return str(Address(name, port))
 
 
@@ -315,31 +301,31 @@ def _host(address: str, answer: bytes | str) -> Host:
     if isinstance(answer, str):
         return Host(address, answer)
     try:
-        document = _object(_parse(answer), "it")
+        document = table(parsed(answer), "it")
         return Host(
             address,
             None,
-            _words(_text(document, "version", "")),
-            _words(_text(document, "health", "")),
-            _number(document, "start_time", ""),
+            _words(text(document, "version", "")),
+            _words(text(document, "health", "")),
+            number(document, "start_time", ""),
             dict(_topics(document)),
             time.monotonic(),
         )
-    except _BadAnswer as exc:
+    except BadAnswer as exc:
         return Host(address, f"its answer is not nsqd's: {exc}")
 
 
 def _topics(document: dict[str, Any]) -> Iterator[tuple[Name, Counts]]:
     seen = set()
-    for index, item in enumerate(_list(document, "topics", "")):
+    for index, item in enumerate(listed(document, "topics", "")):
         place = f"topics[{index}]"
-        topic = _object(item, place)
+        topic = table(item, place)
         name, own = _name(topic, "topic_name", f"{place}."), _counts(topic, f"{place}.", _OF_TOPIC)
-        channels = _list(topic, "channels", f"{place}.")
+        channels = listed(topic, "channels", f"{place}.")
         found: list[tuple[Name, Counts]] = []
-        for number, each in enumerate(channels):
-            where = f"{place}.channels[{number}]"
-            channel = _object(each, where)
+        for at, each in enumerate(channels):
+            where = f"{place}.channels[{at}]"
+            channel = table(each, where)
             counts = _counts(channel, f"{where}.", _OF_CHANNEL)
             counts = dataclasses.replace(counts, paused=counts.paused or own.paused)
             found.append(((name, _name(channel, "channel_name", f"{where}.")), counts))
@@ -347,57 +333,18 @@ def _topics(document: dict[str, Any]) -> Iterator[tuple[Name, Counts]]:
             found.append(((name, None), own))
         for key, _ in found:
             if key in seen:
-                raise _BadAnswer(f"{place} has a name twice")
+                raise BadAnswer(f"{place} has a name twice")
             seen.add(key)
         yield from found
 
 
 def _counts(item: dict[str, Any], place: str, names: Sequence[str]) -> Counts:
-    paused = item.get("paused")
-    if not isinstance(paused, bool):
-        raise _BadAnswer(f"{place}paused is not true or false")
-    return Counts(**{name: _number(item, name, place) for name in names}, paused=paused)
-
-
-def _parse(answer: bytes) -> Any:
-    try:
-        return json.loads(answer)
-    except RecursionError:
-        raise _BadAnswer("it is nested too deeply") from None
-    except ValueError as exc:
-        raise _BadAnswer(f"it is not JSON: {_words(str(exc))}") from None
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _BadAnswer(f"{what} is not an object")
-    return value
-
-
-def _list(item: dict[str, Any], key: str, place: str) -> list[Any]:
-    """A list, for which Go may write null."""
-    value = item.get(key, "")
-    if value is not None and not isinstance(value, list):
-        raise _BadAnswer(f"{place}{key} is not a list")
-    return value or []
-
-
-def _text(item: dict[str, Any], key: str, place: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise _BadAnswer(f"{place}{key} is not a string")
-    return value
-
-
-def _number(item: dict[str, Any], key: str, place: str) -> int:
-    value = item.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST_COUNT:
-        raise _BadAnswer(f"{place}{key} is not a count")
-    return value
+    paused = flag(item, "paused", place)
+    return Counts(**{name: number(item, name, place) for name in names}, paused=paused)
 
 
 def _name(item: dict[str, Any], key: str, place: str) -> str:
-    value = _text(item, key, place)
+    value = text(item, key, place)
     if not valid_name(value):
-        raise _BadAnswer(f"{place}{key} is not a name")
+        raise BadAnswer(f"{place}{key} is not a name")
     return value

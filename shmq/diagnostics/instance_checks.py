@@ -18,7 +18,7 @@ from shmq import layout, ownership, procfs, shm, sources
 from shmq.diagnostics.findings import Finding, ok, problem
 from shmq.diagnostics.host import check_data_path, data_path_of, number
 from shmq.diagnostics.instances import contents_of
-from shmq.diagnostics.readable import age, printable, size
+from shmq.diagnostics.readable import age, size
 from shmq.diagnostics.removal import (
     in_use,
     is_intact,
@@ -33,6 +33,7 @@ from shmq.diagnostics.segment import head_of
 from shmq.errors import Gone, LayoutMismatch
 from shmq.layout import Ready
 from shmq.ownership import NotTrusted
+from shmq.printing import printable
 from shmq.shm import SharedObject
 
 _LONG_AGO = 60.0  # seconds; no creation takes longer

@@ -6,6 +6,8 @@ import base64
 import time
 from collections.abc import Mapping
 
+from shmq.printing import printable
+
 
 def age(seconds: float) -> str:
     """A duration in about four characters."""
@@ -35,11 +37,6 @@ def moment(ns: int, fraction: bool = False) -> str:
     except (OverflowError, OSError, ValueError):
         return str(ns)
     return f"{text}.{ns % 10**9 // 10**6:03d}" if fraction else text
-
-
-def printable(text: str) -> str:
-    """A name or path for a terminal, with control characters escaped."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def body_field(body: bytes) -> dict[str, str]:

@@ -9,7 +9,8 @@ once, and the supervisor starts another process.
     identify, publish, delivery    the commands of a session
     session             one client's state machine: bytes in, bytes out; no socket, no clock
     codecs              TLS, snappy and deflate below a session
-    auth, login         requests to authorisation servers
+    pools               threads for work that may take long, a pool for each kind
+    auth                requests to authorisation servers
     control             requests between the processes of one instance
     context             shared state of a process, and its calls into the broker
     connections         the TCP connections of a process, and their limits

@@ -9,18 +9,25 @@ import random
 import ssl
 import time
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from shmq.gateway.access import redacted
 from shmq.gateway.host import Grant
 from shmq.gateway.protocol import without_surrogates
 from shmq.options import Options
-
-if TYPE_CHECKING:
-    import http.client
+from shmq.peers import http
+from shmq.peers.documents import BadAnswer, number, parsed, table
+from shmq.printing import printable
 
 _REDIRECTS: Final = 10
 _MOST_BYTES: Final = 1 << 20
+#: Bounds of a reply, which is compiled and kept for each client.
+_MOST_RULES: Final = 4096
+_MOST_PATTERNS: Final = 16384
+_LONGEST_PATTERN: Final = 4096
+_LONGEST_IDENTITY: Final = 4096
+#: Seconds that a grant holds at most.
+_LONGEST_TTL: Final = 10 * 365 * 86400
 #: How many answers a grant caches, one for each topic and channel that was asked about.
 _REMEMBERED: Final = 256
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
@@ -30,10 +37,6 @@ _log = logging.getLogger(__name__)
 
 class Refused(Exception):
     """The server's reply does not authorise the client."""
-
-
-class BadAnswer(ValueError):
-    """A server's answer is not HTTP."""
 
 
 def query(
@@ -65,71 +68,70 @@ def query(
 
 
 def _ask(options: Options, server: str, values: dict[str, str]) -> bytes:
+    """The body of a server's reply. All redirects together have one deadline."""
     url = server if "://" in server else f"http://{server}/auth"
     body = None
     if options.auth_http_request_method == "post":
         body = json.dumps({name: [value] for name, value in values.items()}).encode()
     else:
         url += ("&" if "?" in url else "?") + urllib.parse.urlencode(values)
+    deadline = until(options)
     for _ in range(_REDIRECTS):
-        status, headers, data = request(options, url, body)
-        if status in (301, 302, 303, 307, 308) and headers.get("Location"):
-            url = urllib.parse.urljoin(url, headers["Location"])
-            if status in (301, 302, 303):
+        found = request(options, url, deadline, _MOST_BYTES, body)
+        if found.status in (301, 302, 303, 307, 308) and "location" in found.headers:
+            url = _next(url, urllib.parse.urljoin(url, found.headers["location"]))
+            if found.status in (301, 302, 303):
                 body = None
-        elif status == 403 and (port := _https_port(data)):
+        elif found.status == 403 and (port := _https_port(found.body)):
             parts = urllib.parse.urlsplit(url)
-            url = parts._replace(scheme="https", netloc=f"{parts.hostname}:{port}").geturl()
-        elif status == 200:
-            return data
-        elif status >= 500:
-            raise BadAnswer(f"status {status}")
+            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+            url = parts._replace(scheme="https", netloc=f"{host}:{port}").geturl()
+        elif found.status == 200:
+            return found.body
+        elif found.status >= 500:
+            raise BadAnswer(f"status {found.status}")
         else:
-            raise Refused(f"status {status}")
+            raise Refused(f"status {found.status}")
     raise Refused("too many redirects")
 
 
+def _next(before: str, url: str) -> str:
+    """The URL of a redirect, which may carry the client's secret."""
+    was, now = urllib.parse.urlsplit(before), urllib.parse.urlsplit(url)
+    if was.scheme == "https" and now.scheme != "https":
+        raise Refused("a redirect from https to a connection that is not encrypted")
+    return url
+
+
+def until(options: Options) -> float:
+    """When a request that begins now must have been answered, of time.monotonic."""
+    seconds = options.http_client_connect_timeout + options.http_client_request_timeout
+    return time.monotonic() + seconds
+
+
 def request(
-    options: Options, url: str, body: bytes | None = None
-) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Send one request as nsqd does, with its timeouts; return status, headers and body.
-
-    Raises OSError, BadAnswer, and ValueError if the URL is none."""
-    import http.client  # slow to import
-
-    parts = urllib.parse.urlsplit(url)
-    if not parts.hostname:
-        raise ValueError(f"no host in {url!r}")
-    connection: http.client.HTTPConnection
-    timeout = options.http_client_connect_timeout
-    if parts.scheme == "https":
-        context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
-        connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
-    try:
-        connection.connect()
-        connection.sock.settimeout(options.http_client_request_timeout)
-        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        headers = {"Accept": _ACCEPT}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        connection.request("POST" if body is not None else "GET", target, body, headers)
-        response = connection.getresponse()
-        return response.status, response.headers, response.read(_MOST_BYTES)
-    except http.client.HTTPException as exc:
-        raise BadAnswer(str(exc)) from exc
-    finally:
-        connection.close()
+    options: Options, url: str, deadline: float, most: int, body: bytes | None = None
+) -> http.Answer:
+    """Send one request as nsqd does. Raises OSError, BadAnswer, and ValueError if the URL is
+    none."""
+    headers = {"Accept": _ACCEPT}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    return http.ask(
+        url,
+        deadline,
+        most=most,
+        connect_by=time.monotonic() + options.http_client_connect_timeout,
+        body=body,
+        headers=headers,
+        context=lambda: ssl.create_default_context(cafile=options.tls_root_ca_file or None),
+    )
 
 
 def _https_port(data: bytes) -> int:
     try:
-        port = json.loads(data)["https_port"]
-        return port if isinstance(port, int) else 0
-    except (ValueError, KeyError, TypeError):
+        return number(table(parsed(data)), "https_port", most=65535)
+    except BadAnswer:
         return 0
 
 
@@ -137,16 +139,24 @@ def grant_of(data: bytes, now: float) -> Grant:
     """Return the grant in a server's reply; its time to live begins at `now`.
 
     Raises Refused or ValueError if the reply is not valid."""
-    reply = json.loads(data)
+    reply = parsed(data)
     if not isinstance(reply, dict):
         raise Refused("not an object")
     ttl = reply.get("ttl", 0)
     if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl <= 0:
-        raise Refused(f"invalid TTL {ttl} (must be >0)")
-    rules = [_rule(item) for item in _items(reply.get("authorizations"), "authorizations")]
+        raise Refused(f"invalid TTL {printable(str(ttl), 40)} (must be >0)")
+    ttl = min(ttl, _LONGEST_TTL)
+    items = _items(reply.get("authorizations"), "authorizations")
+    if len(items) > _MOST_RULES:
+        raise Refused(f"{len(items)} authorizations, of at most {_MOST_RULES}")
+    rules = [_rule(item) for item in items]
+    if sum(1 + len(channels) for _, _, channels in rules) > _MOST_PATTERNS:
+        raise Refused(f"more than {_MOST_PATTERNS} patterns")
     identity, url = reply.get("identity") or "", reply.get("identity_url") or ""
     if not isinstance(identity, str) or not isinstance(url, str):
         raise Refused("identity must be a string")
+    if max(len(identity), len(url)) > _LONGEST_IDENTITY:
+        raise Refused(f"an identity of more than {_LONGEST_IDENTITY} characters")
 
     @functools.lru_cache(_REMEMBERED)  # each command of a client repeats the same question
     def allows(permission: str, topic: str, channel: str) -> bool:
@@ -173,13 +183,12 @@ def _rule(item: Any) -> tuple[set[str], Any, list[Any]]:
     permissions = _items(item.get("permissions"), "permissions")
     for permission in permissions:
         if permission not in ("subscribe", "publish"):
-            raise Refused(f"unknown permission {permission}")
+            raise Refused(f"unknown permission {printable(str(permission), 40)}")
     topic = _pattern(item.get("topic") or "")
-    return (
-        set(permissions),
-        topic,
-        [_pattern(each) for each in _items(item.get("channels"), "channels")],
-    )
+    channels = _items(item.get("channels"), "channels")
+    if len(channels) > _MOST_PATTERNS:
+        raise Refused(f"more than {_MOST_PATTERNS} patterns")
+    return set(permissions), topic, [_pattern(each) for each in channels]
 
 
 def _pattern(text: Any) -> Any:
@@ -189,6 +198,8 @@ def _pattern(text: Any) -> Any:
 
     if not isinstance(text, str):
         raise Refused("a pattern must be a string")
+    if len(text) > _LONGEST_PATTERN:
+        raise Refused(f"a pattern of more than {_LONGEST_PATTERN} characters")
     options = re2.Options()
     options.log_errors = False
     try:
@@ -196,4 +207,4 @@ def _pattern(text: Any) -> Any:
     except re2.error as exc:
         reason = exc.args[0]
         reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else reason
-        raise Refused(f"unable to compile a pattern: {reason}") from None
+        raise Refused(f"unable to compile a pattern: {printable(reason, 200)}") from None

@@ -6,14 +6,13 @@ its pool of threads.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import ssl
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from shmq import layout
@@ -26,7 +25,7 @@ from shmq.gateway import auth
 from shmq.gateway.control import Control
 from shmq.gateway.host import Client, Grant, Job
 from shmq.gateway.lease_desk import LeaseDesk
-from shmq.gateway.login import Logins
+from shmq.gateway.pools import Pools
 from shmq.gateway.protocol import ProtocolError
 from shmq.layout import State
 from shmq.options import Options
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _EPHEMERAL_RETRY: Final = 0.01
 _REQUEST_SECONDS: Final = 10.0
 _LOOKUP_SECONDS: Final = 15.0
-_THREADS: Final = 16
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +72,7 @@ class Context:
         self.producers: dict[bytes, Producer] = {}
         self.reported_health = "OK"
         """The supervisor's last report."""
-        self.pool = ThreadPoolExecutor(_THREADS, "gateway")
-        self.logins = Logins()
+        self.pools = Pools()
         self.brake = Brake()
         """The delays of those who show wrong tokens and secrets to this process."""
         self.leases = LeaseDesk(broker, self.create_topic, self.create_channel, layout.VERSION)
@@ -87,21 +84,33 @@ class Context:
             return "NOK - the supervisor is not running"
         return self.reported_health
 
-    async def call(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Run a call that may take long in the pool."""
+    async def call(self, call: Callable[..., Any], *args: Any, kind: str = "general") -> Any:
+        """Run a call that may take long in a thread. kind: of `pools.KINDS`."""
         run = contextvars.copy_context().run  # the audit log names the client in threads, too
-        return await asyncio.get_running_loop().run_in_executor(self.pool, run, call, *args)
+        return await self.pools.of(kind).ask("", functools.partial(run, call, *args))
+
+    def later(self, call: Callable[[], Any]) -> None:
+        """Run a call in a thread, and do not wait for it. Raises RuntimeError at the end of the
+        process."""
+        asked = self.pools.of("close").ask("", call)
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def kind_of(self, topic: bytes) -> str:
+        with contextlib.suppress(ShmqError):  # the call itself says what is wrong
+            if not self.has_topic(topic.decode()):
+                return "topic"
+        return "general"
 
     async def login(self, address: str, job: Job, call: Callable[[], Any]) -> Any:
         """Run the call of a job that checks what a client shows, when its address has its turn.
 
         Returns its result; None if too many attempts of the address wait already."""
         if not job.proof:
-            return await self.logins.ask(address, call)
+            return await self.pools.of("login").ask(address, call)
         attempt = self.brake.attempt(address, job.proof, job.user)
         if not await attempt.turn():
             return None
-        found = await self.logins.ask(address, call)
+        found = await self.pools.of("login").ask(address, call)
         if found is None:
             await attempt.failed()
         else:
@@ -110,8 +119,7 @@ class Context:
 
     def close(self) -> None:
         """Detach from the broker: messages in flight return to their channels."""
-        self.logins.close()
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.pools.close()
         self.broker.close()
 
     # ---- topics and channels; may take long ----
@@ -124,9 +132,17 @@ class Context:
         """Create the topic if it is missing, with the channels that nsqlookupds know."""
         if not self.has_topic(topic):
             with noted("create_topic", topic):
-                for channel in self._channels_elsewhere(topic):
-                    self.create_channel(topic, channel)
+                self._create_channels(topic, self._channels_elsewhere(topic))
                 self.broker.create_topic(topic)
+
+    def _create_channels(self, topic: str, channels: list[str]) -> None:
+        """Create channels that nsqlookupds have named. One that cannot be made costs no other, and
+        the topic is made all the same."""
+        for channel in channels:
+            try:
+                self.create_channel(topic, channel)
+            except ShmqError as exc:
+                _log.error("channel %s of topic %s, of nsqlookupd: %s", channel, topic, exc)
 
     def _channels_elsewhere(self, topic: str) -> list[str]:
         """Return the channels that nsqlookupds know of a topic."""

@@ -66,18 +66,19 @@ class Control:
         )
         return [mine, *(answer for answer in theirs if answer is not None)]
 
-    async def ask(self, index: int, question: dict[str, Any]) -> Any:
-        """Return one process's answer; None if it does not answer."""
+    async def ask(self, index: int, question: dict[str, Any], seconds: float = _SECONDS) -> Any:
+        """Return one process's answer; None if it does not answer within `seconds`."""
         if index == self._index:
             return await self._handler(question)
-        return await self._ask(index, question)
+        return await self._ask(index, question, seconds)
 
     def ask_from_thread(self, index: int, question: dict[str, Any], seconds: float) -> Any:
         """As `ask`, for threads other than the event loop's; None after `seconds`, too."""
-        asked = asyncio.run_coroutine_threadsafe(self.ask(index, question), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self.ask(index, question, seconds), self._loop)
         try:
             return asked.result(seconds)
         except TimeoutError:
+            asked.cancel()
             return None
 
     # ---- changes of options ----
@@ -147,9 +148,9 @@ class Control:
     def _path(self, index: int) -> Path:
         return self._directory / f"{index}.sock"
 
-    async def _ask(self, index: int, question: dict[str, Any]) -> Any:
+    async def _ask(self, index: int, question: dict[str, Any], seconds: float = _SECONDS) -> Any:
         try:
-            async with asyncio.timeout(_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._exchange(index, question)
         except (OSError, TimeoutError, ValueError) as exc:
             _log.warning("gateway %d does not answer: %s", index, exc)

@@ -101,7 +101,8 @@ class Delivery:
             session.job.after = again
             return
         call = functools.partial(self._host.open_consumer, topic, channel, self._msg_timeout)
-        session.job = Job(call, functools.partial(self._subscribed, session))
+        after = functools.partial(self._subscribed, session)
+        session.job = Job(call, after, kind=self._host.kind_of(topic))
 
     def _subscribed(self, session: Owner, consumer: Any, error: BaseException | None) -> None:
         if error is None:

@@ -28,8 +28,9 @@ class Job:
     call: Callable[[], Any] | None
     after: After
     seconds: float = 0.0
-    login: bool = False
-    """The job checks what a client shows; such jobs are limited per client address."""
+    kind: str = "general"
+    """Which pool of threads it runs in, of `pools.KINDS`. `login`: the job checks what a client
+    shows."""
     proof: bytes = b""
     """The secret, for the brake on guessing. The result None says that it is wrong. Empty: it was
     right before."""
@@ -74,6 +75,9 @@ class Host(Protocol):
     @property
     def auth_enabled(self) -> bool:
         """Whether clients must send AUTH before they publish or subscribe."""
+
+    def kind_of(self, topic: bytes) -> str:
+        """The kind of a job that needs the topic: it may have to be created first."""
 
     def open_producer(self, topic: bytes) -> Any:
         """Add a producer to `producers`; create the topic if it is missing. May take long."""

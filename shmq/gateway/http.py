@@ -307,8 +307,8 @@ class Http:
         return stats.text(*wanted)
 
     async def _metrics(self, request: web.BaseRequest, params: Params) -> Answer:
-        stats = await self._context.call(self._context.broker.stats)
-        text = await self._context.call(prometheus.exposition, stats)
+        stats = await self._context.call(self._context.broker.stats, kind="look")
+        text = await self._context.call(prometheus.exposition, stats, kind="look")
         reports = await self._context.control.ask_all({"ask": "counts"})
         counts = sum((Counter(report) for report in reports), Counter[str]())
         text += prometheus.of_gateway(stats.instance, counts)
@@ -385,7 +385,11 @@ class Http:
     async def _make(self, topic: str) -> None:
         """Create the topic if it is missing. An existing one needs no thread."""
         if topic.encode() not in self._context.producers:
-            await self._context.call(self._context.producer, topic)
+            await self._with_topic(self._context.producer, topic)
+
+    async def _with_topic(self, call: Callable[[str], Any], topic: str) -> Any:
+        """Make a call that creates the topic if it is missing."""
+        return await self._context.call(call, topic, kind=self._context.kind_of(topic.encode()))
 
     async def _publish_many(self, topic: str, messages: list[bytes]) -> None:
         """Publish all messages at once; halve a batch that can never fit into memory."""
@@ -405,7 +409,7 @@ class Http:
             producer = self._context.producers.get(topic.encode())
             try:
                 if producer is None:
-                    producer = await self._context.call(self._context.producer, topic)
+                    producer = await self._with_topic(self._context.producer, topic)
                 publish(producer)
                 return
             except Rejected:
@@ -427,7 +431,8 @@ class Http:
     # ---- topics and channels ----
 
     async def _create_topic(self, request: web.BaseRequest, params: Params) -> Answer:
-        await self._context.call(self._context.create_topic, topic_of(params, "INVALID_TOPIC"))
+        topic = topic_of(params, "INVALID_TOPIC")
+        await self._with_topic(self._context.create_topic, topic)
         return None
 
     async def _empty_topic(self, request: web.BaseRequest, params: Params) -> Answer:

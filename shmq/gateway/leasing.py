@@ -32,6 +32,9 @@ _LAST_LOOK: Final = 0.05
 #: Seconds after which a job that sends frames lets other clients' jobs have its thread.
 _TURN: Final = 0.1
 
+#: Commands that wait for others' locks or for room.
+_KINDS: Final = {b"STAGE": "stage", b"COMMIT": "commit", b"ABANDON": "commit"}
+
 _SIZE = struct.Struct(">i")
 
 _log = logging.getLogger(__name__)
@@ -132,7 +135,14 @@ class Leasing:
             self._look(session, name, values, session.now + values["timeout"], _FIRST_LOOK)
             return
         call = functools.partial(desk.answer, name, names, values, rows)
-        session.job = Job(call, functools.partial(self._answer, session))
+        session.job = Job(call, functools.partial(self._answer, session), kind=self._kind(name))
+
+    def _kind(self, name: bytes) -> str:
+        """The kind of the job of a command: none waits behind those that wait longer."""
+        if name in _KINDS:
+            return _KINDS[name]
+        is_missing = bool(self._names) and self._host.kind_of(self._names[0].encode()) == "topic"
+        return "topic" if name in (b"LMAKE", b"LHOLD") and is_missing else "lease"
 
     # ---- waiting ----
 
@@ -153,7 +163,7 @@ class Leasing:
 
             session.job = Job(None, again, min(pause, max(until - session.now, 0.001)))
 
-        session.job = Job(call, after)
+        session.job = Job(call, after, kind="lease")
 
     # ---- answers ----
 
@@ -187,13 +197,14 @@ class Leasing:
             begun = _Reading(names, values, cursor, values["from"], values["credit"])
             self._begin_frame(session, begun)
 
-        session.job = Job(call, opened)
+        session.job = Job(call, opened, kind="lease")
 
     def _begin_frame(self, session: Owner, reading: _Reading) -> None:
         self._reading = reading
         session.job = Job(
             functools.partial(_made, reading.cursor),
             functools.partial(self._sent, session, reading),
+            kind="lease",
             stream=functools.partial(_streamed, reading.cursor, reading.credit),
         )
 

@@ -5,24 +5,35 @@ the whole instance."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
+import re
 import socket
 import struct
+import time
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any, Final
 
+from shmq.door.seldom import Seldom
 from shmq.gateway import auth
 from shmq.gateway.context import Context
 from shmq.gateway.listeners import split_address
-from shmq.names import is_ephemeral
+from shmq.names import is_ephemeral, valid_name
 from shmq.nsqd import NSQD_VERSION
+from shmq.options import Options
+from shmq.peers.documents import BadAnswer, listed, number, parsed, table, text
+from shmq.printing import printable, said
 
 _MAGIC: Final = b"  V1"
 _SECONDS: Final = 1.0  # to connect, to write, to read
 _PING_EVERY: Final = 15.0
 _LOOK_EVERY: Final = 0.05  # seconds between two looks at whether the directory has changed
+#: Bytes of an answer, and channels of one topic that are made because one nsqlookupd names them.
+_MOST_ANSWER: Final = 1 << 20
+_MOST_CHANNELS: Final = 128
+_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:%-]*")
 
 _log = logging.getLogger(__name__)
 
@@ -34,17 +45,45 @@ class PeerError(Exception):
 
 
 class Peer:
-    """The connection to one nsqlookupd; after a loss the next command opens it again."""
+    """The connection to one nsqlookupd; after a loss the next command opens it again. Only its own
+    task uses it, so one that is slow keeps no other from what it must know."""
 
     def __init__(self, address: str, lookupd: Lookupd) -> None:
         self.address = address
-        self.info: dict[str, Any] | None = None
-        """The nsqlookupd's answer to IDENTIFY; kept when the connection is lost."""
+        self.web: str | None = None
+        """Where it answers HTTP, as it said; kept when the connection is lost."""
         self._lookupd = lookupd
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._told: Names = frozenset()
+        """The names that it was told, or that were lost on the way."""
+        self._ping_at = 0.0
+        self._task: asyncio.Task[None] | None = None
 
-    async def command(self, line: bytes) -> None:
+    def follow(self, names: Names, now: float) -> None:
+        """Tell it what it lacks of these names, and that this instance is there, if it does not
+        work on the last such call still."""
+        is_due = now >= self._ping_at
+        if (not is_due and names == self._told) or (
+            self._task is not None and not self._task.done()
+        ):
+            return
+        gone, come = self._told - names, names - self._told
+        self._told = names
+        lines: list[bytes] = []
+        if self._writer is not None:  # else it is told all when the connection is opened
+            lines += [_line("UNREGISTER", *name) for name in sorted(gone, key=_order, reverse=True)]
+            lines += [_line("REGISTER", *name) for name in sorted(come, key=_order)]
+        if is_due or not lines:
+            self._ping_at = now + _PING_EVERY
+            lines.append(b"PING\n")
+        self._task = asyncio.get_running_loop().create_task(self._commands(lines))
+
+    async def _commands(self, lines: list[bytes]) -> None:
+        for line in lines:
+            await self._command(line)
+
+    async def _command(self, line: bytes) -> None:
         """Send a command. If the connection is lost, so is the command; the registrations are all
         sent again when the connection is next opened."""
         try:
@@ -55,10 +94,15 @@ class Peer:
             _log.error(
                 "LOOKUPD(%s): %s: %s", self.address, line.decode().strip(), str(exc) or "timeout"
             )
-            self.close()
+            self._disconnect()
 
     def close(self) -> None:
-        """Close the connection."""
+        """End its task and close the connection."""
+        if self._task is not None:
+            self._task.cancel()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
@@ -74,16 +118,13 @@ class Peer:
         body = json.dumps(self._lookupd.identity(), separators=(",", ":")).encode()
         answer = await self._ask(b"IDENTIFY\n" + struct.pack(">i", len(body)) + body)
         if answer.startswith(b"E_"):
-            raise PeerError(self._refusal(answer.decode(errors="replace")))
-        info = json.loads(answer)
-        if not isinstance(info, dict):
-            raise PeerError("no identity in its answer")
-        self.info = info
-        for command in _registrations(self._lookupd.names):
+            raise PeerError(self._refusal(said(answer)))
+        self.web = _web(answer)
+        for command in _registrations(self._told):
             await self._ask(command)
 
-    def _refusal(self, said: str) -> str:
-        text = f"it refuses the identity: {said}"
+    def _refusal(self, words: str) -> str:
+        text = f"it refuses the identity: {words}"
         if self._lookupd.identity()["http_port"]:
             return text
         return (
@@ -98,9 +139,21 @@ class Peer:
             self._writer.write(data)
             await self._writer.drain()
             size = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
-            if not 0 <= size <= self._lookupd.max_body_size:
+            if not 0 <= size <= _MOST_ANSWER:
                 raise PeerError(f"an answer of {size} bytes")
             return await self._reader.readexactly(size)
+
+
+def _web(answer: bytes) -> str | None:
+    """Where a nsqlookupd answers HTTP, by its answer to IDENTIFY. None: it does not say. Raises
+    BadAnswer."""
+    info = table(parsed(answer))
+    if "broadcast_address" not in info and "http_port" not in info:
+        return None
+    host, port = text(info, "broadcast_address", most=253), number(info, "http_port", most=65535)
+    if not _HOST.fullmatch(host) or not port:
+        raise BadAnswer("its broadcast_address and http_port are no address")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Lookupd:
@@ -109,13 +162,9 @@ class Lookupd:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._peers: dict[str, Peer] = {}
-        self.names: Names = frozenset()
-        """The registered names: (topic, channel), and (topic, None)."""
-
-    @property
-    def max_body_size(self) -> int:
-        """Highest size of an answer, in bytes."""
-        return self._context.options.max_body_size
+        self._names: Names = frozenset()
+        """The names of now: (topic, channel), and (topic, None)."""
+        self._seldom = Seldom(_log, "answers of nsqlookupds that name too much")
 
     def identity(self) -> dict[str, Any]:
         """Return the document of IDENTIFY."""
@@ -133,31 +182,29 @@ class Lookupd:
     async def run(self) -> None:
         """Register changes and send pings, until cancelled."""
         loop = asyncio.get_running_loop()
-        generation, ping_at = -1, loop.time()
+        generation = -1
         try:
             while True:
-                await self._follow_options()
+                self._follow_options()
                 if self._peers:
                     now = self._context.broker.views().directory.read("generation")
                     if now != generation:
                         generation = now
-                        await self._notify(self._look())
-                if loop.time() >= ping_at:
-                    ping_at = loop.time() + _PING_EVERY
-                    await self._tell(b"PING\n")
+                        self._names = self._look()
+                for peer in self._peers.values():
+                    peer.follow(self._names, loop.time())
                 await asyncio.sleep(_LOOK_EVERY)
         finally:
             for peer in self._peers.values():
                 peer.close()
 
-    async def _follow_options(self) -> None:
+    def _follow_options(self) -> None:
         wanted = self._context.options.lookupd_tcp_address
         for address in [address for address in self._peers if address not in wanted]:
             self._peers.pop(address).close()
         for address in wanted:
             if address not in self._peers:
-                self._peers[address] = peer = Peer(address, self)
-                await peer.command(b"PING\n")
+                self._peers[address] = Peer(address, self)
 
     def _look(self) -> Names:
         directory = self._context.broker.views().directory
@@ -168,46 +215,70 @@ class Lookupd:
                 names.add((topics[queue.topic], queue.channel))
         return frozenset(names)
 
-    async def _notify(self, names: Names) -> None:
-        gone, come = self.names - names, names - self.names
-        self.names = names
-        for topic, channel in sorted(gone, key=_order, reverse=True):
-            await self._tell(_line("UNREGISTER", topic, channel))
-        for topic, channel in sorted(come, key=_order):
-            await self._tell(_line("REGISTER", topic, channel))
-
-    async def _tell(self, line: bytes) -> None:
-        for peer in list(self._peers.values()):
-            await peer.command(line)
-
     async def channels(self, topic: str) -> list[str]:
         """Return the channels that any nsqlookupd knows of a topic, without ephemeral ones."""
+        options, pool = self._context.options, self._context.pools.of("lookup")
+        deadline = auth.until(options)
         asked = [
-            asyncio.to_thread(self._ask_channels, peer.info, topic)
+            pool.ask(
+                peer.address,
+                functools.partial(_ask_channels, options, peer.web, topic, deadline),
+            )
             for peer in self._peers.values()
-            if peer.info is not None
+            if peer.web is not None
         ]
-        found = await asyncio.gather(*asked)
-        if found and all(answer is None for answer in found):
+        if not asked:
+            return []
+        done, late = await asyncio.wait(asked, timeout=deadline - time.monotonic())
+        for each in late:
+            each.cancel()
+        found = [each.result() for each in asked if each in done]
+        if all(answer is None for answer in found):
             _log.warning(
                 "failed to query nsqlookupd for channels to pre-create for topic %s", topic
             )
-        names = {name for answer in found for name in answer or []}
-        return sorted(name for name in names if not is_ephemeral(name))
+        names: set[str] = set()
+        for answer in found:
+            if answer is not None:
+                names.update(self._usable(topic, answer))
+        return sorted(names)
 
-    def _ask_channels(self, info: dict[str, Any], topic: str) -> list[str] | None:
-        query = urllib.parse.urlencode({"topic": topic})
-        where = f"{info.get('broadcast_address')}:{info.get('http_port')}"
-        try:
-            status, _, body = auth.request(
-                self._context.options, f"http://{where}/channels?{query}"
+    def _usable(self, topic: str, answer: list[Any]) -> list[str]:
+        """The channels of one nsqlookupd's answer that may be made. One that is wrong costs no
+        other, and a nsqlookupd that names too many costs no other nsqlookupd."""
+        good = [name for name in answer if isinstance(name, str) and valid_name(name)]
+        if len(good) < len(answer):
+            bad = next(name for name in answer if not isinstance(name, str) or not valid_name(name))
+            self._seldom(
+                logging.ERROR,
+                "LOOKUPD: %d of the channels of topic %s have no name of a channel: %s",
+                len(answer) - len(good),
+                topic,
+                printable(repr(bad), 100),
             )
-            if status != 200:
-                return None
-            return [str(name) for name in json.loads(body)["channels"] or []]
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            _log.error("LOOKUPD(%s): channels of %s: %s", where, topic, exc)
+        kept = sorted({name for name in good if not is_ephemeral(name)})
+        if len(kept) > _MOST_CHANNELS:
+            self._seldom(
+                logging.ERROR,
+                "LOOKUPD: a nsqlookupd names %d channels of topic %s; the first %d are made",
+                len(kept),
+                topic,
+                _MOST_CHANNELS,
+            )
+        return kept[:_MOST_CHANNELS]
+
+
+def _ask_channels(options: Options, where: str, topic: str, deadline: float) -> list[Any] | None:
+    query = urllib.parse.urlencode({"topic": topic})
+    try:
+        url = f"http://{where}/channels?{query}"
+        answer = auth.request(options, url, deadline, _MOST_ANSWER)
+        if answer.status != 200:
             return None
+        return listed(table(parsed(answer.body)), "channels")
+    except (OSError, ValueError) as exc:
+        _log.error("LOOKUPD(%s): channels of %s: %s", where, topic, exc)
+        return None
 
 
 def _order(name: tuple[str, str | None]) -> tuple[str, str]:

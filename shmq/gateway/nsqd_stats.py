@@ -226,7 +226,7 @@ class NsqdStats:
 
 async def collect(context: Context) -> NsqdStats:
     """Collect the statistics of the broker and of all gateway processes."""
-    stats = await context.call(context.broker.stats)
+    stats = await context.call(context.broker.stats, kind="look")
     answers = await context.control.ask_all({"ask": "connections"})
     return NsqdStats(
         stats,

@@ -152,7 +152,8 @@ class Publishing:
 
     def _open_producer(self, session: Owner) -> None:
         call = functools.partial(self._host.open_producer, self._topic)
-        session.job = Job(call, functools.partial(_check_producer, session.command))
+        after = functools.partial(_check_producer, session.command)
+        session.job = Job(call, after, kind=self._host.kind_of(self._topic))
 
     def _published(self, session: Owner, count: int) -> None:
         """Answer a command whose messages were all published."""

@@ -451,7 +451,7 @@ class Session:
 
     def _ask_authority(self, after: After, proof: bytes = b"") -> None:
         call = functools.partial(self._host.query_auth, self, self._secret)
-        self.job = Job(call, after, login=True, proof=proof)
+        self.job = Job(call, after, kind="login", proof=proof)
 
     def _after_auth(self, grant: Grant | None, error: BaseException | None) -> None:
         if error is not None or grant is None:

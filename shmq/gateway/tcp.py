@@ -10,6 +10,7 @@ import itertools
 import logging
 import select
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from shmq import _native, audit
@@ -64,7 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._shed = False
         self._job: Any = None
         self._outlet: Outlet | None = None  # while a job sends, and nobody else may
-        self._login: asyncio.Future[Any] | None = None
+        self._drop: Callable[[], object] | None = None  # forgets the present job, if it waits
         self._handshake_until = 0.0
         self.held = 0
         """Bytes in its buffers, as last reported."""
@@ -181,14 +182,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._login is not None:
-            self._login.cancel()
+        if self._drop is not None:
+            self._drop()
         consumer = self.session.delivery.consumer
         self.session.abort()
         if consumer is not None:
             self._connections.waiter.unwatch(consumer)
             with contextlib.suppress(RuntimeError):  # the process is ending
-                self._context.pool.submit(consumer.close)
+                self._context.later(consumer.close)
         self._view.release()
         if known:
             _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
@@ -501,12 +502,14 @@ class Connection(asyncio.BufferedProtocol):
                 call = functools.partial(job.stream, self._outlet.send)
         with audit.acting(self._by):
             call = functools.partial(contextvars.copy_context().run, call)
-        future: asyncio.Future[Any]
-        if job.login:
-            asked = self._context.login(self.peer, job, call)
-            future = self._login = self._loop.create_task(asked)
+        if job.kind == "login":
+            task = self._loop.create_task(self._context.login(self.peer, job, call))
+            self._drop = task.cancel
+            future: asyncio.Future[Any] = task
         else:
-            future = self._loop.run_in_executor(self._context.pool, call)
+            pool = self._context.pools.of(job.kind)
+            future = pool.ask(self.peer, call)
+            self._drop = functools.partial(pool.forget, future)
         future.add_done_callback(lambda done: self._finished(job, done))
 
     def _may_send(self) -> bool:
@@ -522,7 +525,7 @@ class Connection(asyncio.BufferedProtocol):
         self._done(job, None if error is not None else future.result(), error)
 
     def _done(self, job: Any, result: Any, error: BaseException | None) -> None:
-        self._job = None
+        self._job = self._drop = None
         if self._outlet is not None:
             self._outlet.close()
             self._outlet = None
@@ -530,7 +533,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost or session.job is not job:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
                 with contextlib.suppress(RuntimeError):  # the process is ending
-                    self._context.pool.submit(result.close)  # a consumer that was opened too late
+                    self._context.later(result.close)  # a consumer that was opened too late
             return
         session.now = self._loop.time()
         session.done(result, error)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-import time
 from dataclasses import dataclass
 from typing import Final, Self
+
+from shmq.peers.sockets import connected, left
 
 #: nsqd's TCP port.
 PORT: Final = 4150
@@ -42,15 +43,14 @@ class Address:
 
     def connected(self, deadline: float) -> socket.socket:
         """A new connection. deadline: of time.monotonic. Raises OSError."""
-        left = max(deadline - time.monotonic(), 0.001)
         if self.port:
-            sock = socket.create_connection((self.host, self.port), left)
+            sock = connected(self.host, self.port, deadline)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             return sock
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.settimeout(left)
+            sock.settimeout(left(deadline))
             sock.connect(self.host)
         except BaseException:
             sock.close()

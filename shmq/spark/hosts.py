@@ -10,23 +10,22 @@ any other process reads over TCP.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import logging
 import os
+import re
 import ssl
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import shmq
 from shmq import shm
 from shmq.errors import Gone, LayoutMismatch, MemoryLost, NotRunning, ShmqError
+from shmq.peers import http
+from shmq.peers.documents import BadAnswer, listed, number, parsed, table, text
 from shmq.remote.address import Address
 from shmq.sources import open_readonly
 from shmq.spark.chain import Chain
@@ -42,6 +41,8 @@ LOOK_EVERY: Final = 5.0
 #: Seconds for an answer of an nsqlookupd, and its largest size in bytes.
 _LOOKUPD_SECONDS: Final = 2.0
 _LOOKUPD_BYTES: Final = 16 << 20
+#: A path would be a socket of this host.
+_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:%-]{0,252}")
 #: Seconds after which a host that is away is tried again: the first pause, and the longest.
 PAUSES: Final = (0.2, 5.0)
 _PROBE_SECONDS: Final = 0.5
@@ -207,7 +208,7 @@ def known_to_lookupd(urls: Iterable[str], topic: str) -> list[str]:
     for url in urls:
         try:
             found.update(_ask_lookupd(url, topic))
-        except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as exc:
+        except (OSError, ValueError) as exc:
             errors.append(f"{url}: {exc}")
             _log.warning("nsqlookupd %s: instances of topic %s: %s", url, topic, exc)
     if errors and len(errors) == len(list(urls)):
@@ -221,21 +222,27 @@ def known_to_lookupd(urls: Iterable[str], topic: str) -> list[str]:
 
 def _ask_lookupd(url: str, topic: str) -> list[str]:
     query = urllib.parse.urlencode({"topic": topic})
-    try:
-        with urllib.request.urlopen(f"{url}/lookup?{query}", timeout=_LOOKUPD_SECONDS) as answer:
-            document = json.loads(answer.read(_LOOKUPD_BYTES))
-    except urllib.error.HTTPError as exc:
-        with exc:
-            if exc.code == 404:  # it does not know the topic (yet)
-                return []
-        raise
-    producers = document.get("data", document)["producers"] or []
-    return [_address(one) for one in producers]
+    deadline = time.monotonic() + _LOOKUPD_SECONDS
+    answer = http.ask(f"{url}/lookup?{query}", deadline, most=_LOOKUPD_BYTES)
+    if answer.status == 404:  # it does not know the topic (yet)
+        return []
+    if answer.status != 200:
+        raise BadAnswer(f"it answers with status {answer.status}")
+    document = table(parsed(answer.body))
+    found = []
+    for index, item in enumerate(listed(table(document.get("data", document)), "producers")):
+        try:
+            found.append(_address(table(item, f"producers[{index}]"), f"producers[{index}]."))
+        except BadAnswer as exc:  # one that is wrong does not hide the others
+            _log.warning("nsqlookupd %s: instances of topic %s: %s", url, topic, exc)
+    return found
 
 
-def _address(producer: Mapping[str, Any]) -> str:
-    host = str(producer["broadcast_address"])
-    return f"{f'[{host}]' if ':' in host else host}:{int(producer['tcp_port'])}"
+def _address(producer: dict[str, Any], place: str) -> str:
+    host, port = text(producer, "broadcast_address", place), number(producer, "tcp_port", place)
+    if not _HOST.fullmatch(host) or not 0 < port < 65536:
+        raise BadAnswer(f"{place}broadcast_address and tcp_port are no address")
+    return str(Address(host, port))
 
 
 class Directory:

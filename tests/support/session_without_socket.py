@@ -137,6 +137,9 @@ class Host:
         self.published: list[tuple[bytes, float | None]] = []
         self.leases = Desk()
 
+    def kind_of(self, topic: bytes) -> str:
+        return "general"
+
     def open_producer(self, topic: bytes) -> Any:
         self.producers[topic] = Topic(self)
         return self.producers[topic]

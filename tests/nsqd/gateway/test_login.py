@@ -16,7 +16,9 @@ from support.nsq_client import ERROR, Client, Server, sized
 from support.processes import WATCHDOG
 
 from shmq.gateway import auth
-from shmq.gateway.login import PER_ADDRESS, THREADS, Logins
+from shmq.gateway.pools import KINDS, Pool
+
+THREADS, PER_ADDRESS = KINDS["login"]
 
 Start = Callable[..., Server]
 
@@ -105,7 +107,7 @@ def test_an_identity_that_no_utf8_can_say(start: Start, authority: Authority) ->
 
 
 class Questions:
-    """Calls for `Logins` that end when they are let."""
+    """Calls for `Pool` that end when they are let."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -138,7 +140,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_an_address_has_its_share() -> None:
     async def scene() -> None:
-        logins, questions = Logins(), Questions()
+        logins, questions = Pool("login", THREADS, PER_ADDRESS), Questions()
         names = [f"a{number}" for number in range(PER_ADDRESS + 3)]
         futures = [logins.ask("a", questions.ask(name)) for name in names]
         await until(lambda: len(questions.begun) == PER_ADDRESS)
@@ -163,7 +165,7 @@ def test_addresses_have_their_turns() -> None:
     """If a few hosts occupy all threads, a client from another host is next, not last."""
 
     async def scene() -> None:
-        logins, questions = Logins(), Questions()
+        logins, questions = Pool("login", THREADS, PER_ADDRESS), Questions()
         crowd = [f"{number % 4}-{number}" for number in range(THREADS + 40)]
         futures = [logins.ask(name[0], questions.ask(name)) for name in crowd]
         await until(lambda: len(questions.begun) == THREADS)
@@ -180,7 +182,7 @@ def test_addresses_have_their_turns() -> None:
 
 def test_an_error_reaches_who_asked() -> None:
     async def scene() -> None:
-        logins = Logins()
+        logins = Pool("login", THREADS, PER_ADDRESS)
 
         def fail() -> None:
             raise ValueError("so")
