@@ -18,8 +18,8 @@ from typing import Any, Final
 from support.external_programs import REMEDIES
 from support.processes import ROOT
 
-#: In bash, coreutils, dash, findutils, mount, sed, tar, util-linux, dpkg and apt, which every Debian
-#: has, and in the compiler, without which there is no extension to test.
+#: In bash, coreutils, dash, findutils, mount, sed, tar, util-linux, dpkg, apt: every Debian has them.
+#: The compiler is there too, for without one there is no extension to test.
 _MINIMUM_WORDS: Final = """
     apt-get bash cat cc chmod chown cp dd df dpkg dpkg-deb echo env false find findmnt flock gcc
     grep head id ionice ls mkdir mkfifo mknod mount mv nice nohup nsenter prlimit rm sed setarch
