@@ -9,7 +9,8 @@ written as `%XX` of its UTF-8, so a value holds no space, no `=` and no line end
 topic=orders` finds every line of a topic.
 
 `by` is `ip:port` for a client on TCP or HTTP, and `pid:N/uid:N` for one on a Unix socket or on
-shared memory (its effective uid at the time of the request).
+shared memory (its effective uid at the time of the request). A field `user` follows if the access
+file names one.
 
 The log does not see everything: a client on shared memory empties and pauses by itself, in memory
 that it may write anyway, without the supervisor. So only its creations and deletions are logged.
@@ -39,6 +40,7 @@ WITH_THE_LOG: Final = "stderr"
 _log = logging.getLogger("shmq.audit")
 _log.setLevel(logging.INFO)  # a level of its own: --log-level does not silence it
 _by: ContextVar[str] = ContextVar("by", default=_NOBODY)
+_user: ContextVar[str] = ContextVar("user", default="")
 
 
 def note(
@@ -52,7 +54,10 @@ def note(
     """Write a line. result: `done`, or a word for the reason of a failure. by: the client; empty:
     the one that `acting` names. more: further fields."""
     by = by or _by.get()
-    fields = {"topic": topic, "channel": channel, "by": by, "result": result, **more}
+    fields: dict[str, object] = {"topic": topic, "channel": channel, "by": by, "result": result}
+    if user := _user.get():
+        fields["user"] = user
+    fields |= more
     words = " ".join(f"{name}={_escaped(str(value))}" for name, value in fields.items())
     _log.info("audit: action=%s %s", _escaped(action), words)
 
@@ -74,13 +79,15 @@ def result_of(exc: Exception) -> str:
 
 
 @contextlib.contextmanager
-def acting(by: str) -> Iterator[None]:
-    """Lines that this thread or task writes inside the block name this client."""
-    token = _by.set(by)
+def acting(by: str, user: str = "") -> Iterator[None]:
+    """Lines that this thread or task writes inside the block name this client, and its user if
+    the access file names one."""
+    tokens = _by.set(by), _user.set(user)
     try:
         yield
     finally:
-        _by.reset(token)
+        _by.reset(tokens[0])
+        _user.reset(tokens[1])
 
 
 def by_process(pid: int) -> str:
@@ -109,9 +116,9 @@ def credentials(transport: Any) -> tuple[int, int] | None:
 
     sock = transport.get_extra_info("socket")
     try:
-        size = struct.calcsize("3i")
+        size = struct.calcsize("iII")
         pid, uid, _ = struct.unpack(
-            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         )
     except (AttributeError, OSError):
         return None

@@ -47,6 +47,7 @@ class Keywords(TypedDict, total=False):
     tcp_address: str | os.PathLike[str] | None
     http_address: str | os.PathLike[str] | None
     https_address: str | os.PathLike[str] | None
+    access_file: str | os.PathLike[str] | None
     http_writes: bool | None
     http_config: Literal["true", "log_level", "false"] | bool | None
     http_debug: Literal["loopback", "true", "false"] | bool | None

@@ -257,6 +257,14 @@ class OptionFields:
         "<addr>:<port> for HTTPS clients; used only with a certificate (empty: none)",
         nsqd_default="0.0.0.0:4152",
     )
+    access_file: str = _gateway(
+        "",
+        Kind.TEXT,
+        "TOML file with the users of TCP and HTTP, their secrets, and what each may do (empty: "
+        "none)",
+        nsqd=False,
+        reload=True,
+    )
     http_writes: bool = _gateway(
         True,
         Kind.SWITCH,

@@ -180,7 +180,7 @@ def serve(
     At the end it flushes all messages in memory to --data-path, from where the next start reads
     them. It takes nsqd's flags, with one dash or two, and has nsqd's defaults, except that it
     listens on loopback only and needs TLS 1.2 or newer; --nsqd sets nsqd's own. SIGHUP reads
-    certificates, log level and the gateway's limits again.
+    certificates, the access file, log level and the gateway's limits again.
     """
     notifier = systemd.Notifier.from_environment()
     if parent_pid is not None:
@@ -294,7 +294,7 @@ class Gateway:
     def opened(self) -> Iterator[None]:
         """Open the sockets, and close them after the block. Raises OSError, OptionError."""
         _check_tls(self._options)  # reports a mistake before the instance starts
-        tokens.tokens_of(self._options)
+        _check_access(self._options)
         if not self._launched:
             self._say({})
             yield
@@ -328,15 +328,24 @@ class Gateway:
                 _log.info("%s: listening on %s", kind.upper(), address)
 
     def _warn(self, listeners: Listeners) -> None:
-        """Log a warning if other hosts can connect and nothing protects what they reach."""
-        from shmq.gateway.listeners import open_to_others
+        """Log a warning if other hosts can connect and nothing protects what they reach, or if
+        HTTP goes around AUTH."""
+        from shmq.gateway.listeners import beside_auth, open_to_others
 
+        if beside := beside_auth(listeners, self._options):
+            _log.warning(
+                "%s: AUTH is asked for on TCP only, so everybody who can connect here may publish "
+                "and create without it. Say who may (--access-file, --http-token-file), or switch "
+                "it off (--http-writes=false, --http-address=)",
+                ", ".join(beside),
+            )
         if reachable := open_to_others(listeners, self._options):
             _log.warning(
                 "%s: other hosts can connect, without TLS or AUTH, and so read, publish and delete "
                 "everything. Listen on loopback (--tcp-address=127.0.0.1:4150 --http-address="
-                "127.0.0.1:4151), or ask for TLS (--tls-required=true with --tls-cert, --tls-key) "
-                "or AUTH (--auth-http-address; TCP only), or let a firewall close these ports",
+                "127.0.0.1:4151), or say who may do what (--access-file), or ask for TLS "
+                "(--tls-required=true with --tls-cert, --tls-key) or AUTH (--auth-http-address; "
+                "TCP only), or let a firewall close these ports",
                 ", ".join(reachable),
             )
 
@@ -388,14 +397,14 @@ class Gateway:
         return {"reload": {"number": self._reloads, "options": self._changed}}
 
     def reload(self) -> None:
-        """Read the configuration file and the certificates again. An error is logged, and then
-        nothing changes."""
+        """Read the configuration file, the certificates and the access file again. An error is
+        logged, and then nothing changes."""
         try:
             wanted = self._source.load()
             changes, others = self._options.changes(wanted)
             options = self._options.replace(**changes)
             _check_tls(options)
-            tokens.tokens_of(options)
+            _check_access(options)
         except (OSError, ValueError) as exc:
             _log.error("cannot reload: %s; everything stays as it was", _sentence(exc))
             return
@@ -419,6 +428,15 @@ def _check_tls(options: Options) -> None:
         from shmq.gateway import tls  # OpenSSL is slow to load
 
         tls.server_context(options)
+
+
+def _check_access(options: Options) -> None:
+    """Read the tokens and the access file. Raises OptionError, OSError."""
+    tokens.tokens_of(options)
+    if options.access_file:
+        from shmq.gateway import rights  # slow to import, and few need it
+
+        rights.check(options)
 
 
 def _check_installed() -> None:

@@ -18,6 +18,14 @@ def peer_of(transport: Any) -> str:
     return "" if found is None else f"uid:{found[1]}"
 
 
+def uid_of(transport: Any) -> int | None:
+    """The uid of the process at the other end of a Unix socket, as it was when that connected; None
+    for a socket of another family."""
+    peer = transport.get_extra_info("peername")
+    found = None if isinstance(peer, tuple) and peer else audit.credentials(transport)
+    return None if found is None else found[1]
+
+
 def plain(address: str) -> str:
     """An address as IPv4 if it is one that IPv6 wraps (`::ffff:192.0.2.7`)."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address

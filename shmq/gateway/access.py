@@ -1,7 +1,7 @@
 """Access rules of the HTTP interface: switches, tokens, and protection against web pages that use
 a browser on this host to attack it.
 
-nsqd refuses nothing. Here a request is refused in four cases:
+nsqd refuses nothing. Here a request is refused in five cases:
 
 * Its `Host` is the name of another site, on a listener that only this host reaches. A page whose
   name was made to resolve to 127.0.0.1 (DNS rebinding) must neither read nor write. Accepted are
@@ -15,6 +15,10 @@ nsqd refuses nothing. Here a request is refused in four cases:
 * An option has switched it off: `--http-writes`, `--http-config`, `--http-debug`.
 * Tokens are configured (`--http-token-file`, SHMQ_HTTP_TOKEN) and it carries none of them. Requests
   that write, configure or debug need one; with `--http-open-reads=false` all requests but /ping do.
+* It administers (deletes, empties, pauses or configures), other hosts can reach the listener, and
+  nothing says who may: no token, no access file, no client certificates.
+
+With an access file (`--access-file`) its rules come after these; `rights` has them.
 """
 
 from __future__ import annotations
@@ -31,6 +35,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shmq.options import Options
+
+#: The answer to a client that may not administer because nothing says who may.
+_UNPROTECTED: Final = (
+    "ADMINISTRATION_NEEDS_A_TOKEN: this listener is open to other hosts, so whoever deletes, "
+    "empties, pauses or configures must show who he is: start the broker with --access-file or "
+    "--http-token-file, or ask on a Unix socket or on loopback (--http-address)"
+)
 
 #: Headers of a proxy: the client is not the peer of the connection.
 _PROXY_HEADERS: Final = ("Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via")
@@ -87,7 +98,9 @@ class Access:
         self._writes = options.http_writes
         self._debug = options.http_debug
         self._config = options.http_config
-        self._open_reads = options.http_open_reads
+        self._open_reads = options.http_open_reads or bool(options.access_file)
+        self._has_users = bool(options.access_file)
+        self._verifies = bool(options.tls_client_auth_policy)
         self._allowed = {_host_of(host) for host in options.http_allowed_hosts} - {_ANY}
         self._any = _ANY in options.http_allowed_hosts
         name = socket.gethostname()
@@ -95,12 +108,19 @@ class Access:
         self._known = {_host_of(host) for host in mine} | self._allowed
 
     def refusal(
-        self, action: Action, key: str, headers: Mapping[str, str], peer: str, listener: Listener
+        self,
+        action: Action,
+        key: str,
+        headers: Mapping[str, str],
+        peer: str,
+        listener: Listener,
+        administers: bool = False,
     ) -> Refusal | None:
         """Return the refusal of a request, or None if it is allowed.
 
         key: the name in /config/<name>, for a request that configures.
-        peer: address of the client, empty on a Unix socket."""
+        peer: address of the client, empty on a Unix socket.
+        administers: it deletes, empties, pauses or configures."""
         if action is Action.PING:
             return None
         host, origin = headers.get("Host", ""), headers.get("Origin")
@@ -114,7 +134,15 @@ class Access:
             return Refusal(403, "ORIGIN_NOT_ALLOWED", why=why)
         if not self._is_on(action, key, headers, peer, listener):
             return Refusal(403, f"{action.value.upper()}_DISABLED")
+        if administers and self._is_unprotected(listener):
+            return Refusal(403, _UNPROTECTED)
         return self._without_token(headers)
+
+    def _is_unprotected(self, listener: Listener) -> bool:
+        """Whether other hosts reach a listener and nothing there tells its clients apart."""
+        if listener.local or listener.unix or (listener.secure and self._verifies):
+            return False
+        return not self._tokens and not self._has_users
 
     def _is_on(
         self, action: Action, key: str, headers: Mapping[str, str], peer: str, listener: Listener

@@ -30,6 +30,13 @@ _LONGEST_IDENTITY: Final = 4096
 _LONGEST_TTL: Final = 10 * 365 * 86400
 #: How many answers a grant caches, one for each topic and channel that was asked about.
 _REMEMBERED: Final = 256
+#: Act -> the permission of nsqd that grants it.
+_PERMISSION_OF: Final = {
+    "publish": "publish",
+    "stage": "publish",
+    "subscribe": "subscribe",
+    "lease": "subscribe",
+}
 _ACCEPT: Final = "application/vnd.nsq; version=1.0"
 
 _log = logging.getLogger(__name__)
@@ -159,7 +166,8 @@ def grant_of(data: bytes, now: float) -> Grant:
         raise Refused(f"an identity of more than {_LONGEST_IDENTITY} characters")
 
     @functools.lru_cache(_REMEMBERED)  # each command of a client repeats the same question
-    def allows(permission: str, topic: str, channel: str) -> bool:
+    def allows(act: str, topic: str, channel: str) -> bool:
+        permission = _PERMISSION_OF.get(act)  # nsqd has two; the other acts are not granted
         return any(
             permission in permissions
             and on_topic.search(topic)

@@ -80,11 +80,15 @@ class Tls:
         return _SUITES.get(name) or f"Unknown {_suite_numbers().get(name, 0)}"
 
     @property
+    def subject(self) -> Any:
+        """The subject of the client's certificate, which was verified, as `ssl` has it; empty
+        without one."""
+        return (self.object.getpeercert() or {}).get("subject", ())
+
+    @property
     def common_name(self) -> str:
         """The common name of the client's certificate; empty without one."""
-        certificate = self.object.getpeercert() or {}
-        parts: Any = certificate.get("subject", ())
-        names = [value for part in parts for key, value in part if key == "commonName"]
+        names = [value for part in self.subject for key, value in part if key == "commonName"]
         return str(names[0]) if names else ""
 
     @property

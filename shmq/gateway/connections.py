@@ -136,7 +136,7 @@ class Connections:
 
     def changed(self) -> None:
         """The process's options have changed."""
-        for connection in self.all:
+        for connection in list(self.all):
             connection.changed()
 
     def stop(self) -> None:

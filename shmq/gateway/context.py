@@ -12,7 +12,7 @@ import functools
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from shmq import layout
@@ -27,6 +27,7 @@ from shmq.gateway.host import Client, Grant, Job
 from shmq.gateway.lease_desk import LeaseDesk
 from shmq.gateway.pools import Pools
 from shmq.gateway.protocol import ProtocolError
+from shmq.gateway.rights import Rights
 from shmq.layout import State
 from shmq.options import Options
 
@@ -56,7 +57,9 @@ class Context:
         start_time: int,
         argv: list[str],
         tls_context: ssl.SSLContext | None,
+        rights: Rights | None = None,
     ) -> None:
+        """rights: None: by the options. Raises OptionError, OSError."""
         self.options = options
         """The present options; replaced as a whole when they change."""
         self.broker = broker
@@ -75,6 +78,8 @@ class Context:
         self.pools = Pools()
         self.brake = Brake()
         """The delays of those who show wrong tokens and secrets to this process."""
+        self.rights = rights or Rights(options)
+        """The access file: who may do what."""
         self.leases = LeaseDesk(broker, self.create_topic, self.create_channel, layout.VERSION)
 
     @property
@@ -106,11 +111,11 @@ class Context:
 
         Returns its result; None if too many attempts of the address wait already."""
         if not job.proof:
-            return await self.pools.of("login").ask(address, call)
+            return await self.pools.of(job.kind).ask(address, call)
         attempt = self.brake.attempt(address, job.proof, job.user)
         if not await attempt.turn():
             return None
-        found = await self.pools.of("login").ask(address, call)
+        found = await self.pools.of(job.kind).ask(address, call)
         if found is None:
             await attempt.failed()
         else:
@@ -263,17 +268,41 @@ class Context:
 
     @property
     def auth_enabled(self) -> bool:
-        return bool(self.options.auth_http_address)
+        return bool(self.options.auth_http_address) or self.rights.users is not None
+
+    def needs_auth(self, wanted: Collection[str]) -> bool:
+        users = self.rights.users
+        if self.options.auth_http_address or users is None:
+            return True
+        if "tls" in wanted and users.has_certificates and not users.has_secrets:
+            return False
+        return self.rights.needs_auth
+
+    def greet(self, client: Client) -> Grant | None:
+        if self.options.auth_http_address:
+            return None
+        return self.rights.greet(client.uid, client.tls.subject if client.tls is not None else ())
+
+    def again(self, grant: Grant) -> Grant | None:
+        return None if self.options.auth_http_address else self.rights.again(grant)
+
+    def enter(self, grant: Grant) -> str:
+        return self.rights.enter(grant)
+
+    def leave(self, grant: Grant) -> None:
+        self.rights.leave(grant)
+
+    def pause(self, grant: Grant) -> float:
+        return self.rights.pause(grant)
+
+    def spend(self, grant: Grant, messages: int) -> None:
+        self.rights.spend(grant, messages)
 
     def query_auth(self, client: Client, secret: bytes) -> Grant | None:
-        grant = auth.query(
-            self.options,
-            client=client.address,
-            remote_ip=client.ip,
-            tls=client.tls is not None,
-            common_name=client.tls.common_name if client.tls is not None else "",
-            secret=secret.decode("utf-8", "replace"),
-        )
+        if not self.options.auth_http_address:
+            grant = self.rights.login(secret)
+        else:
+            grant = self._query_auth(client, secret)
         if grant is None:
             note("auth", result="refused")
             _log.warning("AUTH: client(%s) was not let in", client.address)
@@ -281,3 +310,13 @@ class Context:
             note("auth", result="no_authorisations")
             _log.warning("AUTH: client(%s) has no authorisations", client.address)
         return grant
+
+    def _query_auth(self, client: Client, secret: bytes) -> Grant | None:
+        return auth.query(
+            self.options,
+            client=client.address,
+            remote_ip=client.ip,
+            tls=client.tls is not None,
+            common_name=client.tls.common_name if client.tls is not None else "",
+            secret=secret.decode("utf-8", "replace"),
+        )

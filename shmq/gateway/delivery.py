@@ -42,6 +42,8 @@ class Delivery:
         self.state = CONNECTED
         self.consumer: Any = None
         """The consumer; None before SUB."""
+        self.names: tuple[bytes, bytes] | None = None
+        """Topic and channel of SUB; None before it."""
         self.window: Any = None
         self.ready = 0
         self.message_count = self.finish_count = self.requeue_count = 0
@@ -100,6 +102,7 @@ class Delivery:
 
             session.job.after = again
             return
+        self.names = topic, channel
         call = functools.partial(self._host.open_consumer, topic, channel, self._msg_timeout)
         after = functools.partial(self._subscribed, session)
         session.job = Job(call, after, kind=self._host.kind_of(topic))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from shmq.gateway.acts import Allows
 from shmq.gateway.identify import Settings
 from shmq.gateway.protocol import ProtocolError
 from shmq.options import Options
+from shmq.users import Known, Quota
+
+#: Of a client whom the access file does not name.
+NO_QUOTA: Final = Quota()
 
 After = Callable[[Any, BaseException | None], None]
 
@@ -29,8 +34,8 @@ class Job:
     after: After
     seconds: float = 0.0
     kind: str = "general"
-    """Which pool of threads it runs in, of `pools.KINDS`. `login`: the job checks what a client
-    shows."""
+    """Which pool of threads it runs in, of `pools.KINDS`. `login`, `password`: the job
+    checks what a client shows."""
     proof: bytes = b""
     """The secret, for the brake on guessing. The result None says that it is wrong. Empty: it was
     right before."""
@@ -42,14 +47,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Grant:
-    """The permissions that an authorisation server granted to a client."""
+    """The rights of a client, as an authorisation server or the access file has them."""
 
     identity: str
     identity_url: str
     count: int
     expires: float
-    allows: Callable[[str, str, str], bool]
-    """Returns true if (permission, topic, channel) is granted."""
+    """When to ask again, of the event loop's time; infinity: never."""
+    allows: Allows
+    """The only question about a right: (act, topic, channel); see `acts`."""
+    quota: Quota = NO_QUOTA
+    known: Known | None = None
+    """The user of the access file; None: an authorisation server granted this."""
 
 
 class Client(Protocol):
@@ -58,6 +67,8 @@ class Client(Protocol):
     address: str
     ip: str
     tls: Any
+    uid: int | None
+    """Of the process at the other end of a Unix socket; None: it is no Unix socket."""
 
 
 class Host(Protocol):
@@ -88,7 +99,31 @@ class Host(Protocol):
         Raises ProtocolError, Gone, ShmqError."""
 
     def query_auth(self, client: Client, secret: bytes) -> Grant | None:
-        """Ask the authorisation servers; return None if they refuse. May take long."""
+        """Ask the authorisation servers, or the access file; return None if they refuse. May take
+        long."""
+
+    def greet(self, client: Client) -> Grant | None:
+        """Return what a client may do who has sent no secret: by its certificate, by the uid of its
+        process, or as everybody."""
+
+    def needs_auth(self, wanted: Collection[str]) -> bool:
+        """Whether a client whom nothing has shown to be a user must send AUTH. wanted: the layers
+        that are added next; with TLS a certificate may follow."""
+
+    def again(self, grant: Grant) -> Grant | None:
+        """Return the same user's rights by the rules of now; None: nobody has that proof."""
+
+    def enter(self, grant: Grant) -> str:
+        """Count a connection of a user. Returns the reason to refuse it; then it is not counted."""
+
+    def leave(self, grant: Grant) -> None:
+        """A connection that was counted has ended, or is another user's."""
+
+    def pause(self, grant: Grant) -> float:
+        """Return the seconds until the user may publish; 0: now."""
+
+    def spend(self, grant: Grant, messages: int) -> None:
+        """Count messages that the user has published."""
 
     def no_room(self) -> str:
         """Return the reason why a full queue will stay full; empty if it may get room."""
@@ -111,6 +146,14 @@ class Owner(Protocol):
     reader: Reader | None
     settings: Settings
 
+    @property
+    def who(self) -> str:
+        """The user's name, if the access file names one, else the address."""
+
+    @property
+    def quota(self) -> Quota:
+        """The limits of the client's user."""
+
     def expect(self, command: bytes, reader: Reader) -> None:
         """Pass the following input to `reader` until it sets `reader` to None."""
 
@@ -122,6 +165,16 @@ class Owner(Protocol):
 
     def abort(self) -> None:
         """Close without a message to the client."""
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the next PUB to the same topic needs no question."""
+
+    def pause(self) -> float:
+        """Return the seconds until the client may publish, by its user's quota; 0: now."""
+
+    def spend(self, messages: int) -> None:
+        """Count messages that the client has published."""
 
     def authorised(self, command: bytes, topic: bytes, channel: bytes) -> bool:
         """Check the client's permission; raises ProtocolError if it has none. Returns false if the

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import math
 import posixpath
 import re
 import socket
@@ -21,7 +23,9 @@ from shmq.door.seldom import Seldom
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, Refusal
+from shmq.gateway.acts import Scope, need_of
 from shmq.gateway.context import Context
+from shmq.gateway.host import Grant
 from shmq.gateway.http_config import ConfigPages
 from shmq.gateway.http_debug import Busy, DebugPages
 from shmq.gateway.http_messages import (
@@ -46,10 +50,12 @@ from shmq.gateway.http_messages import (
     reply_of,
     topic_of,
 )
+from shmq.gateway.rights import secret_of
 from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
 from shmq.nsqd import NSQD_VERSION
 from shmq.option_types import to_ns
+from shmq.users import name_in
 
 #: Seconds between two attempts to publish to a full queue.
 _ROOM_EVERY: Final = 0.002
@@ -167,11 +173,18 @@ class Http:
         handler = methods.get(request.method)
         if handler is None:
             return not_allowed(methods)
+        grant = client.grant
         plain = path == "/ping" or path.startswith("/debug/") or http_page.is_page(path)
         try:
-            answer = await handler(request, params_of(query))
+            params = params_of(query)
+            if grant is not None and not _is_permitted(grant, request.method, path, params):
+                return self._forbidden(request, path, client)
+            with audit.acting(client.by, grant.identity if grant is not None else ""):
+                answer = await handler(request, params)
         except HttpError as error:
             response = failure(error.status, error.text)
+            if error.retry:
+                response.headers["Retry-After"] = str(math.ceil(error.retry))
             if error.close:
                 response.force_close()
             return response
@@ -199,17 +212,25 @@ class Http:
     ) -> web.StreamResponse | None:
         """Return the answer to a client that is not allowed to send this request, or None."""
         action, key = _action_of(request.method, path)
+        need = need_of(request.method, path)
+        administers = need is not None and need.acts == ("administer",)
         of_page = http_page.is_page(path) and action is Action.READ
-        refusal = self._access.refusal(action, key, request.headers, client.peer, client.listener)
+        listener = client.listener
+
+        def look() -> Refusal | None:
+            peer = client.peer
+            return self._access.refusal(action, key, request.headers, peer, listener, administers)
+
+        refusal = look()
         if refusal is None or refusal.status == 401:
             shown = self._access.shown(action, request.headers, of_page)
             if shown and shown != client.proven and not await self._is_right(shown, client):
                 return braked()
             # what is right may have become another thing while it waited
-            refusal = self._access.refusal(
-                action, key, request.headers, client.peer, client.listener
-            )
-        if refusal is None or (of_page and self._may_open_page(request, refusal)):
+            refusal = look()
+        if refusal is None:
+            return await self._enter(request, path, client)
+        if of_page and self._may_open_page(request, refusal):
             return None
         if refusal.why:
             text = "%s %s of %s refused: %s"
@@ -231,6 +252,94 @@ class Http:
             await attempt.failed()
         return True
 
+    # ---- the access file ----
+
+    async def _enter(
+        self, request: web.BaseRequest, path: str, client: http_server.Connection
+    ) -> web.StreamResponse | None:
+        """Find out which user of the access file sends a request. Returns the answer to somebody
+        who is none; None: `client.grant` has his rights, or there is no such file."""
+        rights, client.grant = self._context.rights, None
+        if rights.users is None or path == "/ping":
+            return None
+        header = request.headers.get("Authorization")
+        if header is None:
+            grant = rights.greet(client.uid, client.subject)
+        else:
+            secret = secret_of(header)
+            grant = rights.at_once(secret) if secret and secret == client.proven else None
+            if grant is None:
+                attempt = self._context.brake.attempt(client.who, secret, name_in(secret))
+                if not await attempt.turn():
+                    return braked()
+                grant = await self._login(secret, client)
+                client.proven = secret if grant is not None else b""
+                if grant is None:
+                    await attempt.failed()
+                else:
+                    attempt.passed()
+        if grant is None:
+            if header is not None:
+                audit.note("login", result="refused", method=request.method, path=path)
+            return refused(Refusal(401, "UNAUTHORIZED", 'Basic realm="shmq", charset="UTF-8"'))
+        if reason := self._count(client, grant):
+            answer = failure(429, "TOO_MANY_CONNECTIONS")
+            answer.force_close()
+            self._refused(logging.WARNING, "%s refused: %s", client.by, reason)
+            return answer
+        client.grant = grant
+        return None
+
+    async def _login(self, secret: bytes, client: http_server.Connection) -> Grant | None:
+        """The rights of who brings a secret; only a password needs a thread."""
+        rights = self._context.rights
+        grant = rights.at_once(secret)
+        if grant is None and b":" in secret:
+            call = functools.partial(rights.login, secret)
+            grant = await self._context.pools.of("password").ask(client.who, call)
+        return grant
+
+    def _count(self, client: http_server.Connection, grant: Grant) -> str:
+        """Count the connection as one of this user. Returns why it is one too many."""
+        rights, lost = self._context.rights, client.lost
+        if isinstance(lost, functools.partial) and lost.args[0].identity == grant.identity:
+            return ""
+        if lost is not None:
+            lost()
+            client.lost = None
+        reason = rights.enter(grant)
+        if not reason:
+            client.lost = functools.partial(rights.leave, grant)
+        return reason
+
+    def _forbidden(
+        self, request: web.BaseRequest, path: str, client: http_server.Connection
+    ) -> web.StreamResponse:
+        """Answer a user whose rules do not grant this. The answer is the same for names that are
+        there and names that are not."""
+        assert client.grant is not None
+        who = client.grant.identity
+        text = "%s %s of %s refused: no rule grants it to %s"
+        self._refused(logging.WARNING, text, request.method, path, client.by, who)
+        return failure(403, "FORBIDDEN")
+
+    @staticmethod
+    def _grant(request: web.BaseRequest) -> Grant | None:
+        client = request.protocol
+        assert isinstance(client, http_server.Connection)
+        return client.grant
+
+    def _take_turn(self, request: web.BaseRequest) -> None:
+        """Raise HttpError if the user has published more than he may by now."""
+        grant = self._grant(request)
+        if grant is not None and (pause := self._context.rights.pause(grant)):
+            raise HttpError(429, "TOO_MANY_MESSAGES", retry=pause)
+
+    def _spend(self, request: web.BaseRequest, messages: int) -> None:
+        grant = self._grant(request)
+        if grant is not None:
+            self._context.rights.spend(grant, messages)
+
     def _may_open_page(self, request: web.BaseRequest, refusal: Refusal) -> bool:
         """Whether a browser, which sends no header Authorization, shows that it knows a token."""
         cookie = request.cookies.get(http_page.COOKIE, "")
@@ -239,7 +348,7 @@ class Http:
         )
 
     async def _show_page(self, request: web.BaseRequest, params: Params) -> Answer:
-        return await self._page.answer(request, params, self._access)
+        return await self._page.answer(request, params, self._access, self._grant(request))
 
     def _unparsed(self, method: str, target: str) -> web.StreamResponse:
         """Answer a method or a target that aiohttp's parser refuses. The connection is closed,
@@ -301,13 +410,17 @@ class Http:
             params.get("include_clients") not in ("false", "0"),
             params.get("include_mem") not in ("false", "0"),
         )
-        stats = await nsqd_stats.collect(self._context)
+        grant = self._grant(request)
+        stats = await nsqd_stats.collect(self._context, grant.allows if grant else None)
         if params.get("format") == "json":
             return stats.document(*wanted)
         return stats.text(*wanted)
 
     async def _metrics(self, request: web.BaseRequest, params: Params) -> Answer:
         stats = await self._context.call(self._context.broker.stats, kind="look")
+        grant = self._grant(request)
+        if grant is not None:
+            stats = nsqd_stats.permitted(stats, grant.allows)
         text = await self._context.call(prometheus.exposition, stats, kind="look")
         reports = await self._context.control.ask_all({"ask": "counts"})
         counts = sum((Counter(report) for report in reports), Counter[str]())
@@ -322,6 +435,7 @@ class Http:
         if not body:
             raise HttpError(400, "MSG_EMPTY")
         topic = topic_of(params, "INVALID_TOPIC")
+        self._take_turn(request)
         await self._make(topic)
         defer = None
         if "defer" in params:
@@ -331,6 +445,7 @@ class Http:
                 raise HttpError(400, "INVALID_DEFER")
             defer = int(text) / 1000 or None
         await self._publish(topic, lambda producer: producer.publish(body, defer, 0))
+        self._spend(request, 1)
         self._again(request, topic, options.max_msg_size, lambda p, body: p.publish(body, defer, 0))
         return "OK"
 
@@ -338,6 +453,7 @@ class Http:
         options = self._context.options
         check_declared(request, options.max_body_size, "BODY_TOO_BIG")
         topic = topic_of(params, "INVALID_TOPIC")
+        self._take_turn(request)
         await self._make(topic)
         body = await read_body(request, options.max_body_size, "BODY_TOO_BIG")
         binary = "binary" in params and params["binary"] not in ("false", "0")
@@ -345,6 +461,7 @@ class Http:
             count = _count_of(body, options.max_msg_size, options.max_body_size)
             try:
                 await self._publish(topic, lambda p: p.publish_framed(body, 4, count, None, 0))
+                self._spend(request, count)
                 self._again(request, topic, options.max_body_size, self._publish_binary)
                 return "OK"
             except MessageTooBig:  # all of them never fit into memory; the halves may
@@ -354,6 +471,7 @@ class Http:
             if any(len(line) > options.max_msg_size for line in messages):
                 raise HttpError(413, "MSG_TOO_BIG")
         await self._publish_many(topic, messages)
+        self._spend(request, len(messages))
         return "OK"
 
     def _again(
@@ -363,7 +481,9 @@ class Http:
         of this request, whose answer is OK, again, and the options stay the same."""
         client = request.protocol
         assert isinstance(client, http_server.Connection)
-        name, rules = topic.encode(), client.rules
+        name, rules, grant = topic.encode(), client.rules, client.grant
+        if grant is not None and grant.quota.messages_per_second is not None:
+            return  # each of them is counted
 
         def again(body: bytes) -> bool:
             producer = self._context.producers.get(name)
@@ -505,6 +625,22 @@ def _word_of(exc: ShmqError, path: str) -> str:
     if _TABLE_FULL in str(exc):
         return "TOO_MANY_CHANNELS" if path == "/channel/create" else "TOO_MANY_TOPICS"
     return "EXITING"
+
+
+def _is_permitted(grant: Grant, method: str, path: str, params: Params) -> bool:
+    """Whether a user may send a request. A name that is missing is left to the handler, which
+    answers 400."""
+    need = need_of(method, path)
+    if need is None or grant.known is None:
+        return False
+    if need.scope is Scope.SOME:
+        return any(map(grant.known.user.may_some, need.acts))
+    if need.scope is not Scope.NAMES:
+        return need.held(grant.allows)
+    if "topic" not in params or (path.startswith("/channel/") and "channel" not in params):
+        return True
+    channel = params["channel"] if path.startswith("/channel/") else ""
+    return need.held(grant.allows, params["topic"], channel)
 
 
 def _action_of(method: str, path: str) -> tuple[Action, str]:

@@ -32,11 +32,13 @@ Routes = dict[str, dict[str, Handler]]
 class HttpError(Exception):
     """An error for the client: a status and nsqd's word for it."""
 
-    def __init__(self, status: int, text: str, close: bool = False) -> None:
+    def __init__(self, status: int, text: str, close: bool = False, retry: float = 0) -> None:
+        """retry: seconds after which the client may ask again; 0: that is not said."""
         super().__init__(status, text)
         self.status = status
         self.text = text
         self.close = close
+        self.retry = retry
 
 
 # ---- requests ----

@@ -10,6 +10,7 @@ from aiohttp import web
 from shmq import audit
 from shmq.gateway.access import Access, Refusal
 from shmq.gateway.context import Context
+from shmq.gateway.host import Grant
 from shmq.gateway.http_messages import TEXT, Answer, Params, failure, reply
 
 if TYPE_CHECKING:
@@ -32,8 +33,10 @@ class PageRoutes:
         self._page: Page | None = None
         self._reads: dict[str, Handler] = {}
 
-    async def answer(self, request: web.BaseRequest, params: Params, access: Access) -> Answer:
-        """Answer a GET that the access rules allow."""
+    async def answer(
+        self, request: web.BaseRequest, params: Params, access: Access, grant: Grant | None
+    ) -> Answer:
+        """Answer a GET that the access rules allow. grant: of the access file."""
         page = self._page or await self._open()
         from shmq.page.guard import HEADERS
         from shmq.page.server import BODIES
@@ -46,7 +49,11 @@ class PageRoutes:
             answer = failure(404, "NOT_FOUND")
             answer.headers.update(HEADERS)
             return answer
-        request[BODIES] = access.is_known(request.headers, request.cookies.get(COOKIE, ""))
+        if grant is not None:
+            request[BODIES] = grant.allows("bodies", "", "")
+        else:
+            cookie = request.cookies.get(COOKIE, "")
+            request[BODIES] = access.is_known(request.headers, cookie)
         return await page.answer(request, handler)
 
     async def _open(self) -> Page:

@@ -21,9 +21,10 @@ from aiohttp import HttpVersion11, http_exceptions, web
 from aiohttp.abc import AbstractStreamWriter
 
 from shmq import audit
-from shmq.door.peer import peer_of
+from shmq.door.peer import peer_of, uid_of
 from shmq.door.seldom import Seldom
 from shmq.gateway.access import Listener
+from shmq.gateway.host import Grant
 
 #: A request line whose method aiohttp's parser does not know, or whose target is not a path.
 _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\.[01]\r?\n")
@@ -143,6 +144,14 @@ class Connection(web.RequestHandler):
         """Whose connections it counts among: an IP address, or `uid:N` on a Unix socket."""
         self.proven = b""
         """The token that the client has shown on this connection, and that was right."""
+        self.uid: int | None = None
+        """Of the process at the other end of a Unix socket."""
+        self.subject: Any = ()
+        """Of the client's certificate, which was verified, as `ssl` has it."""
+        self.grant: Grant | None = None
+        """The rights of who sent the present request; None: there is no access file."""
+        self.lost: Callable[[], None] | None = None
+        """Called at the end of the connection."""
         self.rules: Any = None
         """The access rules that admitted the present request."""
         self.again: Again | None = None
@@ -164,7 +173,15 @@ class Connection(web.RequestHandler):
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) and peer else ""
         self.by, self.who = audit.by_peer(transport), peer_of(transport)
+        self.uid = uid_of(transport)
+        self.subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
         super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.lost is not None:
+            self.lost()
+            self.lost = None
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._whole:

@@ -48,8 +48,6 @@ class Command:
     names: tuple[int, ...]
     """0: none, 1: a topic, 2: a topic and a channel."""
     keys: dict[str, _Key] = field(default_factory=dict)
-    permission: str = "subscribe"
-    """Of nsqd's authorisation, on these names."""
     most: int = _BODY
     rows: bool = False
     """The body has rows: a size, the JSON object, and the rows."""
@@ -174,7 +172,6 @@ COMMANDS: Final[dict[bytes, Command]] = {
             "at": _whole(0, _I62, needed=True),
             "rows": _whole(1, _U32, needed=True),
         },
-        "publish",
         0,
         True,
     ),
@@ -185,10 +182,9 @@ COMMANDS: Final[dict[bytes, Command]] = {
             "attempts": _Key(_are_attempts, "the attempts", needed=True),
             "memory": _text(64),
         },
-        "publish",
         _LONG_BODY,
     ),
-    b"ABANDON": Command((1,), _WRITER, "publish"),
+    b"ABANDON": Command((1,), _WRITER),
 }
 
 

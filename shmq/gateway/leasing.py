@@ -87,6 +87,12 @@ class Leasing:
         reading = self._reading
         return int(reading.values["bytes"]) if reading is not None and reading.credit > 0 else 0
 
+    @property
+    def where(self) -> tuple[bytes, bytes]:
+        """Topic and channel of the present request; empty if it names none."""
+        topic, channel = (*(text.encode() for text in self._names), b"", b"")[:2]
+        return topic, channel
+
     # ---- input ----
 
     def begin(self, session: Owner, params: list[bytes]) -> None:
@@ -114,14 +120,18 @@ class Leasing:
         if end - start - 4 < size:
             session.need = size + 4
             return start
-        topic, channel = (*(text.encode() for text in self._names), b"", b"")[:2]
-        if not session.authorised(name, topic, channel):
+        if not session.authorised(name, *self.where):
             return start
         body = bytes(data[start + 4 : start + 4 + size])
         rows = b""
         if command.rows:
             body, rows = _split(what, body)
         values = parse(name, body)
+        if command.rows:
+            if pause := session.pause():
+                session.job = Job(None, _nothing, pause)
+                return start
+            session.spend(values["rows"])
         session.reader = None
         self._execute(session, name, values, rows)
         return start + 4 + int(size)
@@ -231,6 +241,10 @@ class Leasing:
             return
         answer = {"identity": reading.cursor.identity, "next": reading.at, "end": done.ended}
         self._answer(session, answer, None)
+
+
+def _nothing(result: Any, error: BaseException | None) -> None:
+    """The job was only a wait."""
 
 
 def _made(cursor: Any) -> _Done:

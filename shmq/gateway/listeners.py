@@ -57,14 +57,12 @@ class Listeners:
 def open_to_others(listeners: Listeners, options: Options) -> list[str]:
     """Return the addresses that other hosts can reach and nothing protects: `TCP 0.0.0.0:4150`.
 
-    Authorisation servers protect TCP only, a token or disabled writes protect HTTP only, and
-    required TLS protects both."""
+    Authorisation servers protect TCP only, a token or disabled writes protect HTTP only; an access
+    file and required TLS protect both."""
     demand = options.tls_required != "false" or options.tls_client_auth_policy != ""
     guarded = {
-        "tcp": demand or bool(options.auth_http_address),
-        "http": (demand and options.tls_required != "tcp-https")
-        or not options.http_writes
-        or bool(options.http_token_file or os.environ.get("SHMQ_HTTP_TOKEN")),
+        "tcp": demand or bool(options.auth_http_address or options.access_file),
+        "http": (demand and options.tls_required != "tcp-https") or _asks_on_http(options),
         "https": True,
     }
     return [
@@ -73,6 +71,24 @@ def open_to_others(listeners: Listeners, options: Options) -> list[str]:
         for address in addresses
         if not guarded[kind] and not _is_local(address)
     ]
+
+
+def beside_auth(listeners: Listeners, options: Options) -> list[str]:
+    """Return the addresses of HTTP where nobody is asked who he is, although TCP asks for AUTH."""
+    if not options.auth_http_address or _asks_on_http(options):
+        return []
+    return [
+        f"{kind.upper()} {address}"
+        for kind in ("http", "https")
+        for address in listeners.addresses.get(kind, [])
+        if split_address(address) is not None
+    ]
+
+
+def _asks_on_http(options: Options) -> bool:
+    """Whether clients of HTTP must show who they are before they write, or cannot write."""
+    token = options.http_token_file or os.environ.get("SHMQ_HTTP_TOKEN")
+    return bool(token or options.access_file) or not options.http_writes
 
 
 def _is_local(address: str) -> bool:

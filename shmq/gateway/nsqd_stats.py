@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import gc
 import sys
@@ -12,10 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from shmq.gateway.acts import Allows
 from shmq.gateway.context import Context
 from shmq.nsqd import NSQD_VERSION
 from shmq.stats import BrokerStats, ChannelStats, Latency, TopicStats
 
+#: The act that lets somebody read counts.
+_READ: Final = "statistics"
 #: Stands in the place of the Go version with which nsqd was built.
 BUILT_WITH: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -224,17 +228,44 @@ class NsqdStats:
         return ", ".join(_scaled(item["value"]) for item in percentiles)
 
 
-async def collect(context: Context) -> NsqdStats:
-    """Collect the statistics of the broker and of all gateway processes."""
+async def collect(context: Context, allows: Allows | None = None) -> NsqdStats:
+    """Collect the statistics of the broker and of all gateway processes. allows: what is left out
+    is what this does not allow; None: nothing."""
     stats = await context.call(context.broker.stats, kind="look")
     answers = await context.control.ask_all({"ask": "connections"})
+    connections = [item for answer in answers for item in answer]
+    if allows is not None:
+        stats, connections = permitted(stats, allows), _permitted(connections, allows)
     return NsqdStats(
         stats,
-        [item for answer in answers for item in answer],
+        connections,
         context.health,
         context.start_time,
         context.options.e2e_processing_latency_percentile,
     )
+
+
+def permitted(stats: BrokerStats, allows: Allows) -> BrokerStats:
+    """The statistics without the topics and channels whose counts somebody may not read."""
+    topics = []
+    for topic in stats.topics:
+        channels = [one for one in topic.channels if allows(_READ, topic.name, one.name or "")]
+        whole = allows(_READ, topic.name, "")
+        if channels or whole:
+            backlog = topic.backlog if whole else None
+            topics.append(dataclasses.replace(topic, channels=channels, backlog=backlog))
+    return dataclasses.replace(stats, topics=topics)
+
+
+def _permitted(connections: list[dict[str, Any]], allows: Allows) -> list[dict[str, Any]]:
+    """The connections with their counts of those topics only."""
+    found = []
+    for item in connections:
+        counts = [one for one in item.get("pub_counts", ()) if allows(_READ, one["topic"], "")]
+        found.append({key: value for key, value in item.items() if key != "pub_counts"})
+        if counts:
+            found[-1]["pub_counts"] = counts
+    return found
 
 
 def _shown(client: dict[str, Any]) -> dict[str, Any]:

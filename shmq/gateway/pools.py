@@ -26,6 +26,7 @@ KINDS: Final = {
     "stage": (8, 6),
     "commit": (16, 8),
     "login": (64, 16),  # authorisation servers
+    "password": (2, 1),  # of the access file; each takes some 50 ms of a core
     "lookup": (32, 8),  # nsqlookupds; the key is the one that is asked
 }
 

@@ -129,6 +129,9 @@ class Publishing:
         if producer is None:
             self._open_producer(session)
             return False
+        if pause := session.pause():
+            session.job = Job(None, _nothing, pause)  # until then nothing is read
+            return False
         try:
             producer.publish_framed(data, start, count, self._defer, 0)
         except Rejected as error:
@@ -148,6 +151,7 @@ class Publishing:
             return self._publish(session, data, start, count)
         except (ShmqError, OSError) as error:
             _refuse(session.command, sentence(error))
+        session.spend(count)
         return True
 
     def _open_producer(self, session: Owner) -> None:
@@ -158,7 +162,7 @@ class Publishing:
     def _published(self, session: Owner, count: int) -> None:
         """Answer a command whose messages were all published."""
         self.counts[self._topic] = self.counts.get(self._topic, 0) + count
-        if not self._host.auth_enabled:
+        if session.may_run:
             self.run_line = b"MPUB %b\n" % self._topic
         session.reader = None
         session.say(protocol.OK)

@@ -20,14 +20,15 @@ import struct
 from typing import Any, Final
 
 from shmq.errors import ShmqError
-from shmq.gateway import identify, protocol
+from shmq.gateway import acts, identify, protocol
 from shmq.gateway.delivery import CONNECTED, DELIVERY_COMMANDS, Delivery
-from shmq.gateway.host import After, Grant, Host, Job, Reader
+from shmq.gateway.host import NO_QUOTA, After, Grant, Host, Job, Reader
 from shmq.gateway.identify import Settings
 from shmq.gateway.lease_requests import COMMANDS as LEASE_COMMANDS
 from shmq.gateway.leasing import Leasing
 from shmq.gateway.protocol import MAX_LINE, ProtocolError
 from shmq.gateway.publish import PUBLISH_COMMANDS, Publishing
+from shmq.users import Quota, name_in
 
 #: nsqd's client timeout, in seconds; it has no option. Half of it is the default heartbeat
 #: interval. It also limits two waits that nsqd does not limit: for the magic, and for the rest of a
@@ -53,6 +54,8 @@ class Session:
         self._host = host
         self.address = address
         self.ip = ip
+        self.uid: int | None = None
+        """Of the process at the other end of a Unix socket; None: it is no Unix socket."""
         self.connected_at = wall
         self.now = now
         # for the driver
@@ -86,6 +89,7 @@ class Session:
         self.reader: Reader | None = Session._read_magic
         """Reads the rest of the present command; None: a line comes next."""
         self.grant: Grant | None = None
+        self._has_sent_auth = False
         self._secret = b""
         self._must_tls = options.tls_required != "false" or options.tls_client_auth_policy != ""
         # time
@@ -406,7 +410,8 @@ class Session:
             self.say(protocol.OK)
         else:
             wanted = identify.upgrades(wishes, host.has_tls, host.options, self.layers)
-            answer = identify.answer(self.settings, wanted, host.auth_enabled, host.options)
+            must = host.auth_enabled and self._greeted() is None and host.needs_auth(wanted)
+            answer = identify.answer(self.settings, wanted, must, host.options)
             if wishes.get("leases"):
                 self.leasing = self.leasing or Leasing(host)
                 answer["leases"] = True
@@ -441,30 +446,101 @@ class Session:
         if secret is None:
             return start
         self.reader = None
-        if self.grant is not None:
+        if self._has_sent_auth:
             raise ProtocolError("E_INVALID", "AUTH already set")
         if not self._host.auth_enabled:
             raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
-        self._secret = secret
-        self._ask_authority(self._after_auth, secret)
+        greeted = self._greeted()
+        if greeted is not None and _is_name_of(greeted, secret):
+            self._let_in(greeted)  # for libraries that insist on a secret
+        else:
+            self._secret = secret
+            self._ask_authority(self._after_auth, secret)
         return start + 4 + len(secret)
 
     def _ask_authority(self, after: After, proof: bytes = b"") -> None:
         call = functools.partial(self._host.query_auth, self, self._secret)
-        self.job = Job(call, after, kind="login", proof=proof)
+        if self._host.options.auth_http_address:
+            self.job = Job(call, after, kind="login", proof=proof)
+        else:
+            self.job = Job(call, after, kind="password", proof=proof, user=name_in(proof))
 
     def _after_auth(self, grant: Grant | None, error: BaseException | None) -> None:
         if error is not None or grant is None:
             raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
         if not grant.count:
             raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
-        self.grant = grant
+        self._let_in(grant)
+
+    def _let_in(self, grant: Grant) -> None:
+        self._become(grant)
+        self._has_sent_auth = True
         answer = {
             "identity": grant.identity,
             "identity_url": grant.identity_url,
             "permission_count": grant.count,
         }
         self.say(protocol.frame(protocol.RESPONSE, _json(answer)))
+
+    def _greeted(self) -> Grant | None:
+        """The rights of the client so far, also if it has sent no secret."""
+        if self.grant is None and (grant := self._host.greet(self)) is not None:
+            self._become(grant)
+        return self.grant
+
+    def _become(self, grant: Grant) -> None:
+        """The client is this user from now on."""
+        before, self.grant = self.grant, None
+        if before is not None:
+            self._host.leave(before)
+        self.publishing.run_line = b""
+        if reason := self._host.enter(grant):
+            raise ProtocolError("E_CONNECT_FAILED", reason)
+        self.grant = grant
+
+    def left(self) -> None:
+        """The connection has ended."""
+        if self.grant is not None:
+            self._host.leave(self.grant)
+            self.grant = None
+
+    def changed(self) -> None:
+        """The options or the access rules have changed. A user who was removed, or whose proof was
+        replaced, is disconnected, and so is a client of what he may not use any more."""
+        self.publishing.run_line = b""
+        grant, host = self.grant, self._host
+        if self.closing or host.options.auth_http_address or not host.auth_enabled:
+            return
+        try:
+            if grant is None:
+                if self.delivery.names is None and self.job is None:
+                    return  # it is asked at its next command
+                renewed = self._greeted()
+            else:
+                self.grant = renewed = host.again(grant)
+                if renewed is None:
+                    host.leave(grant)
+            if renewed is None or not self._is_permitted(renewed):
+                raise ProtocolError("E_UNAUTHORIZED", "the access rules have changed")
+        except ProtocolError as error:
+            self.job = None
+            self.fail(error)
+
+    def _is_permitted(self, grant: Grant) -> bool:
+        """Whether the client may go on with what it is doing."""
+        of_delivery = self.delivery.names
+        if of_delivery is not None and not self._may(grant, b"SUB", *of_delivery):
+            return False
+        waits = self.job is not None and self.leasing is not None
+        if not waits or self.command not in LEASE_COMMANDS:
+            return True
+        assert self.leasing is not None
+        return self._may(grant, self.command, *self.leasing.where)
+
+    @staticmethod
+    def _may(grant: Grant, command: bytes, topic: bytes, channel: bytes) -> bool:
+        need = acts.COMMANDS.get(command)
+        return need is not None and need.held(grant.allows, topic.decode(), channel.decode())
 
     def authorised(self, command: bytes, topic: bytes, channel: bytes) -> bool:
         """Check the client's permission; raises ProtocolError if it has none. Returns false if the
@@ -473,18 +549,13 @@ class Session:
         if not self._host.auth_enabled:
             return True
         name = command.decode()
-        if self.grant is None:
+        grant = self._greeted()
+        if grant is None:
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {name}")
-        if self.now >= self.grant.expires:
+        if self.now >= grant.expires:
             self._ask_authority(self._after_renewal)
             return False
-        if not topic:
-            return True
-        of_leases = LEASE_COMMANDS.get(command)
-        permission = "subscribe" if command == b"SUB" else "publish"
-        if of_leases is not None:
-            permission = of_leases.permission if channel else "publish"
-        if not self.grant.allows(permission, topic.decode(), channel.decode()):
+        if topic and not self._may(grant, command, topic, channel):
             what = f"{protocol.quoted(topic)} {protocol.quoted(channel)}"
             raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {name} on {what}")
         return True
@@ -493,6 +564,46 @@ class Session:
         if error is not None or grant is None:
             raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
         self.grant = grant
+
+    # ---- what the user may use ----
+
+    @property
+    def user(self) -> str:
+        """The user's name in the access file; empty: it names none."""
+        grant = self.grant
+        return grant.identity if grant is not None and grant.known is not None else ""
+
+    @property
+    def who(self) -> str:
+        """The user's name, if the access file names one, else the address."""
+        return self.user or self.address
+
+    @property
+    def quota(self) -> Quota:
+        """The limits of the client's user."""
+        return self.grant.quota if self.grant is not None else NO_QUOTA
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the next PUB to the same topic needs no question: rights do not expire, and
+        nobody counts the messages."""
+        if not self._host.auth_enabled:
+            return True
+        grant = self.grant
+        return (
+            grant is not None
+            and grant.expires == _NEVER
+            and grant.quota.messages_per_second is None
+        )
+
+    def pause(self) -> float:
+        """Return the seconds until the client may publish, by its user's quota; 0: now."""
+        return 0.0 if self.grant is None else self._host.pause(self.grant)
+
+    def spend(self, messages: int) -> None:
+        """Count messages that the client has published."""
+        if self.grant is not None:
+            self._host.spend(self.grant, messages)
 
     # ---- statistics ----
 
@@ -535,6 +646,12 @@ class Session:
         document["tls_negotiated_protocol_is_mutual"] = tls is not None
         document["session"] = consumer.session if consumer is not None else None
         return document
+
+
+def _is_name_of(grant: Grant, secret: bytes) -> bool:
+    """Whether a secret is the name of the user, whom something else has shown to be it."""
+    proved = grant.known is not None and grant.known.proof.kind in ("certificate", "uid")
+    return proved and secret == grant.identity.encode()
 
 
 def _json(document: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shmq import _native, audit
-from shmq.door.peer import peer_of
+from shmq.door.peer import peer_of, uid_of
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -94,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
             ip = peer[0]
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._context, address, ip, self._loop.time(), time.time())
+        self.session.uid = uid_of(transport)
         self._by = audit.by_peer(transport)
         self.peer = peer_of(transport)
         self._fd = transport.get_extra_info("socket").fileno()
@@ -186,6 +187,7 @@ class Connection(asyncio.BufferedProtocol):
             self._drop()
         consumer = self.session.delivery.consumer
         self.session.abort()
+        self.session.left()
         if consumer is not None:
             self._connections.waiter.unwatch(consumer)
             with contextlib.suppress(RuntimeError):  # the process is ending
@@ -205,6 +207,14 @@ class Connection(asyncio.BufferedProtocol):
     def changed(self) -> None:
         """The process's options have changed."""
         self._end_direct()
+        session = self.session
+        if self._lost or self._stopped:
+            return
+        session.changed()
+        if session.closing and self._outlet is not None:  # an answer is on its way
+            session.abort()
+            self._transport.abort()
+        self._settle()
 
     def describe(self) -> dict[str, Any]:
         """Return `Session.describe`."""
@@ -500,9 +510,9 @@ class Connection(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):  # no descriptor: the event loop sends
                 self._outlet = Outlet(self._fd)
                 call = functools.partial(job.stream, self._outlet.send)
-        with audit.acting(self._by):
+        with audit.acting(self._by, self.session.user):
             call = functools.partial(contextvars.copy_context().run, call)
-        if job.kind == "login":
+        if job.kind in ("login", "password"):
             task = self._loop.create_task(self._context.login(self.peer, job, call))
             self._drop = task.cancel
             future: asyncio.Future[Any] = task

@@ -11,7 +11,8 @@ from shmq import ownership
 from shmq.option_types import OptionError
 from shmq.options import Options
 
-_TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
+#: Environment variable with the tokens, if no file has them.
+TOKEN_VARIABLE: Final = "SHMQ_HTTP_TOKEN"
 _SHORTEST_TOKEN: Final = 16
 
 _log = logging.getLogger(__name__)
@@ -25,8 +26,8 @@ def tokens_of(options: Options, environ: Mapping[str, str] = os.environ) -> tupl
     path = options.http_token_file
     if path:
         where, text = f"--http-token-file={path}", _text_of(path)
-    elif _TOKEN_VARIABLE in environ:
-        where, text = _TOKEN_VARIABLE, environ[_TOKEN_VARIABLE]
+    elif TOKEN_VARIABLE in environ:
+        where, text = TOKEN_VARIABLE, environ[TOKEN_VARIABLE]
     else:
         return ()
     tokens = [line.strip() for line in text.splitlines() if line.strip()]

@@ -290,6 +290,7 @@ class Worker:
         self._told["reload"] = wanted
         self._context.options = options
         self._context.tls_context = tls_context
+        self._context.rights.changed(options)
         self._forget()
         if tls_context is not None and self._http is not None:
             await self._serve_https(self._http)

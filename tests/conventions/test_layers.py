@@ -153,6 +153,7 @@ RANKS = {
     "option_types": 2,
     "host_defaults": 2,
     "settings": 3,
+    "users": 3,
     "option_fields": 4,
     "door": 5,
     "options": 5,
