@@ -405,8 +405,9 @@ class Broker:
         """The next posted request, (ticket, kind, topic, channel, client, numbers), or None.
         numbers: max_keys and max_bytes of a results store, whose name is the topic."""
 
-    def answer(self, ticket: int, status: int) -> None:
-        """Answer a request with a status."""
+    def answer(self, ticket: int, status: int, why: str | None = None) -> None:
+        """Answer a request with a status. why: for REFUSED, the reason, which the client's error
+        has as far as 158 bytes go."""
 
     def create_topic(
         self,

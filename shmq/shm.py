@@ -2,7 +2,7 @@
 them.
 
     /shmq.<instance>            directory
-    /shmq.<instance>.<serial>   one queue; a serial is never used twice
+    /shmq.<instance>.<serial>   one queue or results store; a serial is never used twice
     /shmq.<instance>.<serial>.bad   a queue whose segment was overwritten, set aside
     /shmq.<instance>.attach     named semaphore: how many client entries are free
     /shmq.<instance>:history    history and log of deaths (no instance's name has a colon)
@@ -11,18 +11,24 @@ The core maps file descriptors and knows no names; only this module builds them.
 creates and unlinks. Mode and group are set on the object itself, independent of the umask. The
 descriptors returned here are close-on-exec and belong to the caller. Any user may have created
 anything under these names, so every open goes through `ownership`.
+
+The low 32 bits of a serial count up; the 21 bits above are random, so that nobody can create the
+names of later queues first. With all its bits a serial is below 2^53: every reader of JSON has it
+exactly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import grp
 import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 from shmq import ownership
 from shmq.errors import NotRunning, ShmqError, TooManyClients
@@ -58,6 +64,11 @@ _SEMAPHORE = 16  # every C library's semaphore has at least this number of bytes
 _YOUNG = 1.0  # seconds after which an object certainly has its group and mode
 
 _QUEUE = re.compile(r"\.([0-9]+)\Z")
+
+#: Bits of a serial that count, and how many random ones are above.
+_COUNTING, _RANDOM = 32, 21
+
+_TAKEN = 1000  # names in a row that are taken, after which creation gives up
 
 
 def default_instance() -> str:
@@ -210,7 +221,7 @@ def create_segment(name: str, mode: int, group: int = NO_GROUP) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise FileExistsError(17, "shared memory object exists", path) from None
+        raise FileExistsError(errno.EEXIST, "shared memory object exists", path) from None
     try:
         set_permissions(fd, path, mode, group)
     except BaseException:
@@ -247,6 +258,30 @@ def create_directory(instance: str, mode: int, group: int = NO_GROUP) -> int:
 def create_queue(instance: str, serial: int, mode: int, group: int = NO_GROUP) -> int:
     """A descriptor of a new, empty queue segment. Raises FileExistsError."""
     return create_segment(queue_name(instance, serial), mode, group)
+
+
+def make_queue(
+    instance: str, reserve: Callable[[], tuple[int, int]], mode: int, group: int = NO_GROUP
+) -> tuple[int, int, int]:
+    """Make the segment of a new queue or results store: (its place in the directory, its serial, a
+    descriptor). reserve: reserves a place and the next number. Raises FileExistsError if each name
+    that was tried is taken."""
+    for _ in range(_TAKEN):
+        place, number = reserve()
+        above = int.from_bytes(os.urandom(4), "little") >> (32 - _RANDOM)
+        serial = above << _COUNTING | serial_number(number)
+        with contextlib.suppress(FileExistsError):  # any user may create a file of this name
+            return place, serial, create_queue(instance, serial, mode, group)
+    raise FileExistsError(
+        errno.EEXIST,
+        f"this name and {_TAKEN - 1} others that were drawn at random are taken; have them removed",
+        path_of(queue_name(instance, serial)),
+    )
+
+
+def serial_number(serial: int) -> int:
+    """The part of a serial that counts the queues and stores that an instance has had."""
+    return serial & ((1 << _COUNTING) - 1)
 
 
 def unlink_segment(name: str) -> bool:
@@ -293,8 +328,12 @@ def set_aside_queue(instance: str, serial: int) -> str:
     """Rename a queue's segment to a name that no process opens, for a person to examine. Returns
     its file."""
     path = path_of(queue_name(instance, serial))
-    os.rename(path, f"{path}.bad")
-    return f"{path}.bad"
+    try:
+        os.rename(path, bad := f"{path}.bad")
+    except OSError:  # another user has created a file or a directory of this name
+        above = int.from_bytes(os.urandom(8), "little") >> 1
+        os.rename(path, bad := f"{path_of(queue_name(instance, above))}.bad")
+    return bad
 
 
 def unlink_instance(instance: str) -> list[str]:
@@ -307,15 +346,15 @@ def unlink_instance(instance: str) -> list[str]:
 # ---- what is there ----
 
 
-@dataclass(frozen=True)
-class SharedObject:
+class SharedObject(NamedTuple):
     """One object in /dev/shm. kind: "directory", "queue" (with a `serial`), "semaphore" or
-    "history". uid: the owner of the file."""
+    "history". uid: the owner of the file. nbytes: what it takes in memory."""
 
     name: str
     kind: str
     serial: int | None = None
     uid: int = 0
+    nbytes: int = 0
 
     @property
     def path(self) -> str:
@@ -329,48 +368,115 @@ class SharedObject:
 
 
 def list_objects(instance: str, *, everybodys: bool = False) -> list[SharedObject]:
-    """Every object of the instance: directory, semaphore, history, queues by serial.
+    """Every object of the instance: directory, semaphore, history, queues by the number in their
+    serials.
 
     Lists only objects of this user, unless `everybodys`: an object that another user created under
-    such a name is not part of this user's instance.
+    such a name is not part of this user's instance. Those of users who are not trusted come last
+    of their kind.
     """
-    directory, attach = directory_name(instance), attach_semaphore_name(instance)
-    history = history_name(instance)
-    found = []
+    known = directory_name(instance)[1:]
+    found = [
+        item
+        for name, item in _objects((known, f"{_BEFORE}{known}"))
+        if name == instance and (everybodys or item.uid == os.geteuid())
+    ]
+    return _in_order(found)
+
+
+def objects_by_instance() -> dict[str, list[SharedObject]]:
+    """Everybody's objects of all instances, by the instance's name, each list as of `list_objects`.
+    One pass over /dev/shm, in which anybody may have created any number of files."""
+    found: dict[str, list[SharedObject]] = {}
+    for name, item in _objects(("shmq.", f"{_BEFORE}shmq.")):
+        found.setdefault(name, []).append(item)
+    return {name: _in_order(found[name]) for name in sorted(found)}
+
+
+def _objects(prefixes: tuple[str, ...]) -> Iterator[tuple[str, SharedObject]]:
+    """(instance, object) of each file whose name begins so and is one of an instance."""
     for file in _files():
-        item = None
-        if file == directory[1:]:
-            item = SharedObject(directory, "directory")
-        elif file == os.path.basename(semaphore_path_of(attach)):
-            item = SharedObject(attach, "semaphore")
-        elif file == history[1:]:
-            item = SharedObject(history, "history")
-        elif file.startswith(f"{directory[1:]}.") and _QUEUE.fullmatch(file[len(directory) - 1 :]):
-            item = SharedObject(f"/{file}", "queue", int(file[len(directory) :]))
-        if item is not None:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                uid = os.lstat(item.path).st_uid
-                if everybodys or uid == os.geteuid():
-                    found.append(replace(item, uid=uid))
+        parsed = _parse(file.name) if file.name.startswith(prefixes) else None
+        if parsed is None:
+            continue
+        instance, name, kind, serial = parsed
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            status = file.stat(follow_symlinks=False)
+            used = status.st_blocks * 512
+            yield instance, SharedObject(name, kind, serial, status.st_uid, used)
+
+
+def _parse(file: str) -> tuple[str, str, str, int | None] | None:
+    """(instance, name of the object, kind, serial) of a file in /dev/shm; None for another one."""
+    if file.startswith(_BEFORE):
+        instance = file.removeprefix(f"{_BEFORE}shmq.").removesuffix(".attach")
+        is_one = file == f"{_BEFORE}shmq.{instance}.attach" and _is_instance(instance)
+        return (instance, attach_semaphore_name(instance), "semaphore", None) if is_one else None
+    rest, name = file.removeprefix("shmq."), f"/{file}"
+    instance, _, serial = rest.rpartition(".")
+    if serial.isdecimal():  # a name of an instance does not end so
+        is_one = serial.isascii() and len(serial) < 21 and _is_instance(instance)
+        return (instance, name, "queue", int(serial)) if is_one else None
+    instance = rest.removesuffix(":history")
+    if instance != rest:
+        return (instance, name, "history", None) if _is_instance(instance) else None
+    return (rest, name, "directory", None) if _is_instance(rest) else None
+
+
+_is_instance = functools.lru_cache(100)(valid_instance)
+
+
+def _in_order(found: list[SharedObject]) -> list[SharedObject]:
     order = {"directory": 0, "semaphore": 1, "history": 2, "queue": 3}
-    return sorted(found, key=lambda item: (order[item.kind], item.serial or 0))
+    trusted = ownership.trusted()
+    return sorted(
+        found,
+        key=lambda item: (
+            order[item.kind],
+            item.uid not in trusted,
+            serial_number(item.serial or 0),
+            item.serial or 0,
+        ),
+    )
 
 
 def list_set_aside(instance: str) -> list[str]:
     """Files of the instance's overwritten queues, which are kept for a person to examine."""
     wanted = re.compile(re.escape(directory_name(instance)[1:]) + r"\.[0-9]+\.bad")
-    return sorted(path_of(f"/{file}") for file in _files() if wanted.fullmatch(file))
+    found, trusted = [], ownership.trusted()
+    for file in _files():
+        if file.name.endswith(".bad") and wanted.fullmatch(file.name):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat(follow_symlinks=False).st_uid in trusted:
+                    found.append(path_of(f"/{file.name}"))
+    return sorted(found)
+
+
+def set_aside_instances() -> list[str]:
+    """Names of the instances of trusted users that have set-aside segments."""
+    found, trusted = set(), ownership.trusted()
+    for file in _files():
+        parsed = _parse(file.name.removesuffix(".bad")) if file.name.endswith(".bad") else None
+        if parsed is not None and parsed[2] == "queue":
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat(follow_symlinks=False).st_uid in trusted:
+                    found.add(parsed[0])
+    return sorted(found)
 
 
 def list_instances() -> list[str]:
-    """Names of the instances that have a directory segment, running or not."""
-    names = (file.removeprefix("shmq.") for file in _files() if file.startswith("shmq."))
-    return sorted(name for name in names if valid_instance(name))
+    """Names of the instances that have a directory segment, running or not, of users who are
+    trusted."""
+    names, trusted = [], ownership.trusted()
+    for instance, item in _objects(("shmq.",)):
+        if item.kind == "directory" and item.uid in trusted:
+            names.append(instance)
+    return sorted(names)
 
 
-def _files() -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):
-        yield from os.listdir(SHM_DIRECTORY)
+def _files() -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
+        yield from entries
 
 
 # ---- the attach semaphore ----

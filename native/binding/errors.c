@@ -29,6 +29,7 @@ static const char *const hints[STATUSES] = {
 	[-SHMQ_FOREIGN] =
 			"share its PID namespace (docker run --pid=container:NAME "
 			"--ipc=container:NAME; Kubernetes: shareProcessNamespace), see docs/containers.md",
+	[-SHMQ_REFUSED] = "the supervisor's log has the rest",
 	[-SHMQ_TIMEOUT] = "the supervisor lives but has not answered; look at its log",
 };
 
@@ -38,6 +39,7 @@ static const bool has_detail[STATUSES] = {
 	[-SHMQ_NO_MEMORY] = true,  [-SHMQ_NO_SPACE] = true, [-SHMQ_INVALID] = true,
 	[-SHMQ_TABLE_FULL] = true, [-SHMQ_CORRUPT] = true,  [-SHMQ_NOT_READY] = true,
 	[-SHMQ_FULL] = true,       [-SHMQ_REJECTED] = true, [-SHMQ_FOREIGN] = true,
+	[-SHMQ_REFUSED] = true,
 };
 
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...)

@@ -20,8 +20,13 @@ TELL_METHOD(names_written, (U64, replaced)(U64, written),
             shmq_names_written(self->handle, replaced, written), "note the metadata's time")
 TELL_METHOD(stopping, , shmq_supervisor_stopping(self->handle), "stop the instance")
 TELL_METHOD(close_directory, , shmq_directory_close(self->handle), "close the directory")
-TELL_METHOD(answer, (U32, ticket)(INT, status), shmq_request_answer(self->handle, ticket, status),
-            "answer a request")
+METHOD(broker, answer, (U32, ticket)(INT, status), (TEXT_OR_NONE, why, NULL))
+{
+	if (!broker_usable(self, "answer a request"))
+		return NULL;
+	shmq_request_answer(self->handle, ticket, status, why);
+	Py_RETURN_NONE;
+}
 
 static PyObject *supervise(broker_object *self, const shmq_limits *limits)
 {

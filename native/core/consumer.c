@@ -600,7 +600,7 @@ int shmq_pin(shmq_consumer *c, const shmq_message *m, int64_t until)
 
 		if (!ld(&client->pins[p]) &&
 		    atomic_compare_exchange_strong(&client->pins[p], &unused,
-		                                   c->map->serial << 24 | m->slot)) {
+		                                   pin_of(c->map->serial, m->slot))) {
 			uint32_t high = ld(&client->pins_high);
 
 			while (high < p + 1 && !atomic_compare_exchange_weak(&client->pins_high, &high, p + 1))
@@ -631,7 +631,7 @@ int shmq_unpin(shmq_consumer *c, const shmq_message *m, int64_t until)
 	if (r && r != SHMQ_GONE)
 		return r;
 	for (uint32_t p = 0; p < SHMQ_PINS; p++)
-		if (ld(&client->pins[p]) == (map->serial << 24 | m->slot)) {
+		if (ld(&client->pins[p]) == pin_of(map->serial, m->slot)) {
 			bool last = !r && s->pins && !--s->pins;
 
 			st(&client->pins[p], 0);

@@ -40,7 +40,7 @@
 #include <stdint.h>
 
 #define SHMQ_MAGIC UINT64_C(0x0a0d31716d68731a) /* also shows a wrong byte order */
-#define SHMQ_LAYOUT_VERSION 5
+#define SHMQ_LAYOUT_VERSION 6
 
 #define SHMQ_CLIENTS 1024
 #define SHMQ_WAITERS 1024
@@ -217,7 +217,7 @@ typedef struct shmq_client_desc {
 	uint32_t reserved0;
 	shmq_lock_desc life; /* held while the client lives */
 	_Atomic uint64_t touched[SHMQ_QUEUES / 64];
-	_Atomic uint64_t pins[SHMQ_PINS]; /* queue's serial << 24 | slot; 0: unused */
+	_Atomic uint64_t pins[SHMQ_PINS]; /* pin_of a queue's serial and a slot; 0: unused */
 	uint64_t reserved[24];
 } shmq_client_desc;
 _Static_assert(sizeof(shmq_client_desc) == 4096, "client");
@@ -260,7 +260,7 @@ typedef struct shmq_request_desc {
 	uint32_t waiter; /* SHMQ_NONE: its owner polls */
 	int32_t status;  /* DONE: 0 or a status */
 	uint32_t reserved0;
-	char topic[SHMQ_NAME];
+	char topic[SHMQ_NAME]; /* DONE with SHMQ_REFUSED: this and `channel` have the reason */
 	char channel[SHMQ_NAME];
 	uint64_t numbers[2]; /* CREATE_STORE: max_keys, max_bytes */
 	uint64_t reserved[7];

@@ -148,8 +148,10 @@ static void recount_pins(shmq_broker *b, shmq_map *map)
 		for (uint32_t p = 0; p < high && p < SHMQ_PINS; p++) {
 			uint64_t pin = ld(&client->pins[p]);
 
-			if (pin >> 24 == map->q->segment.serial && (pin & 0xffffff) < n)
-				map->slots[pin & 0xffffff].pins++;
+			uint32_t slot = pin & 0xffffff;
+
+			if (slot < n && pin == pin_of(map->q->segment.serial, slot))
+				map->slots[slot].pins++;
 		}
 	}
 }

@@ -84,6 +84,12 @@ int shmq_store_request(shmq_broker *b, const char *name, uint32_t max_keys, uint
 	                until, ticket);
 }
 
+/* The reason that the supervisor gave becomes the details of the error. */
+static int refused(const shmq_request_desc *q)
+{
+	return fail(SHMQ_REFUSED, "%.*s%.*s", SHMQ_NAME - 1, q->topic, SHMQ_NAME - 1, q->channel);
+}
+
 int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 {
 	shmq_request_desc *q = &b->requests[ticket];
@@ -95,7 +101,7 @@ int shmq_request_wait(shmq_broker *b, uint32_t ticket, int64_t deadline)
 		if (shmq_broker_forked(b))
 			return SHMQ_FORKED;
 		if (ld_acquire(&q->state) == SHMQ_REQUEST_DONE) /* SYNC(request-state) */
-			return q->status;
+			return q->status == SHMQ_REFUSED ? refused(q) : q->status;
 		if (ld(&b->d->segment.ready) != SHMQ_READY_STATE)
 			return SHMQ_GONE;
 		if (!shmq_supervisor_alive(b))
@@ -150,11 +156,20 @@ int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out)
 	return SHMQ_EMPTY;
 }
 
-void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status)
+void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status, const char *why)
 {
 	shmq_request_desc *q = &b->requests[ticket];
 	uint32_t posted = SHMQ_REQUEST_POSTED, bell = q->waiter;
 
+	if (status == SHMQ_REFUSED) {
+		size_t first = why ? strnlen(why, SHMQ_NAME - 1) : 0;
+		size_t rest = why ? strnlen(why + first, SHMQ_NAME - 1) : 0;
+
+		memset(q->topic, 0, sizeof(q->topic));
+		memset(q->channel, 0, sizeof(q->channel));
+		memcpy(q->topic, why ? why : "", first);
+		memcpy(q->channel, why ? why + first : "", rest);
+	}
 	q->status = status;
 	if (!atomic_compare_exchange_strong(&q->state, &posted, SHMQ_REQUEST_DONE))
 		/* SYNC(request-state) */

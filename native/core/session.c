@@ -59,7 +59,7 @@ static void unpin_all(shmq_broker *b, shmq_map *map, uint32_t client)
 		uint32_t slot = pin & 0xffffff;
 		shmq_slot_desc *s = &map->slots[slot];
 
-		if (pin >> 24 != map->serial || slot >= slots_of(map))
+		if (pin != pin_of(map->serial, slot) || slot >= slots_of(map))
 			continue;
 		if (s->pins && !--s->pins && SHMQ_STATE_OF(ld(&s->word)) == SHMQ_PINNED) {
 			in_use_remove(map, slot);

@@ -17,6 +17,13 @@ void free_push(shmq_map *map, uint32_t slot);
 /* Make a slot, which is in no ring and no heap, FREE and add it to the free ring; or PINNED while a
  * view pins it. */
 void slot_release(shmq_map *map, uint32_t slot);
+/* The word of a client's log that says: a view of it pins this slot. Of the queue's serial it has the
+ * low 40 bits; the lowest 32 count the serials of an instance, so they name one queue. */
+static inline uint64_t pin_of(uint64_t serial, uint32_t slot)
+{
+	return serial << 24 | slot;
+}
+
 /* Finish an IN_FLIGHT slot: FREE, or PINNED while a view pins it. realtime, monotonic:
  * now, by both clocks, in ns. */
 void slot_finish(shmq_map *map, uint32_t slot, int64_t realtime, int64_t monotonic);

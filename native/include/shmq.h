@@ -80,7 +80,8 @@ extern "C" {
 	X(STORE_FULL, -27, "Full", "the results store has as many keys or bytes as it may")            \
 	X(NO_NUMBER, -28, "BadArgument", "the value is no whole number of 64 bits")                    \
 	X(OVERTAKEN, -29, "", "somebody else has changed it meanwhile")                                \
-	X(FOREIGN, -30, "OtherNamespace", "the PID namespace is not the broker's")
+	X(FOREIGN, -30, "OtherNamespace", "the PID namespace is not the broker's")                     \
+	X(REFUSED, -31, "ShmqError", "the supervisor refused it")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,

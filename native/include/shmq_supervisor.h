@@ -67,8 +67,10 @@ typedef struct shmq_request {
 } shmq_request;
 /* Fetch a posted request. SHMQ_EMPTY: there is none. Frees abandoned requests on the way. */
 int shmq_request_next(shmq_broker *b, int64_t until, shmq_request *out);
-/* Answer a request with a status, and ring its client. */
-void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status);
+/* Answer a request with a status, and ring its client. why: for SHMQ_REFUSED, the reason, of which
+ * the client's error has the first 158 bytes; it has a space. NULL: none. death: the next supervisor
+ * serves the request, or finds the reason instead of its names, which is no name, and refuses it. */
+void shmq_request_answer(shmq_broker *b, uint32_t ticket, int status, const char *why);
 
 /* Enter a topic whose message ids begin above `clock_floor` (clock of an id, in units of 64 ns), or
  * find the one that exists. settings: of the queues that it gets later; NULL: nsqd's rules and no

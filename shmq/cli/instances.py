@@ -34,7 +34,13 @@ def ls(as_json: bool) -> int:
     another user.
     """
     with patience("looking at the instances"):
-        found = survey_all()
+        found, more = survey_all()
+    if more:
+        click.echo(
+            f"shmq: {more} more names of instances in {shm.SHM_DIRECTORY} belong to users who are "
+            "not trusted; they are left out",
+            err=True,
+        )
     if as_json:
         for item in found:
             print_json(_document(item))

@@ -194,7 +194,7 @@ def stat(
         from shmq.cli.instances import print_table
         from shmq.diagnostics.instances import survey_all
 
-        if found := survey_all():
+        if found := survey_all()[0]:
             click.echo(
                 f"there is no instance {instance!r}: name one of these (--instance, or "
                 "SHMQ_INSTANCE)",

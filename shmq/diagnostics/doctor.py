@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from shmq import shm
 from shmq.diagnostics import host
 from shmq.diagnostics.container import check_container
-from shmq.diagnostics.findings import Finding
+from shmq.diagnostics.findings import Finding, problem
 from shmq.diagnostics.instance_checks import check_instance
-from shmq.diagnostics.instances import instance_names, owners
+from shmq.diagnostics.instances import everything
 from shmq.errors import ShmqError
+from shmq.shm import SharedObject
 
 
 def examine(
@@ -24,24 +26,31 @@ def examine(
 
     data_path: checked in addition to those of running instances. say: takes progress texts.
     """
-    names = instance_names() if instance is None else [instance]
+    if instance is None:
+        objects, more = everything()
+    else:
+        objects, more = {instance: shm.list_objects(instance, everybodys=True)}, 0
     yield from host.check_shared_memory()
     yield from host.check_kernel()
     yield from host.check_limits()
     yield from host.check_memory()
     yield from check_container()
-    yield from host.check_remove_ipc([os.geteuid(), *owners(names)])
+    owners = [found[0].uid for found in objects.values() if found]
+    yield from host.check_remove_ipc([os.geteuid(), *owners])
     if data_path is not None:
         yield from host.check_data_path(Path(data_path), None)
-    for name in names:
+    for name, found in objects.items():
         say(f"looking at instance {name}")
-        for finding in _guarded(name):
+        for finding in _guarded(name, found):
             yield replace(finding, instance=name)
+    if more:
+        text = f"{more} more names of instances belong to users who are not trusted; not checked"
+        yield problem("segments", text, f"as root: ls -ln {shm.SHM_DIRECTORY}, then remove them")
 
 
-def _guarded(name: str) -> Iterator[Finding]:
+def _guarded(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     try:
-        yield from check_instance(name)
+        yield from check_instance(name, objects)
     except (ShmqError, OSError) as exc:
         yield Finding("segments", "error", f"cannot be checked: {exc}")
 

@@ -40,10 +40,13 @@ _LONG_AGO = 60.0  # seconds; no creation takes longer
 _NO_HEARTBEAT = 5.0
 
 
-def check_instance(name: str) -> Iterator[Finding]:
-    """All checks of one instance."""
-    objects = shm.list_objects(name, everybodys=True)
-    bad = shm.list_set_aside(name)
+def check_instance(name: str, objects: list[SharedObject] | None = None) -> Iterator[Finding]:
+    """All checks of one instance. objects: everybody's objects of it, if they are known."""
+    if objects is None:
+        objects = shm.list_objects(name, everybodys=True)
+    trusted = ownership.trusted()
+    is_known = not objects or any(item.uid in trusted for item in objects)
+    bad = shm.list_set_aside(name) if is_known else []
     if bad:
         yield _set_aside(bad)
     if not objects:
@@ -189,12 +192,12 @@ def _objects(objects: list[SharedObject]) -> str:
 
 def _orphans(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
     """Report queues or a semaphore without a directory."""
-    text = f"{_objects(objects)}, but its directory is gone"
     uids = {item.uid for item in objects}
     if not uids & ownership.trusted():
         yield _not_checked(NotTrusted(), objects[0])
         return
     objects = [item for item in objects if item.uid in ownership.trusted()]
+    text = f"{_objects(objects)}, but its directory is gone"
     busy = in_use(objects)
     if busy is None:
         yield Finding(
@@ -311,7 +314,7 @@ def _queues(source: sources.ReadOnlySource, objects: list[SharedObject]) -> Iter
         if item.kind == "queue"
         and item.serial not in known
         and _is_old(item)
-        and (item.serial or 0) < young
+        and shm.serial_number(item.serial or 0) < young
     ]
     if stray:
         yield Finding(

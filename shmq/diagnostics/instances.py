@@ -5,40 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import re
 import stat
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shmq import peek, shm, sources, stats, views
+from shmq import ownership, peek, shm, sources, stats, views
 from shmq._native import NotReady
 from shmq.diagnostics.segment import is_other_boot
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
-from shmq.names import valid_instance
+from shmq.shm import SharedObject
+
+#: How many instances of users who are not trusted are listed. Anybody may create any number.
+MOST_FOREIGN = 100
+
+Objects = dict[str, list[SharedObject]]
+
+
+def everything() -> tuple[Objects, int]:
+    """The objects of all instances that have one, running or not, by name, and how many instances
+    of users who are not trusted were left out. An instance with nothing but set-aside segments has
+    no object."""
+    found, trusted, foreign = shm.objects_by_instance(), ownership.trusted(), 0
+    for name in shm.set_aside_instances():
+        found.setdefault(name, [])
+    for name in list(found):
+        if found[name] and not any(item.uid in trusted for item in found[name]):
+            foreign += 1
+            if foreign > MOST_FOREIGN:
+                del found[name]
+    return dict(sorted(found.items())), max(foreign - MOST_FOREIGN, 0)
 
 
 def instance_names() -> list[str]:
-    """Names of all instances that have a shared object, running or not."""
-    found = set()
-    for file in os.listdir(shm.SHM_DIRECTORY):
-        match = re.fullmatch(r"(?:sem\.)?shmq\.(.+)", file)
-        if match is not None:
-            name = match[1]
-            if file.startswith("sem."):
-                name = name.removesuffix(".attach") if name.endswith(".attach") else ""
-            else:
-                name = re.sub(r"(\.[0-9]+(\.bad)?|:history)\Z", "", name)
-            if name and valid_instance(name):
-                found.add(name)
-    return sorted(found)
-
-
-def owners(names: Iterable[str]) -> Iterator[int]:
-    """The uids that own these instances."""
-    for name in names:
-        for item in shm.list_objects(name, everybodys=True)[:1]:
-            yield item.uid
+    """Names of the instances that `everything` lists."""
+    return list(everything()[0])
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,16 @@ class Instance:
             return str(self.uid)
 
 
-def survey(name: str) -> Instance | None:
-    """Look at an instance. None if it has no shared object."""
-    found = shm.list_objects(name, everybodys=True)
+def survey(name: str, found: list[SharedObject] | None = None) -> Instance | None:
+    """Look at an instance. None if it has no shared object. found: its objects, if they are
+    known."""
+    found = shm.list_objects(name, everybodys=True) if found is None else found
     if not found:
         return None
     found = [item for item in found if item.uid == found[0].uid]
-    uid, nbytes, is_file = os.getuid(), 0, False
-    for number, item in enumerate(found):
-        with contextlib.suppress(OSError):
-            status = os.lstat(item.path)
-            nbytes += status.st_blocks * 512
-            if number == 0:
-                uid, is_file = status.st_uid, stat.S_ISREG(status.st_mode)
+    uid, nbytes, is_file = found[0].uid, sum(item.nbytes for item in found), False
+    with contextlib.suppress(OSError):
+        is_file = stat.S_ISREG(os.lstat(found[0].path).st_mode)
     known: dict[str, Any] = dict.fromkeys(("pid", "data_path", "queues", "messages", "in_memory"))
     if found[0].kind != "directory":
         state = "orphaned"
@@ -120,9 +117,12 @@ def survey(name: str) -> Instance | None:
     return Instance(name=name, state=state, uid=uid, nbytes=nbytes, objects=len(found), **known)
 
 
-def survey_all() -> list[Instance]:
-    """Look at all instances of this host."""
-    return [item for item in map(survey, instance_names()) if item is not None]
+def survey_all() -> tuple[list[Instance], int]:
+    """Look at the instances of this host. Returns also how many of users who are not trusted were
+    left out."""
+    found, more = everything()
+    looked = (survey(name, objects) for name, objects in found.items())
+    return [item for item in looked if item is not None], more
 
 
 def _look(name: str, known: dict[str, Any]) -> str:

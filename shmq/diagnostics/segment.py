@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shmq import layout, names, peek, procfs
+from shmq import layout, names, peek, procfs, shm
 from shmq.diagnostics.findings import Damage, Report, Table
 from shmq.diagnostics.readable import body_field, moment
 from shmq.errors import ShmqError
@@ -371,7 +371,7 @@ def _entries(report: Report, view: DirectoryView, topics: dict[int, str]) -> Non
                 offset + _offset("entry", "serial"),
                 f"queue {queue.index} has the serial {queue.serial} of {serials[queue.serial]}",
             )
-        elif queue.serial >= view.read("next_serial"):
+        elif shm.serial_number(queue.serial) >= view.read("next_serial"):
             report.hurt(
                 offset + _offset("entry", "serial"),
                 f"queue {queue.index} has a serial not yet given, {queue.serial}",

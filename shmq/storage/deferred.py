@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shmq.ownership import open_regular, read_regular
+from shmq.shared import Shared
 from shmq.storage import StorageError
 from shmq.storage.metadata import atomic_write, sync_directory, valid_name
 from shmq.storage.records import RECORD_OVERHEAD
@@ -266,7 +267,7 @@ class DeferredStore:
         """`base`: `<topic>` or `<topic>:<channel>`. No file is touched."""
         self.data_path = Path(data_path)
         self.base = base
-        self.chunks: dict[int, Chunk] = {}
+        self.chunks: Shared[int, Chunk] = Shared()
         self.bad_files = 0
         self._highest = 0
         self._leftover: set[str] = set()  # files that could not be deleted yet

@@ -23,6 +23,7 @@ from shmq._native import Broker
 from shmq.layout import Array, ClientKind
 from shmq.names import base_name, is_ephemeral
 from shmq.options import Options
+from shmq.shared import Shared
 from shmq.storage.deferred import DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.positions import pack
@@ -70,7 +71,7 @@ class Topic:
     index: int
     generation: int
     name: str
-    queues: dict[str | None, Queue] = field(default_factory=dict)
+    queues: Shared[str | None, Queue] = field(default_factory=Shared)
 
     @property
     def channels(self) -> list[Queue]:
@@ -214,12 +215,12 @@ class Registry:
         self.directory = DirectoryView(broker.view(), f"instance {options.instance!r}")
         self._broker = broker
         self._options = options
-        self._topics: dict[str, Topic] = {}
-        self._queues: dict[int, Queue] = {}
+        self._topics: Shared[str, Topic] = Shared()
+        self._queues: Shared[int, Queue] = Shared()
         self._lists: tuple[tuple[Topic, ...], tuple[Queue, ...]] | None = None
         self._lock = threading.Lock()  # of these three
         self.changes = 0  # of names; each counts here after it counted in the directory
-        self.ephemeral: dict[int, Queue] = {}  # ephemeral channels, by index
+        self.ephemeral: Shared[int, Queue] = Shared()  # ephemeral channels, by index
 
     @property
     def topics(self) -> tuple[Topic, ...]:

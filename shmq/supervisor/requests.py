@@ -16,7 +16,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from shmq import audit
-from shmq._native import CONSTANTS, STATUS, BadName, Broker, Full, Gone, NotRunning, ShmqError
+from shmq._native import (
+    CONSTANTS,
+    STATUS,
+    BadArgument,
+    BadName,
+    Broker,
+    Full,
+    Gone,
+    NotRunning,
+    ShmqError,
+)
 from shmq.layout import ClientKind
 from shmq.names import base_name
 from shmq.supervisor.loops import Bell, Pace
@@ -25,6 +35,7 @@ from shmq.supervisor.results import ResultsKeeper
 from shmq.supervisor.topics import TopicManager
 
 _TICK = 1.0  # seconds without a ring
+_LONGEST_REASON = 158  # bytes; the room that `answer` has for one
 _SHARE = 0.002  # of a core's time, at most, to look for ephemeral channels without consumers
 
 #: Names in the audit log of the kinds of requests that people make.
@@ -76,7 +87,7 @@ class RequestServer:
             request = self._broker.next_request()
             if request is not None:
                 ticket, kind, topic, channel, client, numbers = request
-                self._broker.answer(ticket, self._serve(kind, topic, channel, client, numbers))
+                self._broker.answer(ticket, *self._serve(kind, topic, channel, client, numbers))
                 continue
             if self.broken:
                 self._manager.replace(self.broken.popleft())
@@ -91,11 +102,12 @@ class RequestServer:
 
     def _serve(
         self, kind: int, topic: str, channel: str, client: int, numbers: tuple[int, int]
-    ) -> int:
-        """Serve one request. Returns the status to answer with."""
+    ) -> tuple[int, str | None]:
+        """Serve one request. Returns the status to answer with, and the reason of a refusal that no
+        status names."""
         try:
             if kind not in self._requests:
-                return STATUS["INVALID"][0]
+                return STATUS["INVALID"][0], None
             with self._on_behalf(client) as noting:
                 try:
                     self._requests[kind](topic, channel, numbers)
@@ -103,7 +115,7 @@ class RequestServer:
                     if noting:
                         _note_refusal(kind, topic, channel, exc)
                     raise
-            return 0
+            return 0, None
         except Exception as exc:
             status = status_of(exc)
             what = f"request {kind} of client {client} for {base_name(topic, channel or None)!r}"
@@ -111,7 +123,7 @@ class RequestServer:
                 _log.warning("%s refused: %s", what, exc)
             else:
                 _log.exception("%s crashed", what)
-            return status
+            return status, _reason(exc) if status == STATUS["REFUSED"][0] else None
 
     @contextlib.contextmanager
     def _on_behalf(self, client: int) -> Iterator[bool]:
@@ -158,4 +170,23 @@ def status_of(exc: BaseException) -> int:
         return STATUS["NO_SPACE"][0]
     if isinstance(exc, MemoryError) or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM):
         return STATUS["NO_MEMORY"][0]
-    return STATUS["INVALID"][0]
+    if isinstance(exc, BadArgument):
+        return STATUS["INVALID"][0]
+    return STATUS["REFUSED"][0]
+
+
+def _reason(exc: BaseException) -> str:
+    """The reason of a refusal, as far as an answer has room for it."""
+    if isinstance(exc, OSError) and exc.strerror:
+        text = f"{exc.strerror} ({exc.filename})" if exc.filename else exc.strerror
+    elif isinstance(exc, ShmqError):
+        text = str(exc)
+    else:
+        text = f"it failed: {type(exc).__name__}"
+    # a space makes it no name, for a supervisor that finds it where names were
+    data = "".join(letter if letter.isprintable() else "?" for letter in text).encode()
+    if b" " not in data:
+        data = b"it said: " + data
+    if len(data) > _LONGEST_REASON:
+        data = data[: _LONGEST_REASON - 3].decode(errors="ignore").encode() + b"..."
+    return data.decode()

@@ -13,7 +13,6 @@ A death at any step leaves the segment in the directory, which the next supervis
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -33,7 +32,6 @@ from shmq.storage.results_file import DamagedResults, Record, ResultsFile
 from shmq.supervisor.loops import Bell, Pace
 from shmq.views import DirectoryView
 
-_TAKEN: Final = 1000  # segment names in a row that are taken, after which creation gives up
 _SHARE: Final = 0.003  # of a core's time, at most, for sweeps
 _EVERY: Final = 1.0  # seconds between two sweeps, at least
 _BITE: Final = 2048  # entries looked at under one hold of a store's lock
@@ -106,7 +104,9 @@ class ResultsKeeper:
         damage: list[Exception] | None = None,
     ) -> None:
         """records: what it holds at first. damage: what could not be put into it is added here."""
-        place, serial, fd = self._segment()
+        place, serial, fd = shm.make_queue(
+            self._instance, self._broker.reserve_store, self._mode, self._group
+        )
         try:
             self._broker.create_store(fd, place, serial, name, max_keys, max_bytes)
             store = Store(self._broker, place, serial, name)
@@ -124,20 +124,6 @@ class ResultsKeeper:
             os.close(fd)
         with self._lock:
             self._stores[name] = _Kept(name, place, serial, store)
-
-    def _segment(self) -> tuple[int, int, int]:
-        for _ in range(_TAKEN):
-            place, serial = self._broker.reserve_store()
-            with contextlib.suppress(FileExistsError):  # any user may create a file of this name
-                return (
-                    place,
-                    serial,
-                    shm.create_queue(self._instance, serial, self._mode, self._group),
-                )
-        name = shm.path_of(shm.queue_name(self._instance, serial))
-        raise FileExistsError(
-            errno.EEXIST, f"this name and {_TAKEN - 1} before it are taken; remove them", name
-        )
 
     def _file(self, name: str) -> ResultsFile:
         return ResultsFile(self._data_path, name)

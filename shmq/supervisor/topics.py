@@ -8,7 +8,6 @@ other way: the queue leaves the directory first, so that nobody finds half of it
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -29,8 +28,6 @@ from shmq.supervisor import salvage
 from shmq.supervisor.book import SettingsBook
 from shmq.supervisor.memory import Trimmer
 from shmq.supervisor.registry import FIRST_POSITION, Queue, Registry, Topic
-
-_TAKEN = 1000  # segment names in a row that are taken, after which creation gives up
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +147,9 @@ class TopicManager:
         store: DeferredStore,
         meta: Meta,
     ) -> Queue:
-        index, serial, fd = self._segment()
+        index, serial, fd = shm.make_queue(
+            self.instance, self._broker.reserve_queue, self._mode, self._group
+        )
         try:
             self._broker.create_queue(
                 fd,
@@ -186,20 +185,6 @@ class TopicManager:
         settings = self._settings(backlog.topic, None)
         if backlog.view.settings != settings:
             self._broker.configure(backlog.index, backlog.serial, settings.to_native())
-
-    def _segment(self) -> tuple[int, int, int]:
-        """Make the segment of a new queue: (index, serial, descriptor)."""
-        for _ in range(_TAKEN):
-            index, serial = self._broker.reserve_queue()
-            with contextlib.suppress(FileExistsError):  # any user may create a file of this name
-                fd = shm.create_queue(self.instance, serial, self._mode, self._group)
-                return index, serial, fd
-        name = shm.queue_name(self.instance, serial)
-        raise FileExistsError(
-            errno.EEXIST,
-            f"this name and the {_TAKEN - 1} before it are taken; have them removed",
-            shm.path_of(name),
-        )
 
     def positions(self, disk: DiskQueue) -> Meta:
         """Positions from its files for a queue that has none in a header."""

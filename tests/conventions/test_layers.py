@@ -142,6 +142,7 @@ RANKS = {
     "leased": 2,
     "peers": 2,
     "names": 2,
+    "shared": 2,
     "nsqd": 2,
     "private": 2,
     "ownership": 2,

@@ -322,7 +322,7 @@ static void request(void)
 	if (CALL(shmq_request_post(s->b, SHMQ_CREATE_TOPIC, "new", NULL, shortly(), &n)))
 		return;
 	if (!shmq_request_next(w->supervisor, shortly(), &asked))
-		shmq_request_answer(w->supervisor, asked.ticket % SHMQ_REQUESTS, 0);
+		shmq_request_answer(w->supervisor, asked.ticket % SHMQ_REQUESTS, 0, NULL);
 	(void)CALL(shmq_request_wait(s->b, n, 1));
 	shmq_request_end(s->b, n);
 }

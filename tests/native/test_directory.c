@@ -354,7 +354,7 @@ static void a_request_is_posted_answered_and_ended(void)
 	EQUAL(request.client, shmq_broker_client(b));
 	CHECK(!strcmp(request.topic, "t") && !strcmp(request.channel, "c"));
 	EQUAL(shmq_request_wait(b, ticket, shmq_now()), SHMQ_TIMEOUT);
-	shmq_request_answer(w->supervisor, ticket, SHMQ_TABLE_FULL);
+	shmq_request_answer(w->supervisor, ticket, SHMQ_TABLE_FULL, NULL);
 	EQUAL(shmq_request_wait(b, ticket, soon()), SHMQ_TABLE_FULL);
 	shmq_request_end(b, ticket);
 	EQUAL(ld(&b->requests[ticket].state), SHMQ_REQUEST_FREE);
@@ -377,7 +377,7 @@ static void an_abandoned_request_is_freed(void)
 	EQUAL(shmq_request_next(w->supervisor, soon(), &request), 0);
 	shmq_request_end(b, request.ticket); /* its owner lost patience while it was worked on */
 	EQUAL(ld(&b->requests[request.ticket].state), SHMQ_REQUEST_ABANDONED);
-	shmq_request_answer(w->supervisor, request.ticket, 0);
+	shmq_request_answer(w->supervisor, request.ticket, 0, NULL);
 	EQUAL(ld(&b->requests[request.ticket].state), SHMQ_REQUEST_FREE);
 	for (uint32_t i = 0; i < SHMQ_REQUESTS; i++)
 		if (tickets[i] != request.ticket)

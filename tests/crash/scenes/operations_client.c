@@ -40,7 +40,7 @@ static void answer_request(scene *s)
 
 	EQUAL(WATCHED(shmq_request_next(s->mine, soon(), &request)), 0);
 	watch_begin();
-	shmq_request_answer(s->mine, request.ticket, 0);
+	shmq_request_answer(s->mine, request.ticket, 0, NULL);
 	watch_end();
 }
 
