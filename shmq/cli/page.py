@@ -68,7 +68,7 @@ def page(
     token = None if path is not None else Guard.new_token()
 
     def ready(bound: int) -> None:
-        where = f"unix:{path}" if path else f"http://127.0.0.1:{bound}/page/?token={token}"
+        where = f"unix:{path}" if path else f"http://127.0.0.1:{bound}/page/#token={token}"
         click.echo(f"instance {instance}: {where}")
 
     _raise_files()

@@ -34,6 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shmq.door import target
+from shmq.door.page_pass import PASS_HEADER, pass_of
 from shmq.options import Options
 
 #: The answer to a client that may not administer because nothing says who may.
@@ -126,11 +128,13 @@ class Access:
         host, origin = headers.get("Host", ""), headers.get("Origin")
         strict = listener.local or bool(self._allowed) or action is Action.DEBUG
         if host and strict and not listener.unix and not self._is_good_host(host):
-            return Refusal(403, "HOST_NOT_ALLOWED", why=f"Host {host!r} (--http-allowed-hosts)")
+            return Refusal(
+                403, "HOST_NOT_ALLOWED", why=f"Host {_named(host)} (--http-allowed-hosts)"
+            )
         if action is Action.READ:
             return None if self._open_reads else self._without_token(headers)
         if not self._is_good_origin(origin, host, headers):
-            why = f"Origin {origin!r} (--http-allowed-hosts)"
+            why = f"Origin {_named(origin or 'null')} (--http-allowed-hosts)"
             return Refusal(403, "ORIGIN_NOT_ALLOWED", why=why)
         if not self._is_on(action, key, headers, peer, listener):
             return Refusal(403, f"{action.value.upper()}_DISABLED")
@@ -156,23 +160,22 @@ class Access:
             return near and not any(name in headers for name in _PROXY_HEADERS)
         return self._debug == "true"
 
-    def page_cookie(self, token: str) -> str | None:
-        """The cookie of a browser that knows this token. It stays the same when the gateway starts
-        again, and opens nothing but the page. None: it is no token."""
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        found = [known for known in self._tokens if hmac.compare_digest(digest, known)]
-        return _cookie_of(found[0]) if found else None
+    @property
+    def has_tokens(self) -> bool:
+        """Whether tokens are configured."""
+        return bool(self._tokens)
 
-    def is_known(self, headers: Mapping[str, str], cookie: str) -> bool:
+    def page_pass(self, headers: Mapping[str, str]) -> str | None:
+        """The pass of a browser that shows a token. It stays the same when the gateway starts
+        again, and opens nothing but the page. None: it is no token."""
+        digest = hashlib.sha256(_bearer(headers)).digest()
+        found = [known for known in self._tokens if hmac.compare_digest(digest, known)]
+        return pass_of(found[0]) if found else None
+
+    def is_known(self, headers: Mapping[str, str]) -> bool:
         """Whether tokens are configured and a request shows that it knows one: by its header
-        Authorization, or by this cookie of the page."""
-        if not self._tokens:
-            return False
-        given = cookie.encode("utf-8", "surrogateescape")
-        mine = [_cookie_of(known).encode() for known in self._tokens]
-        if any(hmac.compare_digest(given, known) for known in mine):
-            return True
-        return self._without_token(headers) is None
+        Authorization, or by the pass of the page."""
+        return self._is_token(_bearer(headers)) or self._is_pass(_pass(headers))
 
     def shown(self, action: Action, headers: Mapping[str, str], of_page: bool) -> bytes:
         """The token that a request shows, right or wrong. Empty: it shows none, or its answer does
@@ -181,24 +184,26 @@ class Access:
             return b""
         if action is Action.READ and self._open_reads and not of_page:
             return b""
-        scheme, _, given = headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return b""
-        return given.strip().encode("utf-8", "surrogateescape")
+        return _bearer(headers) or (_pass(headers) if of_page else b"")
 
     def is_right(self, shown: bytes) -> bool:
-        """Whether this is one of the tokens."""
+        """Whether this is one of the tokens, or the pass of one."""
+        return self._is_token(shown) or self._is_pass(shown)
+
+    def _is_token(self, shown: bytes) -> bool:
         digest = hashlib.sha256(shown).digest()
         # all digests have the same length, so the time reveals nothing about a token
         return any(hmac.compare_digest(digest, token) for token in self._tokens)
 
+    def _is_pass(self, shown: bytes) -> bool:
+        return any(hmac.compare_digest(shown, pass_of(token).encode()) for token in self._tokens)
+
     def _without_token(self, headers: Mapping[str, str]) -> Refusal | None:
         if not self._tokens:
             return None
-        scheme, _, given = headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
+        if not _bearer(headers):
             return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq"')
-        if self.is_right(given.strip().encode("utf-8", "surrogateescape")):
+        if self._is_token(_bearer(headers)):
             return None
         return Refusal(401, "UNAUTHORIZED", 'Bearer realm="shmq", error="invalid_token"')
 
@@ -221,8 +226,18 @@ class Access:
         return parts.netloc == host.lower() and self._is_good_host(host)
 
 
-def _cookie_of(digest: bytes) -> str:
-    return hmac.new(digest, b"shmq page", "sha256").hexdigest()
+def _named(site: str) -> str:
+    """A name of a site as a log may hold it: without what may be a secret before it or after."""
+    return repr(target.path_of(site.rpartition("@")[2]))
+
+
+def _bearer(headers: Mapping[str, str]) -> bytes:
+    scheme, _, given = headers.get("Authorization", "").partition(" ")
+    return given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
+
+
+def _pass(headers: Mapping[str, str]) -> bytes:
+    return headers.get(PASS_HEADER, "").encode("utf-8", "surrogateescape")
 
 
 def redacted(text: str) -> str:

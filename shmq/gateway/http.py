@@ -19,6 +19,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from shmq import _native, audit, prometheus
+from shmq.door import target
+from shmq.door.http_server import RawResponse
+from shmq.door.page_pass import is_public
 from shmq.door.seldom import Seldom
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
@@ -140,10 +143,8 @@ class Http:
         in_chunks(request, response)
         if path not in ("/pub", "/mpub"):
             took = (time.perf_counter() - began) * 1000
-            status, remote = response.status, request.remote or "@"
-            if http_page.is_page(path):
-                raw = raw.partition("?")[0]  # a token may follow
-            _log.info("%d %s %s (%s) %.3fms", status, request.method, raw, remote, took)
+            status, remote, shown = response.status, request.remote or "@", target.shown(raw)
+            _log.info("%d %s %s (%s) %.3fms", status, request.method, shown, remote, took)
         return response
 
     async def _answer(
@@ -159,7 +160,7 @@ class Http:
             return reply(403, body, JSON, nsq=True)
         if request.version[0] != 1:
             reason = "HTTP Version Not Supported: unsupported protocol version"
-            return http_server.RawResponse(505, reason)
+            return RawResponse(505, reason)
         refusal = await self._refusal(request, path, client)
         if refusal is not None:
             return refusal
@@ -193,17 +194,19 @@ class Http:
         except (web.RequestPayloadError, HttpProcessingError) as exc:  # nsqd's answer is the same
             said = " ".join(str(exc).split())
             text = "the body of %s %s of %s: %s"
-            self._failed(logging.INFO, text, request.method, path, client.by, said)
+            where = target.path_of(path)
+            self._failed(logging.INFO, text, request.method, where, client.by, said)
             response = failure(500, "INTERNAL_ERROR")
             response.force_close()
             return response
         except Busy:
             return page("a profile is being taken already\n", 500)
         except ShmqError as exc:
-            self._failed(logging.ERROR, "%s %s: %s", request.method, path, exc)
+            self._failed(logging.ERROR, "%s %s: %s", request.method, target.path_of(path), exc)
             return failure(503, _word_of(exc, path))
         except Exception as exc:
-            self._failed(logging.ERROR, "%s %s crashed", request.method, path, exc_info=exc)
+            where = target.path_of(path)
+            self._failed(logging.ERROR, "%s %s crashed", request.method, where, exc_info=exc)
             return failure(500, "INTERNAL_ERROR")
         return reply_of(answer, nsq=not plain)
 
@@ -234,10 +237,11 @@ class Http:
             return None
         if refusal.why:
             text = "%s %s of %s refused: %s"
-            self._refused(logging.WARNING, text, request.method, path, client.by, refusal.why)
+            where = target.path_of(path)
+            self._refused(logging.WARNING, text, request.method, where, client.by, refusal.why)
         if refusal.status == 401:
             client.proven = b""
-            audit.note("login", result="refused", method=request.method, path=path)
+            audit.note("login", result="refused", method=request.method, path=target.path_of(path))
         return http_page.refused(refusal) if of_page else refused(refusal)
 
     async def _is_right(self, shown: bytes, client: http_server.Connection) -> bool:
@@ -260,7 +264,7 @@ class Http:
         """Find out which user of the access file sends a request. Returns the answer to somebody
         who is none; None: `client.grant` has his rights, or there is no such file."""
         rights, client.grant = self._context.rights, None
-        if rights.users is None or path == "/ping":
+        if rights.users is None or path == "/ping" or (is_public(path) and is_public(request.path)):
             return None
         header = request.headers.get("Authorization")
         if header is None:
@@ -280,7 +284,8 @@ class Http:
                     attempt.passed()
         if grant is None:
             if header is not None:
-                audit.note("login", result="refused", method=request.method, path=path)
+                where = target.path_of(path)
+                audit.note("login", result="refused", method=request.method, path=where)
             return refused(Refusal(401, "UNAUTHORIZED", 'Basic realm="shmq", charset="UTF-8"'))
         if reason := self._count(client, grant):
             answer = failure(429, "TOO_MANY_CONNECTIONS")
@@ -320,7 +325,8 @@ class Http:
         assert client.grant is not None
         who = client.grant.identity
         text = "%s %s of %s refused: no rule grants it to %s"
-        self._refused(logging.WARNING, text, request.method, path, client.by, who)
+        where = target.path_of(path)
+        self._refused(logging.WARNING, text, request.method, where, client.by, who)
         return failure(403, "FORBIDDEN")
 
     @staticmethod
@@ -341,20 +347,19 @@ class Http:
             self._context.rights.spend(grant, messages)
 
     def _may_open_page(self, request: web.BaseRequest, refusal: Refusal) -> bool:
-        """Whether a browser, which sends no header Authorization, shows that it knows a token."""
-        cookie = request.cookies.get(http_page.COOKIE, "")
+        """Whether the page's script shows that it knows a token, or asks for what everybody has."""
         return refusal.status == 401 and (
-            "token" in request.query or self._access.is_known(request.headers, cookie)
+            is_public(request.path) or self._access.is_known(request.headers)
         )
 
     async def _show_page(self, request: web.BaseRequest, params: Params) -> Answer:
         return await self._page.answer(request, params, self._access, self._grant(request))
 
-    def _unparsed(self, method: str, target: str) -> web.StreamResponse:
+    def _unparsed(self, method: str, whole: str) -> web.StreamResponse:
         """Answer a method or a target that aiohttp's parser refuses. The connection is closed,
         because the start of the next request is unknown."""
-        methods = self._methods(target.partition("?")[0])
-        if target == "*":
+        methods = self._methods(whole.partition("?")[0])
+        if whole == "*":
             methods = dict.fromkeys(("GET", "POST", "PUT"), self._ping)
         response = failure(404, "NOT_FOUND") if methods is None else not_allowed(methods)
         response.force_close()
@@ -373,8 +378,11 @@ class Http:
         case, redirect to that one."""
         folded = posixpath.normpath(re.sub("/+", "/", path))
         for candidate in (folded, f"{folded}/", folded.lower(), f"{folded.lower()}/"):
-            if candidate != path and method in (self._methods(candidate) or ()):
-                where = candidate + (f"?{query}" if query else "")
+            if candidate == path or not target.is_plain(candidate):
+                continue
+            if method in (self._methods(candidate) or ()):
+                rest = target.kept(query)
+                where = candidate + (f"?{rest}" if rest else "")
                 status = 301 if method == "GET" else 307
                 return web.Response(status=status, headers={"Location": where})
         return failure(404, "NOT_FOUND")

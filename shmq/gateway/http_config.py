@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Final
 
 from aiohttp import web
 
 from shmq import audit
+from shmq.door import wishes
 from shmq.gateway import statsd
 from shmq.gateway.access import redacted
 from shmq.gateway.context import Context
@@ -116,7 +116,7 @@ def _key_of(request: web.BaseRequest) -> str:
 def _addresses(body: bytes) -> list[str]:
     """Parse the addresses of nsqlookupds, a JSON list. Raises HttpError."""
     try:
-        value = json.loads(body)
+        value = wishes.parsed(body)
     except ValueError:
         raise HttpError(400, "INVALID_VALUE") from None
     if value is None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from shmq import audit
 from shmq.gateway.access import Access, Refusal
 from shmq.gateway.context import Context
 from shmq.gateway.host import Grant
-from shmq.gateway.http_messages import TEXT, Answer, Params, failure, reply
+from shmq.gateway.http_messages import JSON, TEXT, Answer, Params, dump, failure, reply
 
 if TYPE_CHECKING:
     from shmq.page.server import Handler, Page
 
-COOKIE: Final = "shmq_page"
 _MOST_VIEWERS: Final = 200  # of one gateway process
 
 
@@ -40,20 +38,29 @@ class PageRoutes:
         page = self._page or await self._open()
         from shmq.page.guard import HEADERS
         from shmq.page.server import BODIES
+        from shmq.page.viewers import GUEST
 
-        token = params.get("token")
-        if token is not None:
-            return _welcome(request, access.page_cookie(token), HEADERS)
+        if request.path == "/page/login":
+            shown = access.page_pass(request.headers)
+            if grant is not None:  # a user of the access file shows who he is with each request
+                shown = ""
+            answer = (
+                _refused(401)
+                if shown is None
+                else reply(200, dump({"pass": shown}), JSON, nsq=False)
+            )
+            answer.headers.update(HEADERS)
+            return answer
         handler = self._reads.get(request.path)
         if handler is None:
             answer = failure(404, "NOT_FOUND")
             answer.headers.update(HEADERS)
             return answer
-        if grant is not None:
-            request[BODIES] = grant.allows("bodies", "", "")
-        else:
-            cookie = request.cookies.get(COOKIE, "")
-            request[BODIES] = access.is_known(request.headers, cookie)
+        known = (
+            access.is_known(request.headers) if grant is None else grant.allows("bodies", "", "")
+        )
+        request[BODIES] = known
+        request[GUEST] = not known and grant is None
         return await page.answer(request, handler)
 
     async def _open(self) -> Page:
@@ -75,23 +82,16 @@ class PageRoutes:
             await self._page.close()
 
 
-def _welcome(request: web.BaseRequest, cookie: str | None, headers: Any) -> web.Response:
-    """Answer an address with a token: the browser keeps a cookie that shows that it knew it."""
-    if cookie is None:
-        audit.note("login", result="refused", method="GET", path=request.path)
-        return reply(401, "shmq: the gateway does not know this token\n", TEXT, nsq=False)
-    answer = web.Response(status=303, headers={"Location": "/page/", **headers})
-    secure = request.scheme == "https"
-    answer.set_cookie(COOKIE, cookie, path="/page", httponly=True, samesite="Strict", secure=secure)
-    return answer
+def _refused(status: int) -> web.Response:
+    text = "shmq: this page needs a token of --http-token-file: open /page/#token=TOKEN\n"
+    return reply(status, text, TEXT, nsq=False)
 
 
 def refused(refusal: Refusal) -> web.Response:
     """Tell a person why the page is not shown."""
-    text = f"shmq: {refusal.text}\n"
+    answer = reply(refusal.status, f"shmq: {refusal.text}\n", TEXT, nsq=False)
     if refusal.status == 401:
-        text = "shmq: this page needs a token of --http-token-file: open /page/?token=TOKEN\n"
-    answer = reply(refusal.status, text, TEXT, nsq=False)
+        answer = _refused(401)
     if refusal.challenge:
         answer.headers["WWW-Authenticate"] = refusal.challenge
     return answer

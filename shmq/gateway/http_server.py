@@ -1,5 +1,4 @@
-"""aiohttp's server with the manners of Go's: bytes that are not a request get Go's answer and at
-most one line in the log, and no answer names the server's software.
+"""The connections of the HTTP interface.
 
 A publisher sends the same head again and again. After a publish that was answered OK, the same head
 on the same connection is not parsed again: `Again`.
@@ -10,27 +9,19 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import hmac
-import logging
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from aiohttp import HttpVersion11, http_exceptions, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import web
 
-from shmq import audit
-from shmq.door.peer import peer_of, uid_of
-from shmq.door.seldom import Seldom
+from shmq.door import http_server
+from shmq.door.peer import uid_of
 from shmq.gateway.access import Listener
 from shmq.gateway.host import Grant
 
-#: A request line whose method aiohttp's parser does not know, or whose target is not a path.
-_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\.[01]\r?\n")
-#: The method of the request that aiohttp substitutes for one that it cannot parse.
-_NO_REQUEST: Final = "UNKNOWN"
-_MOST_CHARACTERS: Final = 200
 #: Heads that a connection remembers, the bytes of the longest, and how many it tries to remember: a
 #: client whose heads are never the same is not asked for ever.
 _HEADS: Final = 8
@@ -42,8 +33,6 @@ _DIGITS: Final = 10
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([1-9][0-9]{0,8})(?=\r\n)", re.IGNORECASE)
 #: Headers that change where a request ends, or what comes after it.
 _OF_TRANSFER: Final = ("Transfer-Encoding", "Expect", "Upgrade")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -107,43 +96,14 @@ class _Ok:
         return cls.data
 
 
-class RawResponse(web.Response):
-    """An answer with Go's exact bytes, after which the connection is closed."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(status=status, reason=reason)
-        said = f"{status} {reason}"
-        self._raw = (
-            f"HTTP/1.1 {said}\r\nContent-Type: text/plain; charset=utf-8\r\n"
-            f"Connection: close\r\n\r\n{said}"
-        ).encode()
-        self.force_close()
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write the whole answer."""
-        if request.transport is not None:
-            request.transport.write(self._raw)
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Do nothing: `prepare` has written the whole answer."""
-
-
-class Connection(web.RequestHandler):
+class Connection(http_server.Connection):
     """One client's connection."""
 
     def __init__(self, server: Server, **how: Any) -> None:
         super().__init__(server, **how)
         self._ours = server
-        self._last = b""
-        self.by = "-"
-        """The client's name in the audit log."""
         self.peer = ""
         """The client's address; empty on a Unix socket."""
-        self.who = ""
-        """Whose connections it counts among: an IP address, or `uid:N` on a Unix socket."""
-        self.proven = b""
-        """The token that the client has shown on this connection, and that was right."""
         self.uid: int | None = None
         """Of the process at the other end of a Unix socket."""
         self.subject: Any = ()
@@ -172,7 +132,6 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) and peer else ""
-        self.by, self.who = audit.by_peer(transport), peer_of(transport)
         self.uid = uid_of(transport)
         self.subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
         super().connection_made(transport)
@@ -192,7 +151,6 @@ class Connection(web.RequestHandler):
             self._whole = False
             self._first, self._fed = data, 0
         self._fed += len(data)
-        self._last = data
         super().data_received(data)
 
     # ---- publishers that ask for the same again ----
@@ -252,61 +210,20 @@ class Connection(web.RequestHandler):
 
     # ---- answers ----
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Return the answer when there was no valid request, or the handler failed."""
-        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
-            raise ConnectionError("the client has hung up, or the answer has begun")
-        if status == 500:
-            self._ours.crashes(logging.ERROR, "a request of %s crashed", self.by, exc_info=exc)
-            return RawResponse(500, "Internal Server Error")
-        match = _REQUEST_LINE.match(self._last.lstrip(b"\r\n"))
-        of_line = http_exceptions.BadHttpMethod, http_exceptions.InvalidURLError
-        if match is not None and isinstance(exc, of_line):
-            method, target = (word.decode("latin-1") for word in match.groups())
-            return self._ours.unparsed(method, target)
-        said = " ".join(str(message or "").split())[:_MOST_CHARACTERS]
-        self._ours.bad(logging.INFO, "a bad request of %s: %s", self.by, said)
-        if said.startswith("Missing 'Host' header"):
-            return RawResponse(400, "Bad Request: missing required Host header")
-        return RawResponse(status, "Bad Request")
-
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write the answer. After the last answer of a connection, send the end of the stream at
-        once, even if the rest of the request has not arrived. aiohttp then still reads for a while.
-        Without that, closing a connection with unread bytes would reset it, and the answer would be
-        lost."""
+        """Write the answer, and learn the head of the request."""
         resp, lost = await super().finish_response(request, resp, start_time)
-        transport: Any = self.transport
-        unread = not lost and not resp.keep_alive and not request.content.is_eof()
-        if unread and transport is not None and transport.can_write_eof():
-            transport.write_eof()
         if not self._whole and not lost and resp.keep_alive:
             self._settle(request, resp)
         return resp, lost
 
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log an exception that aiohttp does not pass to `handle_error`."""
-        self._ours.crashes(logging.ERROR, "a request of %s was given up", self.by, **kw)
 
-
-class Request(web.BaseRequest):
-    """A request whose answer has no header `Server`, as Go's."""
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        await super()._prepare_hook(response)
-        response.headers.pop("Server", None)
-
-
-class Server(web.Server):
+class Server(http_server.Server):
     """The connections of one listening socket."""
+
+    connection = Connection
 
     def __init__(
         self,
@@ -316,19 +233,5 @@ class Server(web.Server):
         **how: Any,
     ) -> None:
         """unparsed: answers a method and a target that aiohttp's parser refuses."""
-        loop = asyncio.get_running_loop()
-
-        def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Any:
-            if message.method == _NO_REQUEST:  # its version is not the client's
-                message = message._replace(version=HttpVersion11)
-            return Request(message, payload, protocol, writer, task, loop)
-
-        super().__init__(handler, request_factory=make_request)
-        self._how = {"loop": loop, "access_log": None, **how}
+        super().__init__(handler, unparsed, **how)
         self.listener = listener
-        self.unparsed = unparsed
-        self.bad = Seldom(_log, "bad requests")
-        self.crashes = Seldom(_log, "requests that crashed")
-
-    def __call__(self) -> Connection:
-        return Connection(self, **self._how)

@@ -87,14 +87,29 @@ _ACTIONS: Final[dict[str, Callable[[Broker, dict[str, Any]], str]]] = {
 }
 
 
-def act(instance: str, owner: str | int | None, wish: Any, by: str) -> str:
+#: The fields of a wish.
+FIELDS: Final[dict[str, type | tuple[type, ...]]] = {
+    "action": str,
+    "topic": str,
+    "channel": str,
+    "id": str,
+    "pid": int,
+    "reason": str,
+    "error": str,
+    "via": str,
+    "exact": bool,
+    "settings": dict,
+}
+
+
+def act(instance: str, owner: str | int | None, wish: dict[str, Any], by: str) -> str:
     """Do what a browser wishes, note it in the audit log, and return a sentence about it.
 
-    wish: an object with `action`, `topic`, mostly `channel`, and what that action takes. by: the
-    client's name in the log. Raises ValueError for a wish that makes no sense, and what the
-    broker's methods raise.
+    wish: `action`, `topic`, mostly `channel`, and what that action takes, of the types in FIELDS.
+    by: the client's name in the log. Raises ValueError for a wish that makes no sense, and what
+    the broker's methods raise.
     """
-    if not isinstance(wish, dict) or wish.get("action") not in _ACTIONS:
+    if wish.get("action") not in _ACTIONS:
         raise ValueError(f"action is one of {', '.join(_ACTIONS)}")
     topic, channel = str(wish.get("topic", "")), str(wish.get("channel") or "")
     more = {name: _noted(wish[name]) for name in _NOTED if wish.get(name) is not None}
@@ -102,7 +117,7 @@ def act(instance: str, owner: str | int | None, wish: Any, by: str) -> str:
         try:
             with shmq.attach(instance, owner=owner) as broker:
                 return _ACTIONS[wish["action"]](broker, wish)
-        except TypeError as exc:
+        except (TypeError, OverflowError, AttributeError) as exc:
             raise BadArgument(f"{wish['action']}: {exc}") from exc
 
 

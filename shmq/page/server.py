@@ -19,6 +19,7 @@ except ImportError as exc:
     raise ImportError("shmq page needs aiohttp: install shmq with the extra `gateway`") from exc
 
 from shmq import audit
+from shmq.door import http_server, wishes
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.ownership import OWNER_VARIABLE
 from shmq.page import actions, arrow, bodies, detail, past
@@ -39,6 +40,10 @@ _STATIC: Final = Path(__file__).with_name("static")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 #: In a request: whether its answer has what `bodies.without` takes out.
 BODIES: Final = "shmq.bodies"
+#: Bytes of a wish, and the seconds in which it comes.
+_MOST_BYTES: Final = 64 << 10
+_WISH_SECONDS: Final = 10.0
+_KEEP_ALIVE_SECONDS: Final = 60.0
 
 
 class Page:
@@ -82,36 +87,37 @@ class Page:
             "/page/history": self._history,
             "/page/deaths": self._deaths,
             "/page/rights": self._rights,
+            "/page/login": self._login,
         }
 
-    def application(self) -> web.Application:
-        """The routes of a server that has nothing else."""
-        application = web.Application(middlewares=[self._guarded], client_max_size=64 << 10)
-        routes = {"/": self._root, **self.reads()}
-        application.add_routes([web.get(path, handler) for path, handler in routes.items()])
-        application.add_routes([web.post("/page/act", self._act)])
-        application.on_shutdown.append(self._close)
-        return application
-
-    async def _close(self, application: web.Application) -> None:
-        await self.close()
+    def server(self) -> http_server.Server:
+        """A server that has nothing else."""
+        reads = {"/": self._root, **self.reads()}
+        how = {"keepalive_timeout": _KEEP_ALIVE_SECONDS}
+        return http_server.Server(lambda request: self._answer_to(request, reads), _unparsed, **how)
 
     async def close(self) -> None:
         """Let all browsers go."""
         await self._viewers.close()
 
-    @web.middleware
-    async def _guarded(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    async def _answer_to(
+        self, request: web.BaseRequest, reads: dict[str, Handler]
     ) -> web.StreamResponse:
-        """Refuse strangers."""
-        welcome = self._guard.welcome(request)
-        if welcome is not None:
-            return welcome
-        refusal = self._guard.refusal(request)
+        """Refuse strangers, and answer the others."""
+        refusal = await self._guard.refusal(request)
         if refusal is not None:
-            return web.Response(status=403, text=f"shmq page: {refusal}\n", headers=HEADERS)
-        return await self.answer(request, handler)
+            return refusal
+        path, method = request.path, request.method
+        methods: dict[str, Handler] = {"POST": self._act} if path == "/page/act" else {}
+        if path in reads:
+            methods = {"GET": reads[path], "HEAD": reads[path]}
+        if not methods:
+            return _json({"error": "there is no such path"}, 404)
+        if method not in methods:
+            answer = _json({"error": f"this path is for {' and '.join(methods)}"}, 405)
+            answer.headers["Allow"] = ", ".join(methods)
+            return answer
+        return await self.answer(request, methods[method])
 
     @staticmethod
     async def answer(
@@ -126,9 +132,6 @@ class Page:
             return _json({"error": str(exc)}, 409)
         except (ShmqError, ValueError) as exc:
             return _json({"error": str(exc)}, 400)
-        except web.HTTPException as exc:
-            exc.headers.update(HEADERS)
-            raise
 
     # ---- files ----
 
@@ -209,16 +212,16 @@ class Page:
         options = ["--instance", instance, *(["--owner", owner] if owner else [])]
         return _json({"admin": self._admin, "options": options})
 
-    async def _act(self, request: web.Request) -> web.StreamResponse:
+    async def _login(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json({"pass": self._guard.login()})
+
+    async def _act(self, request: web.BaseRequest) -> web.StreamResponse:
         refusal = self._guard.refusal_to_act(request)
         if refusal is not None:
             return _json({"error": refusal}, 403)
         if not self._admin:
             return _json({"error": "this page only shows; start `shmq page --admin` to act"}, 403)
-        try:
-            wish = await request.json()
-        except RecursionError:
-            raise ValueError("a wish is an object, not thousands of nested lists") from None
+        wish = wishes.typed(await _body_of(request), actions.FIELDS)
         by = audit.by_peer(request.transport)
         # A thread of its own: it may wait for the supervisor, and the ticks go on.
         said = await asyncio.to_thread(actions.act, *self._place, wish, by)
@@ -227,6 +230,29 @@ class Page:
     async def _deaths(self, request: web.BaseRequest) -> web.StreamResponse:
         found = await self._viewers.read(past.last_deaths, *self._place)
         return _json(_permitted(request, found))
+
+
+def _unparsed(method: str, target: str) -> web.StreamResponse:
+    """Answer a request that aiohttp's parser refuses."""
+    answer = _json({"error": "this server answers GET and POST of paths"}, 400)
+    answer.force_close()
+    return answer
+
+
+async def _body_of(request: web.BaseRequest) -> bytes:
+    """The body of a request. Raises ValueError if it is too long, or does not come."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_WISH_SECONDS):
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > _MOST_BYTES:
+                    raise ValueError(f"a body has at most {_MOST_BYTES} bytes")
+    except TimeoutError:
+        raise ValueError(f"the body did not come within {_WISH_SECONDS:g} s") from None
+    except web.RequestPayloadError:
+        raise ValueError("the body is not what its headers say") from None
+    return bytes(body)
 
 
 def _permitted(request: web.BaseRequest, found: Any) -> Any:
@@ -272,7 +298,7 @@ async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) 
     path: of a Unix socket, with mode 0600, instead of host and port. ready: called with the port
     (0 for a socket file) when browsers may come. Raises OSError if the address is taken.
     """
-    runner = web.AppRunner(page.application(), access_log=None, shutdown_timeout=1.0)
+    runner = web.ServerRunner(page.server(), shutdown_timeout=1.0)
     await runner.setup()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -292,6 +318,7 @@ async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) 
             ready(runner.addresses[0][1])
         await ended.wait()
     finally:
+        await page.close()
         await runner.cleanup()
         if path is not None:
             with contextlib.suppress(OSError):

@@ -14,6 +14,8 @@ from shmq.page import guard
 from shmq.page.snapshot import Snapshots
 
 EVERY: Final = 1.0  # seconds between two ticks
+#: In a request: whether it may watch only while the share of strangers has room.
+GUEST: Final = "shmq.guest"
 #: A browser that has read nothing for so many ticks is disconnected. It comes back by itself, and
 #: begins with all rows.
 _PATIENCE: Final = 10
@@ -21,14 +23,30 @@ _PATIENCE: Final = 10
 _T = TypeVar("_T")
 
 
+class _Viewer:
+    """One browser that watches."""
+
+    def __init__(self, place: str, guest: bool) -> None:
+        self.place = place
+        self.guest = guest
+        self.ticks: asyncio.Queue[bytes] = asyncio.Queue(_PATIENCE)
+
+    def end(self) -> None:
+        """Let its sender end."""
+        _empty(self.ticks)
+        self.ticks.put_nowait(b"")
+
+
 class Viewers:
     """Looks at the instance while somebody watches, and at no other time."""
 
     def __init__(self, snapshots: Snapshots, most: int) -> None:
-        """most: how many may watch at a time."""
+        """most: how many may watch at a time. Guests have three quarters of that together, and one
+        address a quarter of it. A browser that is none takes the place of the guest that has
+        watched longest."""
         self._snapshots = snapshots
         self._most = most
-        self._watching: set[asyncio.Queue[bytes]] = set()
+        self._watching: dict[_Viewer, None] = {}  # in the order in which they came
         self._task: asyncio.Task[None] | None = None
         # One thread: a snapshot is not for several, and the event loop must go on meanwhile.
         self._thread = ThreadPoolExecutor(1, "page")
@@ -44,14 +62,16 @@ class Viewers:
 
     async def watch(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send all rows and then each tick, until the browser goes (server-sent events)."""
-        if len(self._watching) >= self._most:
-            text = f"{self._most} browsers watch already; shmq page --max-viewers allows more\n"
+        client: Any = request.protocol
+        viewer = _Viewer(client.who, request.get(GUEST, False))
+        if not self._has_room(viewer):
+            text = f"{len(self._watching)} browsers watch already: "
+            text += "close some, show a token, or start `shmq page` with a larger --max-viewers\n"
             return web.Response(status=503, text=text, headers=guard.HEADERS)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream; charset=utf-8", **guard.HEADERS}
         )
-        ticks: asyncio.Queue[bytes] = asyncio.Queue(_PATIENCE)
-        self._watching.add(ticks)  # before the rows are read, so that no change falls between
+        self._watching[viewer] = None  # before the rows are read, so that no change falls between
         try:
             first = await self.read(self._snapshots.state, len(self._watching) > 1)
             await response.prepare(request)
@@ -61,13 +81,28 @@ class Viewers:
             await response.write(b"\n\n")
             del first
             self._start()
-            while ticks in self._watching:
-                await response.write(await ticks.get())
+            while viewer in self._watching:
+                await response.write(await viewer.ticks.get())
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._watching.discard(ticks)
+            self._watching.pop(viewer, None)
         return response
+
+    def _has_room(self, viewer: _Viewer) -> bool:
+        """Whether a browser may watch. For one that is no guest, the oldest guest goes."""
+        guests = [each for each in self._watching if each.guest]
+        if viewer.guest:
+            near = sum(each.place == viewer.place for each in guests)
+            share = max(self._most * 3 // 4, 1)
+            room = min(share - len(guests), self._most - len(self._watching))
+            return room > 0 and near < max(self._most // 4, 1)
+        if len(self._watching) < self._most:
+            return True
+        if guests:
+            del self._watching[guests[0]]
+            guests[0].end()
+        return bool(guests)
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -78,20 +113,18 @@ class Viewers:
             await asyncio.sleep(EVERY)
             tick = await self.read(lambda: self._snapshots.tick().encoded())
             event = b"event: tick\ndata: %b\n\n" % tick
-            for ticks in list(self._watching):
+            for viewer in list(self._watching):
                 try:
-                    ticks.put_nowait(event)
+                    viewer.ticks.put_nowait(event)
                 except asyncio.QueueFull:
-                    self._watching.discard(ticks)
-                    _empty(ticks)
-                    ticks.put_nowait(b"")  # its sender ends
+                    self._watching.pop(viewer, None)
+                    viewer.end()
 
     async def close(self) -> None:
         """Let all browsers go."""
-        for ticks in list(self._watching):
-            self._watching.discard(ticks)
-            _empty(ticks)
-            ticks.put_nowait(b"")
+        for viewer in list(self._watching):
+            del self._watching[viewer]
+            viewer.end()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

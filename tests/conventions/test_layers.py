@@ -220,7 +220,7 @@ RESERVED = {
     },
     "click": {"cli"},
     "asyncio": {"cli/page.py", "client/aio.py", "client/results_aio.py", "door", "gateway", "page"},
-    "aiohttp": {"gateway", "page"},
+    "aiohttp": {"door", "gateway", "page"},
     "re2": {"gateway"},
     "opentelemetry": {"otel"},
     "pyspark": {"spark"},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import http.server
 import json
 import subprocess
 import sys
+import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ import psutil
 import pytest
 from support.browser import Page, Tab
 from support.nsq_client import Server
-from support.processes import eventually
+from support.page import login
+from support.processes import WATCHDOG, eventually
 from support.secrets import write_secret
 
 TOKEN = "a-token-that-nobody-can-guess-0123456789"
@@ -89,17 +92,21 @@ def test_a_browser_with_the_token_sees_bodies_and_the_log_does_not_have_it(
     gateway: Serve, token_file: Path, browse: Browse
 ) -> None:
     server = gateway(f"--http-token-file={token_file}", "--http-open-reads=false")
-    for path in ("", "state", "ticks", "static/main.js", "?token=", "?token=guess"):
-        reply = server.http("GET", f"/page/{path}")
-        assert reply.status == 401, path
-        assert b"token" in reply.body
+    for path in ("state", "ticks", "login", "rights", f"state?token={TOKEN}"):
+        for headers in ({}, {"X-Shmq-Page": TOKEN}, {"Cookie": f"shmq_page={TOKEN}"}):
+            reply = server.http("GET", f"/page/{path}", **headers)
+            assert reply.status == 401, path
+            assert b"token" in reply.body
+            assert "Set-Cookie" not in reply.headers
     assert b"customer" in json.dumps(messages(server, Authorization=f"Bearer {TOKEN}")).encode()
 
     async def person(tab: Tab) -> None:
-        await tab.go(address(server, f"?token={TOKEN}"))
-        await tab.shows(server.instance, "OK", "orders/pack")
-        assert "token" not in await tab.run("location.href")
-        assert await tab.run("document.cookie") == ""
+        for sign in "#?":  # an address of before, too
+            await tab.go(address(server, f"{sign}token={TOKEN}"))
+            await tab.shows(server.instance, "OK", "orders/pack")
+            assert "token" not in await tab.run("location.href")
+            assert TOKEN not in await tab.run("JSON.stringify(sessionStorage)")
+            assert await tab.run("document.cookie + JSON.stringify(localStorage)") == "{}"
         await tab.run("location.hash = '#/channel/orders/pack'")
         await tab.shows("of a customer")
 
@@ -107,23 +114,23 @@ def test_a_browser_with_the_token_sees_bodies_and_the_log_does_not_have_it(
     assert TOKEN not in server.log
 
 
-def test_the_cookie_is_not_the_token_and_opens_nothing_but_the_page(
+def test_the_pass_is_not_the_token_and_opens_nothing_but_the_page(
     gateway: Serve, token_file: Path
 ) -> None:
     server = gateway(f"--http-token-file={token_file}", "--http-open-reads=false")
-    reply = server.http("GET", f"/page/?token={TOKEN}")
-    assert (reply.status, reply.headers["Location"]) == (303, "/page/")
-    cookie, *rules = [word.strip() for word in reply.headers["Set-Cookie"].split(";")]
-    assert {"HttpOnly", "Path=/page", "SameSite=Strict"} <= set(rules)
-    assert TOKEN not in cookie
-    assert b"customer" in json.dumps(messages(server, Cookie=cookie)).encode()
-    for path in ("/stats", "/metrics"):
-        assert server.http("GET", path, Cookie=cookie).status == 401
+    _, header = login(address(server, f"#token={TOKEN}"))
+    (given,) = header.values()
+    assert TOKEN not in given
+    assert b"customer" in json.dumps(messages(server, **header)).encode()
+    for more in (header, {"Authorization": f"Bearer {given}"}, {"Cookie": f"shmq_page={given}"}):
+        for path in ("/stats", "/metrics", "/debug/pprof/"):
+            assert server.http("GET", path, **more).status == 401
+        assert server.http("POST", "/pub?topic=orders", b"x", **more).status == 401
     token_file.write_text(TOKEN[::-1])
     server.process.send_signal(1)
     eventually(
-        lambda: server.http("GET", "/page/state", Cookie=cookie).status == 401,
-        what="the cookie of a token that is none any more is refused",
+        lambda: server.http("GET", "/page/state", **header).status == 401,
+        what="the pass of a token that is none any more is refused",
     )
 
 
@@ -185,5 +192,71 @@ def test_a_token_with_signs_of_a_query_opens_the_page(gateway: Serve, tmp_path: 
     write_secret(path, f"{TOKEN}\n{token}\n")
     path.chmod(0o600)
     server = gateway(f"--http-token-file={path}")
-    reply = server.http("GET", f"/page/?{urllib.parse.urlencode({'token': token})}")
-    assert reply.status == 303
+    login(address(server, f"#token={urllib.parse.quote(token)}"))
+
+
+def test_the_server_of_another_port_gets_nothing(
+    gateway: Serve, token_file: Path, browse: Browse
+) -> None:
+    server = gateway(f"--http-token-file={token_file}", "--http-open-reads=false")
+    got: list[str] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got.append(f"{self.requestline}\n{self.headers}")
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<p>hello</p>")
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
+    thread = threading.Thread(target=other.serve_forever)
+    thread.start()
+
+    async def person(tab: Tab) -> None:
+        await tab.go(address(server, f"#token={TOKEN}"))
+        await tab.shows("OK", "orders/pack")
+        given = await tab.run("JSON.stringify(sessionStorage)")
+        await tab.go(f"http://127.0.0.1:{other.server_port}/page/state")
+        await tab.shows("hello")
+        assert await tab.run("document.cookie + JSON.stringify(sessionStorage)") == "{}"
+        assert given not in ("", "{}")
+        for text in got:
+            assert TOKEN not in text
+            assert "cookie" not in text.lower()
+            assert given.split('"')[3] not in text
+
+    try:
+        browse(person)
+    finally:
+        other.shutdown()
+        thread.join()
+        other.server_close()
+    assert got
+
+
+def test_who_has_a_token_always_has_a_place_to_watch(gateway: Serve, token_file: Path) -> None:
+    server = gateway(f"--http-token-file={token_file}")
+    _, header = login(address(server, f"#token={TOKEN}"))
+    held = []
+
+    def watch(source: str, **headers: str) -> int:
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", server.port("http"), WATCHDOG, (source, 0)
+        )
+        held.append(connection)
+        connection.request("GET", "/page/ticks", headers=headers)
+        return connection.getresponse().status
+
+    try:
+        statuses = [watch(f"127.0.0.{n}") for n in range(2, 6) for _ in range(55)]
+        assert statuses.count(200) == 150  # three quarters of 200
+        assert statuses[:55].count(200) == 50  # one address has a quarter
+        for _ in range(60):
+            assert watch("127.0.0.1", **header) == 200
+        assert watch("127.0.0.9") == 503
+    finally:
+        for connection in held:
+            connection.close()

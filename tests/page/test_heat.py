@@ -12,6 +12,7 @@ import aiohttp
 import numpy as np
 import pytest
 from support.browser import Page, Tab
+from support.page import login
 from support.processes import WATCHDOG, eventually
 
 import shmq
@@ -124,10 +125,8 @@ def test_a_wrong_number_is_said(query: str, shop: shmq.Broker, start_page: Start
     url = start_page(shop.instance)
 
     async def ask() -> None:
-        jar = aiohttp.CookieJar(unsafe=True)
-        async with aiohttp.ClientSession(cookie_jar=jar) as session:
-            await session.get(url)
-            base = url.partition("?")[0]
+        base, headers = login(url)
+        async with aiohttp.ClientSession(headers=headers) as session:
             for path in ("heat", "history"):
                 where = f"{base}{path}?topic=orders&channel=pack&{query}"
                 async with session.get(where) as answer:

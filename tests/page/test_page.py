@@ -457,7 +457,7 @@ def test_an_address_with_an_old_token_says_so(
     url = start_page(shop.instance)
 
     async def person(tab: Tab) -> None:
-        await tab.go(url.partition("?")[0] + "?token=of-yesterday")
+        await tab.go(url.partition("#")[0] + "#token=of-yesterday")
         await tab.shows("the token is missing or of an earlier start")
 
     browse(person)

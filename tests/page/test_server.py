@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.page import login
 
 import shmq
 from shmq.page import bodies
@@ -21,15 +22,12 @@ StartPage = Callable[..., str]
 
 
 def visit(url: str, person: Callable[[aiohttp.ClientSession, str], Awaitable[None]]) -> None:
-    """Run `person(session, base)` with the cookie of the address that was printed."""
+    """Run `person(session, base)` with the pass for the address that was printed."""
+    base, headers = login(url)
 
     async def run() -> None:
-        parts = urllib.parse.urlsplit(url)
-        jar = aiohttp.CookieJar(unsafe=True)  # cookies of an address that is a number
-        async with aiohttp.ClientSession(cookie_jar=jar) as session:
-            async with session.get(url) as answer:
-                assert answer.status == 200
-            await person(session, f"{parts.scheme}://{parts.netloc}/page/")
+        async with aiohttp.ClientSession(headers=headers) as session:
+            await person(session, base)
 
     asyncio.run(run())
 
@@ -44,16 +42,28 @@ async def asked(session: aiohttp.ClientSession, url: str, **how: Any) -> tuple[i
 
 def test_without_the_token_nothing_is_shown(shop: shmq.Broker, start_page: StartPage) -> None:
     url = start_page(shop.instance)
-    base = url.partition("?")[0]
+    base, passes = login(url)
+    token = url.partition("#token=")[2]
+    given = passes["X-Shmq-Page"]
+    paths = ("state", "ticks", "login", "rights", "message?topic=orders", f"state?token={token}")
 
     async def stranger() -> None:
         async with aiohttp.ClientSession() as session:
-            for path in ("", "state", "ticks", "static/main.js", "?token=", "?token=guess"):
+            for path in paths:
+                cookie = f"shmq_page={given}; shmq_page_{urllib.parse.urlsplit(url).port}={token}"
+                for how in ({}, {"Cookie": cookie}):
+                    status, text, headers = await asked(session, base + path, headers=how)
+                    assert status == 403, path
+                    assert "token" in text
+                    assert "orders" not in text
+                    assert "default-src 'none'" in headers["Content-Security-Policy"]
+                    assert "Set-Cookie" not in headers
+            for wrong in ({"X-Shmq-Page": token}, {"X-Shmq-Page": given[:-1]}):
+                assert (await asked(session, base + "state", headers=wrong))[0] == 403
+            for path in ("", f"?token={token}", "static/main.js"):  # what everybody has
                 status, text, headers = await asked(session, base + path)
-                assert status == 403, path
-                assert "token" in text
-                assert "orders" not in text
-                assert "default-src 'none'" in headers["Content-Security-Policy"]
+                assert (status, "orders" in text) == (200, False)
+                assert "Set-Cookie" not in headers
 
     asyncio.run(stranger())
 
@@ -188,7 +198,7 @@ def test_a_large_body_that_lies_about_itself_stops_nobody(
 # ---- changes ----
 
 WISH = {"action": "delete_channel", "topic": "orders", "channel": "pack"}
-OURS = {"X-Shmq-Page": "1"}
+OURS: dict[str, str] = {}
 
 
 def test_without_admin_no_wish_is_granted(shop: shmq.Broker, start_page: StartPage) -> None:
@@ -207,7 +217,6 @@ def test_a_page_of_another_site_can_change_nothing(
 
     async def person(session: aiohttp.ClientSession, base: str) -> None:
         for how in (
-            {"json": WISH},
             {"json": WISH, "headers": {**OURS, "Origin": "http://evil.example"}},
             {"json": WISH, "headers": {**OURS, "Origin": "null"}},
             {"data": json.dumps(WISH), "headers": {**OURS, "Content-Type": "text/plain"}},
@@ -216,7 +225,7 @@ def test_a_page_of_another_site_can_change_nothing(
                 assert answer.status == 403, how
         async with (
             aiohttp.ClientSession() as stranger,
-            stranger.post(base + "act", json=WISH, headers=OURS) as answer,
+            stranger.post(base + "act", json=WISH, headers={"X-Shmq-Page": "1"}) as answer,
         ):
             assert answer.status == 403
 
@@ -322,8 +331,8 @@ def test_a_thousand_browsers_do_not_stop_it(shop: shmq.Broker, start_page: Start
 
     async def person(session: aiohttp.ClientSession, base: str) -> None:
         connector = aiohttp.TCPConnector(limit=0)
-        jar = session.cookie_jar
-        async with aiohttp.ClientSession(connector=connector, cookie_jar=jar) as many:
+        headers = session.headers
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as many:
             watching = await asyncio.gather(*(many.get(base + "ticks") for _ in range(1000)))
             assert all(answer.status == 200 for answer in watching)
             found = await asyncio.gather(*(_events(answer, 2) for answer in watching))

@@ -1,10 +1,25 @@
-"""A person who presses buttons and fills in forms of the page."""
+"""A person who presses buttons and fills in forms of the page, and a program that has its
+pass."""
 
 from __future__ import annotations
 
 import json
+import urllib.parse
+import urllib.request
 
 from support.browser import Tab
+from support.processes import WATCHDOG
+
+
+def login(url: str) -> tuple[str, dict[str, str]]:
+    """Do with a printed address what the page's script does: its base, and the header that opens
+    it."""
+    base, _, fragment = url.partition("#")
+    token = urllib.parse.unquote(fragment.removeprefix("token="))
+    bearer = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{base}login", headers=bearer)
+    with urllib.request.urlopen(request, timeout=WATCHDOG) as answer:
+        return base, {"X-Shmq-Page": json.loads(answer.read())["pass"]}
 
 
 async def ask(tab: Tab, title: str) -> str:

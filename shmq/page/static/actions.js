@@ -1,5 +1,6 @@
 // Buttons that change something. Each shows the command that does the same, and asks.
 
+import { call } from "./door.js";
 import { make } from "./format.js";
 
 let asked = null;
@@ -7,7 +8,7 @@ let rights = null; // what the server said
 
 /** Whether the server lets this page act. */
 export function mayAct() {
-  asked ??= fetch("rights")
+  asked ??= call("rights")
     .then((answer) => answer.json())
     .then((said) => {
       rights = said;
@@ -77,9 +78,9 @@ export function confirmed(title, line, opener) {
 /** Do what is wished. The sentence about it, and whether it failed. */
 export async function send(wish) {
   try {
-    const answer = await fetch("act", {
+    const answer = await call("act", {
       method: "POST",
-      headers: { "Content-Type": "application/json", "X-Shmq-Page": "1" },
+      headers: { "Content-Type": "application/json" },
       body: JSON.stringify(wish),
     });
     const said = await answer.json();

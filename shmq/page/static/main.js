@@ -1,6 +1,7 @@
 // The page: one view at a time, by the part of the address after `#`.
 
 import { Channel } from "./channel.js";
+import { enter } from "./door.js";
 import { deadLetters, deaths, leases, processes, results } from "./lists.js";
 import { Model } from "./model.js";
 import { Overview } from "./overview.js";
@@ -21,6 +22,7 @@ function viewOf(hash) {
 
 function route() {
   if (location.hash === "#view") return;
+  if (location.hash.startsWith("#token=")) return void enter().then(route);
   const had = view !== null;
   view?.close();
   view = viewOf(location.hash);
@@ -48,5 +50,6 @@ model.lost = "Connecting.";
 model.addEventListener("change", refresh);
 model.addEventListener("connection", refresh);
 addEventListener("hashchange", route);
+await enter();
 route();
 model.connect();

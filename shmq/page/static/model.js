@@ -1,9 +1,13 @@
 // What the server says, and what has been said since this page was opened.
 
+import { call, refusal } from "./door.js";
+
 /** Seconds of history that the page keeps. */
 export const KEPT = 3600;
 /** Points of the small line in a row. */
 export const POINTS = 60;
+/** Milliseconds after which a page that has lost its server asks it again. */
+const AGAIN = 3000;
 /** The series of the overview: sums over all queues. */
 const SUMS = ["ready", "disk", "in_flight", "deferred", "leased", "in", "out", "finished", "requeued"];
 
@@ -19,18 +23,46 @@ export class Model extends EventTarget {
   connected = false;
   lost = "";
   history = { time: [], oldest: [], ...Object.fromEntries(SUMS.map((name) => [name, []])) };
-  #source = null;
   #sums = Object.fromEntries(SUMS.map((name) => [name, 0])); // in tenths, so that they stay exact
   #waiting = new Set(); // serials of rows with an age
   #lines = new Map(); // serial -> [tick, depth] whenever the depth became another one
   #ticks = 0;
   #began = 0; // the tick with which all rows came
 
-  connect() {
-    this.#source = new EventSource("ticks");
-    this.#source.addEventListener("state", (event) => this.#state(JSON.parse(event.data)));
-    this.#source.addEventListener("tick", (event) => this.#tick(JSON.parse(event.data)));
-    this.#source.addEventListener("error", () => this.#failed());
+  /** Follow the server's events, and try again whenever they end. An EventSource could send no header. */
+  async connect() {
+    let lost = "The connection is lost; trying again.";
+    try {
+      const answer = await call("ticks");
+      if (!answer.ok) lost = refusal() || (await answer.text());
+      else await this.#follow(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+    } catch {
+      // the server is gone
+    }
+    this.#connection(false, lost);
+    setTimeout(() => this.connect(), AGAIN);
+  }
+
+  /** Take the events of a stream until it ends. */
+  async #follow(reader) {
+    let pieces = []; // of the event that has not come completely
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      let text = pieces.length && pieces.at(-1).endsWith("\n") ? pieces.pop() + value : value;
+      for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+        this.#event(pieces.join("") + text.slice(0, end));
+        pieces = [];
+        text = text.slice(end + 2);
+      }
+      if (text) pieces.push(text);
+    }
+  }
+
+  #event(text) {
+    const [, kind, data] = /^event: (\w+)\ndata: (.*)$/s.exec(text) ?? [];
+    if (kind === "state") this.#state(JSON.parse(data));
+    else if (kind === "tick") this.#tick(JSON.parse(data));
   }
 
   /** A value of a row by its column's name. */
@@ -150,26 +182,13 @@ export class Model extends EventTarget {
     this.lost = lost;
     this.dispatchEvent(new Event("connection"));
   }
-
-  /** EventSource tries again by itself, unless the server refused it. */
-  async #failed() {
-    this.#connection(false, "The connection is lost; trying again.");
-    if (this.#source.readyState !== EventSource.CLOSED) return;
-    try {
-      const answer = await fetch("state");
-      if (!answer.ok) this.#connection(false, await answer.text());
-    } catch {
-      // the server is gone
-    }
-    setTimeout(() => this.connect(), 3000);
-  }
 }
 
 /** Ask the server for JSON. Throws an Error with its words. */
 export async function ask(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== null);
   const query = new URLSearchParams(given).toString();
-  const answer = await fetch(query ? `${path}?${query}` : path);
+  const answer = await call(query ? `${path}?${query}` : path);
   const text = await answer.text();
   let value;
   try {
