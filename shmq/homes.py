@@ -27,7 +27,8 @@ from shmq import shm
 from shmq.names import valid_instance
 from shmq.storage.data_path import existing_files, remove_temporary
 from shmq.storage.dirlock import DirLock
-from shmq.storage.positions import parse_meta, unpack
+from shmq.storage.own_files import read_start
+from shmq.storage.positions import MOST_META, parse_meta, unpack
 
 _log = logging.getLogger("shmq.broker")
 
@@ -155,7 +156,7 @@ def _holds_messages(path: Path) -> bool:
     known = set(_NO_MESSAGES)
     for base, files in queues.items():
         meta = path / f"{base}.diskqueue.meta.dat"
-        found = parse_meta(meta.read_bytes()) if files.meta else None
+        found = parse_meta(read_start(meta, MOST_META)) if files.meta else None
         known.add(meta.name)
         if found is None or found.depth or found.read_position != found.write_position:
             return True

@@ -15,6 +15,7 @@ class Keywords(TypedDict, total=False):
     """Keywords of `shmq.Broker`: every option of `shmq serve` but `--instance` and `--data-path`,
     which are arguments of their own. Durations are seconds; None means the default."""
 
+    data_path_shared: bool | None
     node_id: int | None
     group: str | os.PathLike[str] | None
     mode: int | str | None
@@ -46,6 +47,8 @@ class Keywords(TypedDict, total=False):
     gateway_workers: int | None
     tcp_address: str | os.PathLike[str] | None
     http_address: str | os.PathLike[str] | None
+    socket_mode: int | str | None
+    socket_group: str | os.PathLike[str] | None
     https_address: str | os.PathLike[str] | None
     access_file: str | os.PathLike[str] | None
     http_writes: bool | None

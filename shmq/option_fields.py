@@ -57,6 +57,13 @@ class OptionFields:
         Kind.TEXT,
         "existing directory for messages that do not fit in memory (empty: the current directory)",
     )
+    data_path_shared: bool = _broker(
+        False,
+        Kind.SWITCH,
+        "take files of other users, and files that others may write, in the data path; whoever "
+        "made them can put messages into every channel",
+        nsqd=False,
+    )
     node_id: int = _broker(
         default_node_id,
         Kind.COUNT,
@@ -250,6 +257,21 @@ class OptionFields:
         Kind.TEXT,
         "<addr>:<port> or path of a Unix socket for HTTP clients (empty: none)",
         nsqd_default="0.0.0.0:4151",
+    )
+    socket_mode: int = _gateway(
+        0,
+        Kind.MODE,
+        "permissions of the gateway's Unix sockets, octal; who may write one may connect (0: 0600, "
+        "with --socket-group 0660)",
+        bounds=(0, 0o777),
+        nsqd=False,
+    )
+    socket_group: str = _gateway(
+        "",
+        Kind.TEXT,
+        "name or number of a group whose members may connect to the gateway's Unix sockets (empty: "
+        "only this user)",
+        nsqd=False,
     )
     https_address: str = _gateway(
         "127.0.0.1:4152",

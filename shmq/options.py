@@ -195,13 +195,22 @@ class Options(OptionFields):
     def permissions(self) -> tuple[int, int]:
         """Mode and gid (or NO_GROUP) of every shared memory object. Raises OptionError if there is
         no such group."""
-        if not self.group:
-            return self.mode or 0o600, NO_GROUP
-        try:
-            gid = int(self.group) if self.group.isdecimal() else grp.getgrnam(self.group).gr_gid
-        except KeyError:
-            raise OptionError(f"group {self.group!r} is not known on this host") from None
-        return self.mode or 0o660, gid
+        return _permissions(self.mode, self.group)
+
+    def socket_permissions(self) -> tuple[int, int]:
+        """Mode and gid (or NO_GROUP) of the gateway's Unix sockets. Raises OptionError if there is
+        no such group."""
+        return _permissions(self.socket_mode, self.socket_group)
+
+
+def _permissions(mode: int, group: str) -> tuple[int, int]:
+    if not group:
+        return mode or 0o600, NO_GROUP
+    try:
+        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise OptionError(f"group {group!r} is not known on this host") from None
+    return mode or 0o660, gid
 
 
 def unknown_keys(config: Mapping[str, Any]) -> list[str]:

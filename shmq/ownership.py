@@ -104,14 +104,14 @@ def who_else_may_write(status: os.stat_result, path: str) -> tuple[str, str]:
         warned.append(f"it belongs to {user(status.st_uid)}, who may replace the files in it")
     if mode & stat.S_IWOTH:
         warned.append("every user of this host may put files into it: use a directory of its own")
-    elif mode & stat.S_IWGRP and not is_sticky and not _is_private_group(status.st_gid):
+    elif mode & stat.S_IWGRP and not is_sticky and not is_private_group(status.st_gid):
         warned.append(
             f"members of group {group(status.st_gid)} may replace the files in it: chmod g-w {path}"
         )
     return "", "; ".join(warned)
 
 
-def _is_private_group(gid: int) -> bool:
+def is_private_group(gid: int) -> bool:
     """Returns True for the group that a distribution creates for this user alone."""
     try:
         group, mine = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())

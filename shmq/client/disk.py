@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from shmq import _native, layout, peek
+from shmq.ownership import open_regular
 from shmq.storage.diskqueue import DamagedFile, DiskQueue
 from shmq.storage.positions import pack, unpack
 from shmq.storage.records import Scanner
@@ -57,6 +58,13 @@ class _Counted:
         self.count, self.size = self.count + more.count, self.size + more.size
 
 
+class _BrokersFiles(DiskQueue):
+    """The files of a queue in a client. They belong to the broker's user, and the broker, which
+    says which of them count, has looked at their owner."""
+
+    _open = staticmethod(open_regular)
+
+
 @dataclass(frozen=True)
 class Files:
     """A queue's overflow files, read by a process that is not the supervisor."""
@@ -69,7 +77,7 @@ class Files:
     def _disk(self) -> DiskQueue:
         """The files, which are read into one buffer: what is read is counted or copied at once."""
         base = layout.text(self.view.header["base"])
-        disk = DiskQueue(self.directory, base, max_msg_size=self.max_msg_size)
+        disk = _BrokersFiles(self.directory, base, max_msg_size=self.max_msg_size)
         disk.buffer = bytearray(_PIECE)
         return disk
 

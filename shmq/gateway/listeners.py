@@ -17,7 +17,9 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shmq import ownership
 from shmq.options import Options
+from shmq.shm import NO_GROUP
 
 _BACKLOG = 1024
 _LONGEST_ADDRESS = 300
@@ -142,7 +144,8 @@ def open_listeners(options: Options, passed: Sequence[tuple[int, str]]) -> Liste
             for fd in fds:
                 _enter(listeners, kind, [fd] * count)
             if not fds and address:
-                _enter(listeners, kind, _open(address, count, listeners))
+                rights = options.socket_permissions()
+                _enter(listeners, kind, _open(address, count, listeners, rights))
             listeners.ports.setdefault(kind, 0)
     except BaseException:
         listeners.close()
@@ -165,14 +168,14 @@ def _enter(listeners: Listeners, kind: str, fds: list[int]) -> None:
         listeners.ports.setdefault(kind, -1)
 
 
-def _open(address: str, count: int, listeners: Listeners) -> list[int]:
+def _open(address: str, count: int, listeners: Listeners, rights: tuple[int, int]) -> list[int]:
     where = split_address(address)
     if where is None and (port := _not_a_port(address)):
         said = f"listen ({address}) failed - listen tcp: address {port}: invalid port"
         raise OSError(errno.EINVAL, said)
     try:
         if where is None:
-            fd = _open_unix(address)
+            fd = _open_unix(address, *rights)
             listeners.paths.append(address)
             return [fd] * count
         return _open_tcp(where, count)
@@ -183,31 +186,80 @@ def _open(address: str, count: int, listeners: Listeners) -> list[int]:
         raise OSError(exc.errno, said) from exc
 
 
-def _open_unix(path: str) -> int:
+def _open_unix(path: str, mode: int, group: int) -> int:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
-            sock.bind(path)
+            _bind_unix(sock, path)
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or not _is_stale(path):
                 raise
             os.unlink(path)
-            sock.bind(path)
-        sock.listen(_BACKLOG)
-        assert stat.S_ISSOCK(os.stat(path).st_mode)
+            _bind_unix(sock, path)
+        try:
+            _give(path, mode, group)
+            sock.listen(_BACKLOG)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
         return sock.detach()
     except BaseException:
         sock.close()
         raise
 
 
+def _bind_unix(sock: socket.socket, path: str) -> None:
+    """Bind a socket to a path to which nobody else may connect yet."""
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(before)
+
+
+def _give(path: str, mode: int, group: int) -> None:
+    """Give a new socket its group and its mode. The path may lead elsewhere by now, so both go by a
+    descriptor of what was checked. Raises PermissionError."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status, at = os.fstat(fd), f"/proc/self/fd/{fd}"
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(errno.EACCES, "somebody has replaced the socket")
+        if group not in (NO_GROUP, status.st_gid):
+            try:
+                os.chown(at, -1, group)
+            except PermissionError as exc:
+                sentence = (
+                    f"cannot give the socket to group {ownership.group(group)}: this user, "
+                    f"{ownership.user(os.geteuid())}, is no member (--socket-group)"
+                )
+                raise PermissionError(exc.errno, sentence) from exc
+        os.chmod(at, mode)
+    finally:
+        os.close(fd)
+
+
 def _is_stale(path: str) -> bool:
-    """Returns true if the path is a socket without a listener: its process was killed."""
+    """Returns true if the path is a socket of this user without a listener: its process was killed.
+    Raises OSError if it is another user's."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(status.st_mode):
+        return False
+    if status.st_uid != os.geteuid():
+        raise OSError(
+            errno.EADDRINUSE,
+            f"there is a socket of {ownership.user(status.st_uid)}: have that user or root remove "
+            "it, or use another path",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.connect(path)
         except ConnectionRefusedError:
-            return stat.S_ISSOCK(os.stat(path).st_mode)
+            return True
         except OSError:
             return False
     return False

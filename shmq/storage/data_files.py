@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shmq.ownership import open_regular
+from shmq.storage import own_files
 from shmq.storage.data_path import data_file_number, valid_base
 from shmq.storage.positions import unpack
 
@@ -24,6 +24,8 @@ class DataFiles:
     Descriptors are opened on demand and kept until `close`. `close` may be called at any time: the
     next call opens them again. For one thread at a time.
     """
+
+    _open = staticmethod(own_files.open_file)
 
     def __init__(self, data_path: Path | str, base: str) -> None:
         """`base`: `<topic>` or `<topic>:<channel>`. No file is touched. Raises ValueError for an
@@ -119,7 +121,7 @@ class DataFiles:
         if file == self._write_file:
             os.fsync(self._write_fd)
             return
-        fd = open_regular(self.file_path(file), os.O_RDWR)
+        fd = self._open(self.file_path(file), os.O_RDWR)
         try:
             os.fsync(fd)
         finally:
@@ -133,7 +135,7 @@ class DataFiles:
             self._close_write()
             flags = os.O_RDWR | (os.O_CREAT if create else 0)
             self._new_names = self._new_names or create
-            self._write_fd = open_regular(self.file_path(file), flags)
+            self._write_fd = self._open(self.file_path(file), flags)
             self._write_file = file
             if self.lowest is not None:
                 self.lowest = min(self.lowest, file)
@@ -143,7 +145,7 @@ class DataFiles:
         """The descriptor to read a file with."""
         if self._read_file != file:
             self._close_read()
-            self._read_fd = open_regular(self.file_path(file), os.O_RDONLY)
+            self._read_fd = self._open(self.file_path(file), os.O_RDONLY)
             self._read_file = file
         return self._read_fd
 
@@ -204,7 +206,7 @@ class DataFiles:
             with contextlib.suppress(FileNotFoundError):
                 size = path.stat().st_size
                 if size > offset:
-                    os.truncate(path, offset)
+                    own_files.truncate(path, offset)
                     removed += size - offset
         return removed
 

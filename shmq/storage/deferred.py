@@ -34,15 +34,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from shmq.ownership import open_regular, read_regular
 from shmq.shared import Shared
-from shmq.storage import StorageError
+from shmq.storage import StorageError, own_files
 from shmq.storage.metadata import atomic_write, sync_directory, valid_name
 from shmq.storage.records import RECORD_OVERHEAD
 
 CHUNK_SHIFT = 24
 MAX_MESSAGES = 4096  # in a chunk that shmq writes
 MAX_BYTES = 4 << 20
+_MOST_BYTES = (2 << 30) + (8 << 20)  # of a chunk: more than the largest message and MAX_BYTES
 
 MAGIC = b"shmq deferred 1\n"
 _HEADER = struct.Struct(">16sIII")  # magic, first, count, CRC of these
@@ -327,7 +327,16 @@ class DeferredStore:
     def _open(self, file: ChunkFile) -> None:
         """Enter the chunk of a file. Deletes the file if it has no unread message."""
         path = self.data_path / file.name
-        data = read_regular(path)
+        try:
+            data = own_files.read_file(path, _MOST_BYTES)
+        except MemoryError:
+            self._set_aside(file.name, "it does not fit in memory")
+            return
+        except OSError as exc:
+            if exc.errno != errno.EFBIG:
+                raise
+            self._set_aside(file.name, str(exc.strerror))
+            return
         first, count, wrong = _check(data)
         if not wrong and file.read <= first and count and len(data) > _HEADER.size + _DUE.size:
             due = _DUE.unpack_from(data, _HEADER.size)[0]
@@ -433,7 +442,7 @@ class DeferredStore:
         at = start = chunk.offset
         block = memoryview(b"")
         path = self.data_path / chunk.name
-        with open(open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+        with open(own_files.open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size - _CRC.size
             for _ in range(chunk.count):
                 need = _LEAST_ENTRY

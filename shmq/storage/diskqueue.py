@@ -28,8 +28,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shmq.ownership import read_regular
-from shmq.storage import StorageError
+from shmq.storage import StorageError, own_files
 from shmq.storage.data_files import DataFiles
 from shmq.storage.metadata import replace, sync_directory
 from shmq.storage.positions import (
@@ -37,6 +36,7 @@ from shmq.storage.positions import (
     LAST_FILE,
     MAX_FILE,
     MAX_OFFSET,
+    MOST_META,
     Meta,
     pack,
     parse_meta,
@@ -441,7 +441,7 @@ class DiskQueue(DataFiles):
         read.
         """
         try:
-            text = read_regular(self.meta_path)
+            text = own_files.read_start(self.meta_path, MOST_META)
         except FileNotFoundError:
             return None
         meta = parse_meta(text)

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shmq.ownership import read_regular
-from shmq.storage import StorageError
+from shmq.storage import StorageError, own_files
 
 METADATA_NAME = "nsqd.dat"
 RESERVE_NAME = "shmq.dat"
@@ -211,9 +210,8 @@ def replace(
     """
     temporary = temporary_of(path)
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = own_files.make_file(temporary, mode)
         try:
-            os.fchmod(fd, mode)
             rest = memoryview(data)
             while rest:
                 rest = rest[os.write(fd, rest) :]
@@ -252,10 +250,14 @@ def _compact(document: dict[str, Any]) -> bytes:
 def _read(path: Path) -> bytes:
     """The bytes of a file; a JSON null if it does not exist."""
     try:
-        return read_regular(path)
+        return own_files.read_file(path, own_files.MOST_METADATA)
     except FileNotFoundError:
         return b"null"
+    except own_files.ForeignFile:
+        raise
     except OSError as exc:
+        if exc.errno == errno.EFBIG:
+            raise MetadataError(exc.errno, exc.strerror, str(path)) from exc
         sentence = f"failed to read metadata: {exc.strerror}; make it readable to this user"
         raise MetadataError(exc.errno, sentence, str(path)) from exc
 

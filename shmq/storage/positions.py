@@ -15,6 +15,8 @@ MAX_OFFSET = (1 << FILE_SHIFT) - 1
 MAX_FILE = (1 << (64 - FILE_SHIFT)) - 1
 LAST_FILE = MAX_FILE - 1  # the highest file number, so that the position after it still fits
 
+MOST_META = 4096  # bytes of a position file that are read; five numbers need 130
+
 _META_TEXT = re.compile(
     rb"[ \t]*([+-]?\d{1,19})[ \t]*\r?\n"
     rb"[ \t]*\+?(\d{1,19}),[ \t]*\+?(\d{1,19})[ \t]*\r?\n"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from shmq.names import valid_name
-from shmq.ownership import open_regular
+from shmq.storage import own_files
 from shmq.storage.metadata import sync_directory, temporary_of
 
 MAGIC: Final = b"shmqres1"
@@ -59,9 +59,8 @@ class ResultsFile:
         OSError with its name; the file that was there is then untouched."""
         temporary = temporary_of(self.path)
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            fd = own_files.make_file(temporary, mode)
             with open(fd, "wb", buffering=1 << 20) as file:
-                os.fchmod(fd, mode)
                 count = _write(file, max_keys, max_bytes, records)
                 file.flush()
                 os.fsync(fd)
@@ -78,7 +77,7 @@ class ResultsFile:
     def read(self) -> tuple[int, int, Iterator[Record]]:
         """(max_keys, max_bytes, records). Raises OSError and DamagedResults; the iterator too,
         after the records before the damage."""
-        fd = open_regular(self.path, os.O_RDONLY)
+        fd = own_files.open_file(self.path, os.O_RDONLY)
         file = open(fd, "rb", buffering=1 << 20)
         try:
             head = file.read(_HEAD.size)
@@ -90,9 +89,9 @@ class ResultsFile:
         except BaseException:
             file.close()
             raise
-        return max_keys, max_bytes, self._records(file)
+        return max_keys, max_bytes, self._records(file, max_bytes)
 
-    def _records(self, file: BinaryIO) -> Iterator[Record]:
+    def _records(self, file: BinaryIO, max_bytes: int) -> Iterator[Record]:
         count = 0
         with file:
             while True:
@@ -102,6 +101,10 @@ class ResultsFile:
                     raise DamagedResults(f"{self.path} ends at {at + len(head)}, in a record")
                 crc, expires, length, key_length = _RECORD.unpack(head)
                 size = os.fstat(file.fileno()).st_size
+                if length > max_bytes and key_length:
+                    raise DamagedResults(
+                        f"{self.path}: the record at {at} is larger than the store"
+                    )
                 if key_length + length > size - at - _RECORD.size:
                     raise DamagedResults(f"{self.path}: the record at {at} is longer than the file")
                 rest = file.read(key_length + length)

@@ -334,9 +334,12 @@ def create_missing(manager: TopicManager, data_path: Path, notifier: Notifier) -
     bases = {*(manager.files or ()), *manager.chunks}
     wanted = _wanted(metadata.load(data_path), bases)
     queues = sum(len(topic.channels) + (topic.name in bases) for topic in wanted)
+    _check_counts(data_path, len(wanted), queues)
     progress = Progress("making what was there", queues, notifier)
     for topic_meta in wanted:
         topic = manager.create_topic(topic_meta.name)
+        if not topic_meta.channels:  # then no step is counted below
+            progress.within(topic_meta.name)
         is_new = not topic.queues
         for channel in topic_meta.channels:
             if channel.name not in topic.queues:
@@ -348,6 +351,19 @@ def create_missing(manager: TopicManager, data_path: Path, notifier: Notifier) -
         if topic_meta.paused and is_new:
             manager.pause(topic)
     manager.files = None
+
+
+def _check_counts(data_path: Path, topics: int, queues: int) -> None:
+    """Raises ShmqError, before any is made, if an instance has no room for so many."""
+    for count, what, most in (
+        (topics, "topics", layout.constant("TOPICS")),
+        (queues, "channels and backlogs", layout.constant("QUEUES")),
+    ):
+        if count > most:
+            raise ShmqError(
+                f"nsqd.dat and the files in {data_path} name {count} {what}, and an instance has "
+                f"room for {most}: give some of them a data path and an instance of their own"
+            )
 
 
 def data_files(data_path: Path) -> dict[str, list[int]]:

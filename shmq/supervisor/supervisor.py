@@ -27,7 +27,7 @@ from shmq.private import forget_staged
 from shmq.procfs import Process, is_alive
 from shmq.settings import Patterns
 from shmq.shm import Permits
-from shmq.storage import metadata
+from shmq.storage import metadata, own_files
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
@@ -98,6 +98,7 @@ class Supervisor:
         self._data_path = Path(options.data_path or ".")
         self._parent = None if parent_pid is None else _Parent(parent_pid)
         self._signal = 0
+        self._starting = False  # a signal ends the start where it is
         self._hung_up = False  # a SIGHUP has come and was not handled yet
         self._terminal = os.isatty(0) and _has_terminal()
         self._lost = ""  # why the instance must be flushed and recreated
@@ -113,8 +114,15 @@ class Supervisor:
             directory = startup.enter(self._options)
             try:
                 return self._live(directory)
+            except _Stopped:
+                return self._say_stopped()
             finally:
                 directory.close()
+
+    def _say_stopped(self) -> int:
+        name = signal.Signals(self._signal).name
+        _log.info("received signal %s while starting; the next start begins anew", name)
+        return 0
 
     @contextlib.contextmanager
     def _locked_data_path(self) -> Iterator[None]:
@@ -123,6 +131,7 @@ class Supervisor:
         if self._owned:
             self._data_path.mkdir(mode=0o700, exist_ok=True)
         with DirLock(self._data_path):
+            self._look_at_files()
             try:
                 yield
             finally:
@@ -130,6 +139,12 @@ class Supervisor:
                     import shutil  # slow to import
 
                     shutil.rmtree(self._data_path, ignore_errors=True)
+
+    def _look_at_files(self) -> None:
+        """Raises ForeignFile if another user could have written a file of the data path."""
+        if self._options.data_path_shared:
+            own_files.share(self._data_path)
+        own_files.check_all(self._data_path)
 
     def drain(self) -> int:
         """Adopt an instance that a supervisor of this release left, write it to disk and remove it,
@@ -145,6 +160,7 @@ class Supervisor:
             self._data_path = Path(found or ".")
         options = self._options
         with self._signals(), DirLock(self._data_path):
+            self._look_at_files()
             if not shm.list_objects(options.instance):
                 _log.info("instance %s: nothing is left in shared memory", options.instance)
                 return 0
@@ -153,6 +169,8 @@ class Supervisor:
                 self._begin_or_undo(directory)
                 self._flushing = True
                 return self._flush()
+            except _Stopped:
+                return self._say_stopped()
             finally:
                 directory.close()
 
@@ -214,8 +232,12 @@ class Supervisor:
 
     def _begin_or_undo(self, directory: startup.Directory) -> None:
         try:
+            self._starting = True
+            if self._signal:
+                raise _Stopped
             self._begin(directory)
         except BaseException:
+            self._starting = False
             if directory.fresh:  # nobody could attach yet
                 shm.unlink_instance(self._options.instance)
             raise
@@ -264,6 +286,7 @@ class Supervisor:
         mode, group = options.permissions()
         free = self._registry.directory.free_clients
         self._permits = Permits.create(options.instance, free, mode, group)
+        self._starting = False  # what the files had is removed below, so now it is in memory
         self._results.started()
 
     def _beat(self) -> None:
@@ -389,6 +412,9 @@ class Supervisor:
             with contextlib.suppress(OSError):  # a terminal that has gone
                 os.write(2, b"already stopping: everything is being written to disk\n")
         self._signal = self._signal or number
+        if self._starting:
+            self._starting = False
+            raise _Stopped
 
     def _caught_hangup(self, number: int, frame: FrameType | None) -> None:
         self._hung_up = True
@@ -405,6 +431,10 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
+
+
+class _Stopped(BaseException):
+    """A signal asks for the end while the start is under way."""
 
 
 class _Parent:

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from shmq._native import Broker
-from shmq.ownership import open_regular
+from shmq.storage.own_files import open_file
 
 _PROBE = "shmq.dat.0.tmp"  # a name that the next start removes if it is left over
 
@@ -58,7 +58,7 @@ def probe(data_path: Path, nbytes: int = 1) -> None:
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
             raise
         named = data_path / _PROBE  # NFS and some other file systems have no O_TMPFILE
-        fd = open_regular(named, os.O_CREAT | os.O_WRONLY)
+        fd = open_file(named, os.O_CREAT | os.O_WRONLY)
     try:
         written = os.write(fd, bytes(nbytes))
         if written < nbytes:  # the disk became full in the middle

@@ -18,11 +18,11 @@ from typing import Any, Final
 from support.external_programs import REMEDIES
 from support.processes import ROOT
 
-#: In bash, coreutils, dash, findutils, mount, sed, tar, util-linux, dpkg, apt: every Debian has them.
+#: In bash, coreutils, dash, findutils, mount, sed, tar, util-linux, dpkg, apt: Debian has them.
 #: The compiler is there too, for without one there is no extension to test.
 _MINIMUM_WORDS: Final = """
     apt-get bash cat cc chmod chown cp dd df dpkg dpkg-deb echo env false find findmnt flock gcc
-    grep head id ionice ls mkdir mkfifo mknod mount mv nice nohup nsenter prlimit rm sed setarch
+    grep head id ionice ln ls mkdir mkfifo mknod mount mv nice nohup nsenter prlimit rm sed setarch
     setpriv setsid sh sleep stat stdbuf su tail tar taskset tee test timeout touch true umount
     uname unshare wc
 """

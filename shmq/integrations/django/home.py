@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import shmq
+from shmq.storage import own_files
 
 T = TypeVar("T")
 
@@ -111,7 +112,7 @@ class Home:
         if self._lock is not None and self._lock[0] == pid:
             return self._owns != pid
         self.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = own_files.open_file(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -123,7 +124,9 @@ class Home:
     def _start(self) -> shmq.Broker:
         assert self.data_path is not None
         with contextlib.suppress(FileExistsError):
-            (self.data_path / ".gitignore").write_text("*\n")
+            fd = own_files.make_file(self.data_path / ".gitignore", 0o644)
+            with open(fd, "w") as file:
+                file.write("*\n")
         options: dict[str, Any] = {**_OPTIONS, **self.options}
         self._embedded = shmq.Broker(self.data_path / "data", self.instance, **options)
         self._owns = os.getpid()

@@ -1,0 +1,179 @@
+"""The only place where a file of a data path is opened, and where its owner is looked at.
+
+A data path may be a directory in which other users can create files: /tmp, a group's, or one that
+was left open by mistake. So the name of a file proves nothing: the messages of another user's file
+would be delivered as if somebody had published them. A file is used only if it is a regular one
+with one name, belongs to this process's user or to root, and nobody else may write it. This is
+checked on the descriptor, so nobody can put another file into its place between the check and its
+use. The names in the data path are looked at before a start too, so that it is refused before
+anything is used.
+
+`share` takes these checks off a data path whose other writers are trusted (`--data-path-shared`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+from pathlib import Path
+
+from shmq import ownership
+from shmq.storage import StorageError
+
+#: The most bytes of nsqd.dat and of shmq.dat. 16 384 topics and channels need two million.
+MOST_METADATA = 64 << 20
+
+#: The names of files that a broker reads or replaces in a data path. Those that were set aside are
+#: for people, and not among them.
+_OURS = re.compile(
+    r"(?:nsqd|shmq)\.dat|shmq\.key|.+\.(?:diskqueue|deferred)\.[0-9.]*(?:meta\.)?dat"
+    r"|shmq\.results\..+\.dat|.+\.dat\.[0-9]+\.tmp"
+)
+
+_shared: set[str] = set()
+
+
+class ForeignFile(StorageError):
+    """A file (`filename`) of the data path belongs to another user, or others may write it.
+    Nothing in it was used."""
+
+
+def share(data_path: Path | str) -> None:
+    """From now on this process takes files of other users in this directory."""
+    _shared.add(os.path.abspath(data_path))
+
+
+def is_shared(data_path: Path | str) -> bool:
+    """Whether `share` was called for the directory."""
+    return bool(_shared) and os.path.abspath(data_path) in _shared
+
+
+# ---- opening ----
+
+
+def open_file(path: Path | str, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of a file in a data path, as of `os.open`. Raises ForeignFile, and OSError for a
+    link, a FIFO or anything else that is no regular file, without waiting."""
+    try:
+        fd = ownership.open_regular(path, flags, mode)
+    except PermissionError:
+        _refuse(os.lstat(path), path)  # a reason that says more, if there is one
+        raise
+    try:
+        _refuse(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_file(path: Path | str, mode: int = 0o600) -> int:
+    """A descriptor to write a new file in a data path with. mode: whatever the umask says. Raises
+    FileExistsError if the name is taken, also by a dead link."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, mode)
+    os.fchmod(fd, mode)
+    return fd
+
+
+def read_file(path: Path | str, most: int) -> bytes:
+    """All bytes of a file in a data path. Raises as `open_file`, and OSError (EFBIG) if it has more
+    than `most`: nothing is read then."""
+    with open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            sentence = f"it has {size} bytes, and such a file has {most} at most: move it away"
+            raise OSError(errno.EFBIG, sentence, os.fspath(path))
+        return file.read()
+
+
+def read_start(path: Path | str, most: int) -> bytes:
+    """The first bytes, up to `most`, of a file in a data path. Raises as `open_file`."""
+    with open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
+        return file.read(most) or b""
+
+
+def truncate(path: Path | str, size: int) -> None:
+    """Cut a file in a data path. Raises as `open_file`."""
+    fd = open_file(path, os.O_WRONLY)
+    try:
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+# ---- checks ----
+
+
+def check_all(data_path: Path | str) -> None:
+    """Look at the names in a data path, before anything in it is used. Raises ForeignFile for the
+    first file of a broker's that must not be used, with the remedy; OSError."""
+    if is_shared(data_path):
+        return
+    first: tuple[str, os.stat_result] | None = None
+    count = 0
+    with os.scandir(data_path) as entries:
+        for entry in entries:
+            if not _OURS.fullmatch(entry.name):
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if _why_not(status, entry.path):
+                count += 1
+                if first is None or entry.path < first[0]:
+                    first = entry.path, status
+    if first is not None:
+        path, status = first
+        more = f" ({count - 1} more files are not to be used either)" if count > 1 else ""
+        raise ForeignFile(errno.EACCES, _why_not(status, path) + more, path)
+
+
+def _refuse(status: os.stat_result, path: Path | str) -> None:
+    """Raises ForeignFile if a file must not be used."""
+    path = os.fspath(path)
+    if (why := _why_not(status, path)) and not is_shared(os.path.dirname(path) or "."):
+        raise ForeignFile(errno.EACCES, why, path)
+
+
+def _why_not(status: os.stat_result, path: str) -> str:
+    """The reason not to use a file, with the remedy; "" if there is none."""
+    mine, mode, quoted = os.geteuid(), status.st_mode, shlex.quote(path)
+    if status.st_uid not in (mine, 0):
+        directory = shlex.quote(os.path.dirname(os.path.abspath(path)))
+        return (
+            f"it belongs to {ownership.user(status.st_uid)}, and a broker takes only files of its "
+            f"own user, {ownership.user(mine)}, and of root: if you trust what is in it, "
+            f"chown {mine} {quoted} (what nsqd left: chown -R {mine} {directory}), else have it "
+            "removed. A directory of its own keeps files of others out; --data-path-shared takes "
+            "them"
+        )
+    if not stat.S_ISREG(mode):
+        return ""  # whoever opens it says what it is
+    if mode & stat.S_IWOTH:
+        return f"every user of this host may write it: chmod o-w {quoted}"
+    if mode & stat.S_IWGRP and not ownership.is_private_group(status.st_gid):
+        members = ownership.group(status.st_gid)
+        return f"members of group {members} may write it: chmod g-w {quoted}"
+    if status.st_nlink > 1 and status.st_nlink > 1 + _set_aside_names(status, path):
+        return (
+            f"it has {status.st_nlink} names (hard links), so it may be another file's content: "
+            f"cp -p {quoted} {quoted}.copy && mv {quoted}.copy {quoted}"
+        )
+    return ""
+
+
+def _set_aside_names(status: os.stat_result, path: str) -> int:
+    """How many of the other names of a file are those that this broker gave it (`.bad`). A death
+    between setting a damaged file aside and replacing it leaves one."""
+    directory, name = os.path.split(path)
+    count = 0
+    with os.scandir(directory or ".") as entries:
+        for entry in entries:
+            if entry.name.startswith(f"{name}.bad") and entry.inode() == status.st_ino:
+                count += 1
+    return count
