@@ -159,4 +159,9 @@ class Forwarder(Loop):
             for rows in self._holder.read_lease(lease.id, part):
                 ids += rows.ids.tolist()
                 bodies += rows.bodies()
+                if len(ids) > lease.count:
+                    raise ShmqError(
+                        f"forward from {self._source}: lease {lease.id} has {lease.count} messages,"
+                        f" and {len(ids)} came"
+                    )
         return _Batch(lease, tuple(ids), bodies)

@@ -18,6 +18,8 @@ from shmq.forward.marker import Marker
 from shmq.forward.nats_connection import NatsConnection, document_of
 from shmq.forward.nats_streams import SUBJECT, asked, check_stream, matches, stream_name
 from shmq.forward.target import Away, Source
+from shmq.peers.documents import BadAnswer, inner, listed, number, text
+from shmq.printing import LONGEST, printable
 
 #: A batch has at most 1000 messages, and one of them is the marker.
 _MOST: Final = 999
@@ -83,7 +85,7 @@ class JetStream:
                 f"forward to {self}: there is no such stream; make one with allow_atomic and the "
                 f"subjects {self._subject} and {self._marker}, or give --create"
             )
-        self._check(found["config"])
+        self._check(inner(found, "config"))
         self._limit = connection.max_payload - _HEADERS
         self._purge()
         return self._read_marker()
@@ -116,11 +118,12 @@ class JetStream:
             )
         if config.get("retention") not in (None, "limits"):
             raise ShmqError(
-                f"forward to {self}: its retention is {config['retention']}, which removes "
-                "markers; use a stream with retention limits, and source the other one from it"
+                f"forward to {self}: its retention is {printable(str(config['retention']), 40)}, "
+                "which removes markers; use a stream with retention limits, and source the other "
+                "one from it"
             )
         for subject in (self._subject, self._marker):
-            if not any(matches(pattern, subject) for pattern in config.get("subjects") or ()):
+            if not any(matches(str(pattern), subject) for pattern in listed(config, "subjects")):
                 raise ShmqError(
                     f"forward to {self}: the stream does not have the subject {subject}; "
                     "add it, or name another with ?subject= and ?marker="
@@ -131,10 +134,14 @@ class JetStream:
         if answer is None:
             self._last = 0
             return None
-        message = answer["message"]
-        self._last = int(message["seq"])
+        message = inner(answer, "message")
+        self._last = number(message, "seq")
         where = f"{self}, subject {self._marker}"
-        return Marker.decoded(base64.b64decode(message.get("data", "")), where)
+        try:
+            body = base64.b64decode(text(message, "data") if "data" in message else "")
+        except ValueError as exc:
+            raise BadAnswer(f"message.data is no base64: {exc}") from None
+        return Marker.decoded(body, where)
 
     def _purge(self) -> None:
         """Remove all markers but the last; a stream that does not allow it keeps them."""
@@ -172,8 +179,8 @@ class JetStream:
         start = self._head()
         verb = b"HPUB %b " % self._subject.encode()
         frames = []
-        for number, body in enumerate(bodies, 1):
-            head = b"%b%d\r\n\r\n" % (start, number)
+        for place, body in enumerate(bodies, 1):
+            head = b"%b%d\r\n\r\n" % (start, place)
             size = len(head)
             frames.append(b"%b%d %d\r\n%b%b\r\n" % (verb, size, size + len(body), head, body))
         return b"".join(frames)
@@ -195,18 +202,19 @@ class JetStream:
         """Wait until the batch is stored. Raises Away also if another marker came before it: the
         next `open` reads that."""
         assert self._connection is not None
-        said = self._connection.answer()
-        if said is None:
+        found = self._connection.answer()
+        if found is None:
             raise Away(f"{self}: no stream takes the subject {self._marker}")
-        answer = document_of(said, str(self))
-        error = answer.get("error")
+        answer = document_of(found, str(self))
+        error = None if answer.get("error") is None else inner(answer, "error")
         if error is not None and error.get("err_code") == _WRONG_LAST_SEQUENCE:
             raise Away(f"{self}: another marker was stored in the meantime")
         if error is not None:
-            raise Away(f"{self}: {error.get('description')}")
-        if answer.get("count") != self._sent + 1:
-            raise Away(f"{self}: the server stored {answer.get('count')} of {self._sent + 1}")
-        self._last = int(answer["seq"])
+            raise Away(f"{self}: {printable(str(error.get('description')), LONGEST)}")
+        stored = number(answer, "count")
+        if stored != self._sent + 1:
+            raise Away(f"{self}: the server stored {stored} of {self._sent + 1}")
+        self._last = number(answer, "seq")
 
     def idle(self) -> None:
         """Answer PINGs."""

@@ -10,6 +10,7 @@ finds its consumer gone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,11 +20,20 @@ from shmq.forward.nats_connection import Message, NatsConnection
 from shmq.forward.nats_streams import asked, check_stream, stream_name
 from shmq.forward.origin import Portion, Reached, Sink
 from shmq.forward.target import Away
+from shmq.peers.documents import inner, table, tables, text
+from shmq.peers.documents import number as count_of
+from shmq.printing import printable, said
 
 #: Nanoseconds after which a message that is not acknowledged comes again. Messages that a forwarder
 #: that died had taken do not wait for it: the next one makes a consumer of its own.
 _PATIENCE: Final = 3600 * 10**9
 _MOST_BYTES: Final = 8 << 20
+#: Seconds in which the messages of one question must have come.
+_PULL: Final = 60.0
+_LONGEST_NAME: Final = 400
+_LONGEST_REPLY: Final = 4096
+_MOST_CONSUMERS: Final = 100_000
+_COUNT: Final = re.compile(r"[0-9]{1,18}")
 #: The key in a consumer's metadata.
 _OWNER: Final = "shmq"
 
@@ -66,16 +76,17 @@ class JetStreamOrigin:
         found = self._ask(f"STREAM.INFO.{self._stream}", {})
         if found is None:
             raise ShmqError(f"forward from {self}: there is no such stream")
-        retention = found["config"].get("retention", "limits")
+        retention = inner(found, "config").get("retention", "limits")
         if retention != "limits":
             raise ShmqError(
-                f"forward from {self}: its retention is {retention}, so its messages end with "
-                "their consumers; source a stream with retention limits from it, and use that"
+                f"forward from {self}: its retention is {printable(str(retention), 40)}, so its "
+                "messages end with their consumers; source a stream with retention limits from it, "
+                "and use that"
             )
         # A stream that is deleted and created again counts anew.
-        self._lane = f"nats/{self._stream}/{found['created']}/{self._name}"
+        self._lane = f"nats/{self._stream}/{text(found, 'created', most=100)}/{self._name}"
         number, done, older = self._earlier()
-        published, last = reached(self._lane), int(found["state"]["last_seq"])
+        published, last = reached(self._lane), count_of(inner(found, "state"), "last_seq")
         if max(published, done) > last:
             raise ShmqError(
                 f"forward from {self}: it has {last} messages, and {max(published, done)} were "
@@ -96,27 +107,32 @@ class JetStreamOrigin:
         number, done, names, offset = 0, 0, [], 0
         while True:
             page = self._ask(f"CONSUMER.LIST.{self._stream}", {"offset": offset})
-            found = (page or {}).get("consumers") or []
+            found = tables(page, "consumers") if page and page.get("consumers") else []
             for each in found:
-                name, _, count = str(each["name"]).rpartition("-")
-                if name != self._name or not count.isdecimal():
+                full = text(each, "name", most=_LONGEST_NAME)
+                name, _, count = full.rpartition("-")
+                if name != self._name or not _COUNT.fullmatch(count):
                     continue
                 self._check_owner(each)
-                first = int(each["config"].get("opt_start_seq", 1))
-                done = max(done, int(each["ack_floor"]["stream_seq"]), first - 1)
+                config, floor = inner(each, "config"), inner(each, "ack_floor")
+                first = count_of(config, "opt_start_seq") if "opt_start_seq" in config else 1
+                done = max(done, count_of(floor, "stream_seq"), first - 1)
                 number = max(number, int(count))
-                names.append(str(each["name"]))
+                names.append(full)
             offset += len(found)
-            if page is None or not found or offset >= int(page["total"]):
+            if page is None or not found or offset >= count_of(page, "total"):
                 return number + 1, done, names
+            if offset > _MOST_CONSUMERS:
+                raise Away(f"{self}: the stream has more than {_MOST_CONSUMERS} consumers")
 
     def _check_owner(self, consumer: dict[str, Any]) -> None:
-        owner = (consumer["config"].get("metadata") or {}).get(_OWNER)
+        metadata = inner(consumer, "config").get("metadata")
+        owner = table(metadata, "metadata").get(_OWNER) if metadata else None
         if owner != str(self._sink):
             raise ShmqError(
                 f"forward from {self}: the consumer {consumer['name']} belongs to "
-                f"{owner or 'somebody else'}, not to {self._sink}; give another ?consumer=NAME, or "
-                "--host as it was"
+                f"{printable(str(owner or 'somebody else'), 200)}, not to {self._sink}; give "
+                "another ?consumer=NAME, or --host as it was"
             )
 
     def _make(self, number: int, first: int) -> None:
@@ -142,7 +158,7 @@ class JetStreamOrigin:
         """The next messages."""
         self._drained = False
         assert self._connection is not None
-        size = max(_MOST_BYTES, 2 * self._connection.max_payload)
+        size = max(_MOST_BYTES, 2 * self._connection.likely_payload)
         found = self._pull({"batch": most, "no_wait": True, "max_bytes": size})
         if not found:
             self._drained = True
@@ -158,6 +174,7 @@ class JetStreamOrigin:
         body, reply = json.dumps(wish).encode(), self._connection.reply_subject()
         where = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}".encode()
         self._connection.send(b"PUB %b %b %d\r\n%b\r\n" % (where, reply, len(body), body))
+        self._connection.begin(_PULL)
         found: list[Message] = []
         while len(found) < wish["batch"]:
             message = self._connection.message()
@@ -167,8 +184,8 @@ class JetStreamOrigin:
             elif status in (b"404", b"408") or (status == b"409" and found):
                 break
             elif status != b"100":
-                said = message.head.partition(b"\r\n")[0].decode("utf-8", "replace")
-                raise Away(f"{self}: the consumer {self._consumer} is gone: {said}")
+                why = said(message.head.partition(b"\r\n")[0])
+                raise Away(f"{self}: the consumer {self._consumer} is gone: {why}")
         return found
 
     def _number(self, message: Message) -> int:
@@ -176,6 +193,8 @@ class JetStreamOrigin:
         words = message.reply.split(b".")
         at = 5 if len(words) == 9 else 7
         if words[:2] != [b"$JS", b"ACK"] or len(words) < 9:
+            raise Away(f"{self}: a message came that is not of the consumer")
+        if not (words[at] + words[at + 1]).isdigit() or len(message.reply) > _LONGEST_REPLY:
             raise Away(f"{self}: a message came that is not of the consumer")
         number, count = int(words[at]), int(words[at + 1])
         if count != self._seen + 1:

@@ -71,6 +71,12 @@ class NatsLogin:
     secure: bool = False
     """TLS whatever the server says: without, somebody between could say that it has none."""
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether TLS was asked for, by the address or by certificates of the login: somebody
+        between could say that the server has none."""
+        return self.secure or bool(self.values.keys() & {"ca", "cert", "key"})
+
     def __post_init__(self) -> None:
         """Raises ValueError."""
         if unknown := sorted(self.values.keys() - NATS):

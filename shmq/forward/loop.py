@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from shmq.forward.target import Away
+from shmq.peers.documents import BadAnswer
 
 #: Seconds between two attempts to reach the other system, at first and at most.
 _FIRST_PAUSE: Final = 0.1
@@ -82,11 +83,14 @@ class Loop:
                         say(f"{self._other} is back")
                     if self._move(until_empty):
                         return
-                except Away as exc:
+                except (Away, BadAnswer) as exc:
                     self.connected = False
                     self.progress.away += 1
-                    if str(exc) != said:
-                        said = str(exc)
+                    text = str(exc)
+                    if isinstance(exc, BadAnswer):
+                        text = f"{self._other}: its answer is not as it should be: {exc}"
+                    if text != said:
+                        said = text
                         say(f"{said}; trying again")
                 if self._stopping.wait(self._pause):
                     return

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from shmq.errors import ShmqError
+from shmq.peers.documents import number, parsed, table, text
+from shmq.printing import printable
 
 _VERSION: Final = 1
 
@@ -44,13 +46,13 @@ class Marker:
         """The marker in a body. where: for the text of ShmqError, if it is none."""
         line, _, packed = body.partition(b"\n")
         try:
-            head = json.loads(line)
+            head = table(parsed(line))
             if head["v"] != _VERSION:
-                raise ValueError(f"version {head['v']}")
+                raise ValueError(f"version {printable(str(head['v']), 40)}")
             ids = struct.unpack(f"<{len(packed) // 8}Q", packed)
-            count = int(head["messages"])
-            names = str(head["source"]), str(head["identity"])
-            return cls(*names, int(head["lease"]), ids[:count], ids[count:])
+            count = number(head, "messages")
+            names = text(head, "source"), text(head, "identity")
+            return cls(*names, number(head, "lease"), ids[:count], ids[count:])
         except (ValueError, KeyError, TypeError, struct.error) as exc:
             raise ShmqError(
                 f"read the last marker of {where}: the message there is no marker of this version "

@@ -12,6 +12,7 @@ import secrets
 import select
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,12 +21,18 @@ from shmq import __version__
 from shmq.errors import ShmqError
 from shmq.forward.login import NatsLogin
 from shmq.forward.target import Away
+from shmq.peers.documents import BadAnswer, number, parsed, table
+from shmq.peers.sockets import connected, left, secured
+from shmq.printing import said
 
-#: Seconds within which the server answers.
+#: Seconds within which the server answers a request, to the last byte.
 _TIMEOUT: Final = 10.0
 _BUFFER: Final = 64 << 10
 #: More than any line of the protocol has.
-_LONGEST_LINE: Final = 1 << 20
+_LONGEST_LINE: Final = 256 << 10
+#: The largest max_payload of any server; and the headers that a server itself adds to a message.
+_MOST_PAYLOAD: Final = 64 << 20
+_HEADROOM: Final = 64 << 10
 #: Errors that do not end by themselves.
 _LASTING: Final = ("authorization", "permissions", "maximum payload", "user authentication")
 
@@ -48,15 +55,17 @@ class Message:
         return self.head[9:12] if self.head.startswith(b"NATS/1.0 ") else b""
 
 
-def _connected(servers: Sequence[tuple[str, int]]) -> tuple[socket.socket, str, int]:
+def _connected(
+    servers: Sequence[tuple[str, int]], deadline: float
+) -> tuple[socket.socket, str, int]:
     """Connect to the first server that is there."""
-    said = []
+    told = []
     for host, port in servers:
         try:
-            return socket.create_connection((host, port), _TIMEOUT), host, port
-        except OSError as exc:
-            said.append(f"nats://{host}:{port}: {exc}")
-    raise Away("; ".join(said))
+            return connected(host, port, deadline), host, port
+        except (OSError, UnicodeError) as exc:
+            told.append(f"nats://{host}:{port}: {exc}")
+    raise Away("; ".join(told))
 
 
 class NatsConnection:
@@ -69,23 +78,40 @@ class NatsConnection:
         self._held, self._at = b"", 0
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._asked = 0
-        self._sock, host, port = _connected(servers)
+        self._is_secure = False
+        self.info: dict[str, Any] = {}
+        """The words of the server about itself, as far as they can be believed."""
+        self.likely_payload = 1 << 20
+        """As `max_payload`, but perhaps said before TLS: for what is asked for only."""
+        self._most_message = 1 << 20
+        self._info: dict[str, Any] | None = None
+        self._deadline = time.monotonic() + _TIMEOUT
+        self._sock, host, port = _connected(servers, self._deadline)
         self._name = f"nats://{host}:{port}"
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.info = self._greet(login, host)
+            self._greet(login, host)
+        except BadAnswer as exc:
+            self.close()
+            raise Away(f"{self._name}: the greeting is not as a NATS server's: {exc}") from None
         except BaseException:
             self.close()
             raise
 
-    def _greet(self, login: NatsLogin, host: str) -> dict[str, Any]:
+    def _greet(self, login: NatsLogin, host: str) -> None:
+        """Learn what the server says of itself. With TLS that came before the handshake, so it
+        says no more than whether to go on with TLS, and what to sign."""
         line = self._line()
         if not line.startswith(b"INFO "):
             raise ShmqError(f"connect to {self._name}: the server there is no NATS server")
-        info: dict[str, Any] = json.loads(line[5:])
-        if info.get("tls_required") or info.get("tls_available") or login.secure:
+        info = table(parsed(line[5:]), "INFO")
+        fields = login.fields(info)
+        if info.get("tls_required") or info.get("tls_available") or login.is_secure:
             self._secure(login.context(), host)
-        if not info.get("headers"):
+            # A hint for what is asked for; nothing is refused because of it.
+            self.likely_payload = max(1 << 20, self._bounded(info))
+            info = {}
+        elif not info.get("headers"):
             raise ShmqError(f"connect to {self._name}: the server is older than 2.12")
         wishes = {
             "verbose": False,
@@ -95,34 +121,59 @@ class NatsConnection:
             "name": "shmq forward",
             "lang": "python",
             "version": __version__,
-            **login.fields(info),
+            **fields,
         }
-        self.send(b"CONNECT %b\r\nSUB %b.* 1\r\nPING\r\n" % (_json(wishes), self._inbox.encode()))
+        self._info = self.info = info
+        self._most_message = self.max_payload + _HEADROOM
+        if not self._is_secure:
+            self.likely_payload = self.max_payload
+        hello = b"CONNECT %b\r\nSUB %b.* 1\r\nPING\r\n" % (_json(wishes), self._inbox.encode())
+        self._send(hello)
         while self._line() != b"PONG":
             pass
-        return info
 
     def _secure(self, context: ssl.SSLContext, host: str) -> None:
-        """Go on with TLS. The server said its INFO without."""
+        """Go on with TLS. The server said its INFO without, and nothing else."""
         try:
-            self._sock = context.wrap_socket(self._sock, server_hostname=host)
+            held = self._held[self._at :]
+            self._sock = secured(
+                self._sock, context, host, self._deadline, held=held, peer=self._name
+            )
         except ssl.SSLError as exc:
             raise ShmqError(
                 f"connect to {self._name} with TLS: {exc}; see `ca`, `cert` and `key` of --login"
             ) from exc
         except OSError as exc:
             raise Away(f"{self._name}: {exc}") from exc
+        self._is_secure = True
 
     @property
     def max_payload(self) -> int:
-        """Bytes that the headers and the body of one message may have."""
-        return int(self.info.get("max_payload", 1 << 20))
+        """Bytes that the headers and the body of one message may have: as the server says, or, if
+        it has not said so over TLS, no more than any server takes; it refuses what is too much."""
+        if self._is_secure and "max_payload" not in self.info:
+            return _MOST_PAYLOAD
+        return self._bounded(self.info)
+
+    @staticmethod
+    def _bounded(info: dict[str, Any]) -> int:
+        found = number(info, "max_payload") if "max_payload" in info else 1 << 20
+        return max(1, min(found, _MOST_PAYLOAD))
 
     # ---- bytes ----
 
+    def begin(self, seconds: float = _TIMEOUT) -> None:
+        """A request begins: its whole answer must come within `seconds`."""
+        self._deadline = time.monotonic() + seconds
+
     def send(self, data: bytes) -> None:
-        """Send protocol lines."""
+        """Send protocol lines, with which a request begins."""
+        self.begin()
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
         try:
+            self._sock.settimeout(left(self._deadline))
             self._sock.sendall(data)
         except OSError as exc:
             self._say_why()
@@ -130,9 +181,12 @@ class NatsConnection:
 
     def _say_why(self) -> None:
         """Raise the error that the server sent before it closed the connection, if it sent one."""
+        until = time.monotonic() + 0.2
         with contextlib.suppress(OSError):
-            self._sock.settimeout(0.1)
-            while b"-ERR" not in self._held and (more := self._sock.recv(_BUFFER)):
+            while b"-ERR" not in self._held and len(self._held) < _LONGEST_LINE:
+                self._sock.settimeout(left(until))
+                if not (more := self._sock.recv(_BUFFER)):
+                    break
                 self._held += more
         for line in self._held[self._at :].split(b"\r\n"):
             if line.startswith(b"-ERR"):
@@ -140,6 +194,7 @@ class NatsConnection:
 
     def _more(self) -> None:
         try:
+            self._sock.settimeout(left(self._deadline))
             more = self._sock.recv(_BUFFER)
         except OSError as exc:
             raise Away(f"{self._name}: {exc}") from exc
@@ -148,7 +203,7 @@ class NatsConnection:
         self._held, self._at = self._held[self._at :] + more, 0
 
     def _line(self) -> bytes:
-        """The next line but PING, which it answers."""
+        """The next line but PING, which it answers, and INFO, which it keeps."""
         while True:
             while (end := self._held.find(b"\r\n", self._at)) < 0:
                 if len(self._held) - self._at > _LONGEST_LINE:
@@ -156,16 +211,18 @@ class NatsConnection:
                 self._more()
             line, self._at = self._held[self._at : end], end + 2
             if line == b"PING":
-                self.send(b"PONG\r\n")
+                self._send(b"PONG\r\n")
             elif line.startswith(b"-ERR"):
                 self._refused(line)
-            elif not line.startswith(b"INFO ") or not self._asked:
+            elif line.startswith(b"INFO ") and self._info is not None:
+                self._info.update(table(parsed(line[5:]), "INFO"))
+            else:
                 return line
 
     def _refused(self, line: bytes) -> None:
-        said = line[4:].strip().decode("utf-8", "replace").strip("'")
-        text = f"{self._name} refused: {said}"
-        if said.lower().startswith(_LASTING):
+        words = said(line[4:].strip()).strip("'")
+        text = f"{self._name} refused: {words}"
+        if words.lower().startswith(_LASTING):
             raise ShmqError(f"{text}; see the user's name, password and permissions there")
         raise Away(text)
 
@@ -188,17 +245,34 @@ class NatsConnection:
         return f"{self._inbox}.{self._asked}".encode()
 
     def message(self) -> Message:
-        """The next message that comes."""
+        """The next message that comes before the deadline of the request."""
         while True:
             words = self._line().split()
-            if words[:1] == [b"MSG"]:
-                body = self._exactly(int(words[-1]) + 2)[:-2]
+            if words[:1] == [b"MSG"] and len(words) in (4, 5):
+                body = self._body(words[-1])
                 return Message(words[1], words[3] if len(words) == 5 else b"", b"", body)
-            if words[:1] == [b"HMSG"]:
-                data = self._exactly(int(words[-1]) + 2)[:-2]
-                head = int(words[-2])
+            if words[:1] == [b"HMSG"] and len(words) in (5, 6):
+                data = self._body(words[-1])
+                head = self._size(words[-2])
+                if head > len(data):
+                    raise Away(f"{self._name}: a message is shorter than its headers")
                 reply = words[3] if len(words) == 6 else b""
                 return Message(words[1], reply, data[:head], data[head:])
+            if words[:1] in ([b"MSG"], [b"HMSG"]):
+                raise Away(f"{self._name}: the bytes that came are no line of NATS")
+
+    def _size(self, word: bytes) -> int:
+        """The number of bytes that a line of the protocol says."""
+        most = self._most_message
+        if not word.isdigit() or len(word) > 12 or int(word) > most:
+            raise Away(f"{self._name}: a message of {said(word, 40)} bytes, of at most {most}")
+        return int(word)
+
+    def _body(self, word: bytes) -> bytes:
+        data = self._exactly(self._size(word) + 2)
+        if data[-2:] != b"\r\n":
+            raise Away(f"{self._name}: a message does not end where it says")
+        return data[:-2]
 
     def answer(self) -> bytes | None:
         """The body of the answer to the last request; None if nobody answers such requests."""
@@ -213,15 +287,16 @@ class NatsConnection:
         body = _json(document)
         reply = self.reply_subject()
         self.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(body), body))
-        said = self.answer()
-        if said is None:
+        found = self.answer()
+        if found is None:
             raise Away(f"{self._name}: JetStream does not answer; `nats-server -js` has it")
-        return document_of(said, self._name)
+        return document_of(found, self._name)
 
     def idle(self) -> None:
         """Answer the server's PINGs. Raises Away if the connection has ended."""
+        self.begin()
         while self._has_bytes():
-            self.send(b"PING\r\n")
+            self._send(b"PING\r\n")
             while self._line() != b"PONG":
                 pass
 
@@ -238,15 +313,12 @@ class NatsConnection:
             self._sock.close()
 
 
-def document_of(said: bytes, name: str) -> dict[str, Any]:
+def document_of(data: bytes, name: str) -> dict[str, Any]:
     """The JSON object of an answer."""
     try:
-        found = json.loads(said)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise Away(f"{name}: the answer is no JSON object: {said[:80]!r}")
-    return found
+        return table(parsed(data))
+    except BadAnswer as exc:
+        raise Away(f"{name}: the answer is no JSON object: {exc}") from None
 
 
 def _json(document: dict[str, Any]) -> bytes:

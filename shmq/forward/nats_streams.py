@@ -9,6 +9,8 @@ from typing import Any, Final
 from shmq.errors import ShmqError
 from shmq.forward.nats_connection import NatsConnection
 from shmq.forward.target import Away
+from shmq.peers.documents import inner
+from shmq.printing import LONGEST, printable
 
 SUBJECT: Final = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
@@ -33,12 +35,12 @@ def asked(
     """Ask JetStream's API; None if the thing does not exist. Raises Away, and ShmqError if it
     refuses."""
     answer = connection.ask(f"$JS.API.{what}", document)
-    error = answer.get("error")
-    if error is None:
+    if answer.get("error") is None:
         return answer
+    error = inner(answer, "error")
     if error.get("code") == _NOT_FOUND:
         return None
-    text = f"{what} of {name}: {error.get('description')}"
+    text = f"{what} of {name}: {printable(str(error.get('description')), LONGEST)}"
     if error.get("code") == _AWAY:
         raise Away(text)
     raise ShmqError(text)

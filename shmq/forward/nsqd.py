@@ -9,6 +9,7 @@ import contextlib
 import json
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,13 +18,17 @@ from shmq.errors import ShmqError
 from shmq.forward.marker import Marker
 from shmq.forward.target import Away
 from shmq.names import check_name
+from shmq.peers.sockets import connected, left
+from shmq.printing import said
 
 #: Seconds within which the server answers.
 _TIMEOUT: Final = 10.0
 _HEAD: Final = struct.Struct(">ii")
 _SIZE: Final = struct.Struct(">i")
+_RESPONSE: Final = 0
 _ERROR: Final = 1
-_MOST_FRAME: Final = 1 << 20
+_MOST_FRAME: Final = 64 << 10
+_HEARTBEAT: Final = b"_heartbeat_"
 #: Errors that the same batch gets again.
 _LASTING: Final = ("E_BAD", "E_INVALID", "E_AUTH", "E_UNAUTHORIZED", "E_MESSAGE_TOO_BIG")
 
@@ -41,6 +46,7 @@ class Nsqd:
         self._where = (host, port)
         self._topic = check_name(topic, "topic")
         self._sock: socket.socket | None = None
+        self._deadline = 0.0
 
     def __str__(self) -> str:
         return f"nsq://{self._where[0]}:{self._where[1]}/{self._topic}"
@@ -56,13 +62,14 @@ class Nsqd:
         }
         body = json.dumps(wishes).encode()
         try:
-            self._sock = socket.create_connection(self._where, _TIMEOUT)
+            self._deadline = time.monotonic() + _TIMEOUT
+            self._sock = connected(*self._where, self._deadline)
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._sock.sendall(b"  V2IDENTIFY\n" + _SIZE.pack(len(body)) + body)
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:
             raise Away(f"{self}: {exc}") from exc
-        self.confirm()
+        self._answer()
         return None
 
     def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
@@ -72,7 +79,9 @@ class Nsqd:
         for body in bodies:
             parts += (_SIZE.pack(len(body)), body)
         data = b"".join(parts)
+        self._deadline = time.monotonic() + _TIMEOUT
         try:
+            self._sock.settimeout(_TIMEOUT)
             self._sock.sendall(
                 b"MPUB %b\n%b%b" % (self._topic.encode(), _SIZE.pack(len(data)), data)
             )
@@ -83,26 +92,50 @@ class Nsqd:
 
     def confirm(self) -> None:
         """Wait for the answer."""
-        size, kind = _HEAD.unpack(self._exactly(_HEAD.size))
-        if not 4 <= size <= _MOST_FRAME:
-            raise ShmqError(f"forward to {self}: the server there does not speak nsqd's protocol")
-        said = self._exactly(size - 4).decode("utf-8", "replace")
-        if kind == _ERROR:
-            text = f"{self}: {said}"
-            raise ShmqError(f"forward to {text}") if said.startswith(_LASTING) else Away(text)
+        self._deadline = time.monotonic() + _TIMEOUT
+        self._answer()
+
+    def _answer(self) -> None:
+        """Read the answer, all of it before the deadline."""
+        while True:
+            size, kind = _HEAD.unpack(self._exactly(_HEAD.size))
+            if not 4 <= size <= _MOST_FRAME or kind not in (_RESPONSE, _ERROR):
+                raise ShmqError(
+                    f"forward to {self}: the server there does not speak nsqd's protocol"
+                )
+            found = self._exactly(size - 4)
+            if kind == _ERROR:
+                words = said(found)
+                text = f"{self}: {words}"
+                lasts = words.startswith(_LASTING)
+                raise ShmqError(f"forward to {text}") if lasts else Away(text)
+            if found == b"OK":
+                return
+            if found != _HEARTBEAT:
+                raise Away(f"{self}: the answer is {said(found, 80)!r}, not OK")
+            self._send_nop()
+
+    def _send_nop(self) -> None:
+        assert self._sock is not None
+        try:
+            self._sock.settimeout(left(self._deadline))
+            self._sock.sendall(b"NOP\n")
+        except OSError as exc:
+            raise Away(f"{self}: {exc}") from exc
 
     def _exactly(self, count: int) -> bytes:
         assert self._sock is not None
-        data = b""
+        data = bytearray()
         while len(data) < count:
             try:
+                self._sock.settimeout(left(self._deadline))
                 more = self._sock.recv(count - len(data))
             except OSError as exc:
                 raise Away(f"{self}: {exc}") from exc
             if not more:
                 raise Away(f"{self}: the server closed the connection")
             data += more
-        return data
+        return bytes(data)
 
     def idle(self) -> None:
         """Do nothing: the connection has no heartbeats."""

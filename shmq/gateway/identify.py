@@ -194,6 +194,10 @@ def upgrades(wishes: Wishes, has_tls: bool, options: Options, layers: list[str])
                 "E_INVALID",
                 f"cannot IDENTIFY with {_WISH_OF[layer]} in current state (already upgraded)",
             )
+    if "tls" in wanted and is_compressed:
+        raise ProtocolError(
+            "E_INVALID", "cannot IDENTIFY with tls_v1 in current state (compressed)"
+        )
     if "snappy" in wanted and "deflate" in wanted:
         raise ProtocolError(
             "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"

@@ -425,6 +425,8 @@ class Session:
         self.layers.append(layer)
         if layer == "tls":
             self.tls = tls
+            self.left()  # a secret that came before may be that of somebody between
+            self._secret, self.publishing.run_line = b"", b""
         self.say(protocol.OK)
 
     def not_upgraded(self, reason: str) -> None:

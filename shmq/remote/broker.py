@@ -10,7 +10,7 @@ from shmq.errors import Gone
 from shmq.leased import READ_BYTES, READ_ROWS
 from shmq.names import check_name
 from shmq.remote.address import Address
-from shmq.remote.connection import Login
+from shmq.remote.connection import MOST_BODY, Login
 from shmq.remote.connections import Connections
 from shmq.remote.consumer import RemoteConsumer
 from shmq.remote.counts import ChannelCounts
@@ -53,6 +53,8 @@ class RemoteBroker:
         login = Login(context, auth_secret)
         self._connections = Connections(Address.parse(address), login, timeout)
         self._about = self._connections.ask("LINFO")
+        largest = self._about["limits"].get("max_msg_size", MOST_BODY)
+        self._connections.most_body = max(1, min(largest, MOST_BODY))
 
     # ---- the instance ----
 
@@ -220,7 +222,7 @@ class RemoteBroker:
 
     def channel_stats(self, topic: str, channel: str) -> ChannelCounts:
         """Return the counts of one channel. Raises Gone."""
-        return ChannelCounts.of(self._of(topic, channel, stats=True)["stats"])
+        return ChannelCounts.of(self._of(topic, channel, stats=True).get("stats", {}))
 
     def _of(self, topic: str, channel: str, stats: bool = False) -> dict[str, Any]:
         check_name(topic, "topic")

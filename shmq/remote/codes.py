@@ -23,6 +23,7 @@ from shmq.errors import (
     ShmqError,
     Unauthorized,
 )
+from shmq.printing import said
 
 #: Code -> exception. The first class that fits an error of the broker names its code.
 KEPT: Final[dict[str, type[ShmqError]]] = {
@@ -39,6 +40,9 @@ KEPT: Final[dict[str, type[ShmqError]]] = {
     "E_NOT_RUNNING": NotRunning,
     "E_FAILED": ShmqError,
 }
+
+#: Characters of an error's text.
+_LONGEST: Final = 2000
 
 #: nsqd's codes that are more than a ShmqError.
 _CLOSED: Final[dict[str, type[ShmqError]]] = {
@@ -59,7 +63,7 @@ def code_of(error: ShmqError) -> str:
 
 def error_of(frame: bytes, tried: str) -> ShmqError:
     """The exception of an error frame. tried: what was asked, for its text."""
-    code, _, text = frame.decode("utf-8", "replace").partition(" ")
+    code, _, text = said(frame, _LONGEST).partition(" ")
     kind = KEPT.get(code) or _CLOSED.get(code)
     if kind is None:
         return ShmqError(f"{tried}: {code} {text}")

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shmq.errors import ShmqError, Unauthorized
+from shmq.peers.documents import BadAnswer, parsed, table
+from shmq.peers.sockets import secured
 from shmq.remote.address import Address
+from shmq.remote.answers import check, check_identity
 from shmq.remote.codes import error_of, is_kept
 from shmq.remote.rows import ROWS
 
@@ -25,8 +28,13 @@ _MAGIC: Final = b"  V2"
 _HEARTBEAT: Final = b"_heartbeat_"
 _HEAD: Final = struct.Struct(">ii")
 _SIZE: Final = struct.Struct(">i")
-#: More than any frame may have: a message of the largest max_msg_size.
-_MOST_FRAME: Final = (1 << 31) - 1
+#: Bytes of a frame that answers or refuses a request.
+_MOST_OF_KIND: Final = {RESPONSE: 1 << 20, ERROR: 64 << 10}
+#: Bytes that the body of a message may have here, whatever the server says: what it sends takes
+#: memory of this process.
+MOST_BODY: Final = 256 << 20
+#: Heartbeats that may come before an answer. A gateway sends one in 30 s.
+_MOST_HEARTBEATS: Final = 1000
 _BUFFER: Final = 64 << 10
 #: Bytes that are read together with the head of a frame: all of a short answer, but little of a
 #: long frame, because they are copied once more.
@@ -66,7 +74,9 @@ class Connection:
         """heartbeat: seconds between two heartbeats; 0: none. wishes: more of IDENTIFY. Raises
         OSError, Unauthorized, and ShmqError if the server does not know leases."""
         self.closed = False
-        self._held = b""
+        self.peer = str(address)
+        self._held = bytearray()
+        self._heartbeats = 0
         self._sock = address.connected(deadline)
         try:
             self._send(_MAGIC, deadline)
@@ -88,36 +98,51 @@ class Connection:
     def _identify(
         self, address: Address, login: Login, deadline: float, asked: dict[str, Any]
     ) -> dict[str, Any]:
+        """Return what the server says of itself. With TLS that is asked inside: an answer from
+        before could be anybody's, and says only whether to go on with TLS."""
+        if login.tls is not None:
+            first = {"feature_negotiation": True, "tls_v1": True, "heartbeat_interval": -1}
+            if self._asked(first, deadline).get("tls_v1") is not True:
+                raise ShmqError(
+                    f"connect to {address}: the broker offers no TLS (--tls-cert, --tls-key)"
+                )
+            self._sock = secured(
+                self._sock,
+                login.tls,
+                address.host,
+                deadline,
+                held=self._held,
+                peer=str(address),
+            )
+            if self.response(deadline, f"TLS at {address}") != b"OK":
+                raise Lost(f"TLS at {address}: the server does not say that it has begun")
         wishes: dict[str, Any] = {
             **asked,
             "client_id": socket.gethostname(),
             "hostname": socket.gethostname(),
             "user_agent": "shmq-remote/1",
             "feature_negotiation": True,
-            "tls_v1": login.tls is not None,
             "leases": True,
         }
-        body = json.dumps(wishes).encode()
-        self.send(b"IDENTIFY\n" + _SIZE.pack(len(body)) + body, deadline)
-        said = self.response(deadline, f"IDENTIFY at {address}")
-        try:
-            answer = json.loads(said)
-            leases = answer.get("leases")
-        except (ValueError, AttributeError):
-            leases = None
-        if leases is not True:
+        answer = self._asked(wishes, deadline)
+        if answer.get("leases") is not True:
             raise ShmqError(
                 f"connect to {address}: the server there has no leases over the network; it must "
                 "be a gateway of shmq (`shmq serve`) of this version"
             )
-        if login.tls is not None:
-            if not answer.get("tls_v1"):
-                raise ShmqError(
-                    f"connect to {address}: the broker offers no TLS (--tls-cert, --tls-key)"
-                )
-            self._sock = login.tls.wrap_socket(self._sock, server_hostname=address.host)
-            self.response(deadline, f"TLS at {address}")
-        return dict(answer)
+        return answer
+
+    def _asked(self, wishes: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The answer to IDENTIFY; empty if it is none of a gateway of shmq."""
+        body = json.dumps(wishes).encode()
+        self.send(b"IDENTIFY\n" + _SIZE.pack(len(body)) + body, deadline)
+        said = self.response(deadline, f"IDENTIFY at {self.peer}")
+        try:
+            answer = table(parsed(said))
+            check_identity(answer)
+        except BadAnswer:
+            return {}
+        return answer
 
     # ---- bytes ----
 
@@ -153,9 +178,10 @@ class Connection:
         """The next `count` bytes."""
         held = self._held
         if len(held) >= count:
-            self._held = held[count:]
-            return memoryview(held)[:count]
-        self._held = b""
+            found = bytes(memoryview(held)[:count])
+            del held[:count]
+            return memoryview(found)
+        self._held = bytearray()
         data = bytearray(min(count, max(len(held), _STEP)))
         data[: len(held)] = held
         at = len(held)
@@ -170,7 +196,7 @@ class Connection:
             at += got
         return memoryview(data)
 
-    def _head(self, deadline: float) -> tuple[int, int]:
+    def _head(self, deadline: float, most: int) -> tuple[int, int]:
         while len(self._held) < _HEAD.size:
             self._wait(deadline)
             more = self._sock.recv(_FIRST)
@@ -178,19 +204,23 @@ class Connection:
                 raise Lost("the server closed the connection")
             self._held += more
         size, kind = _HEAD.unpack_from(self._held)
-        self._held = self._held[_HEAD.size :]
-        if not 4 <= size <= _MOST_FRAME or kind not in (RESPONSE, ERROR, MESSAGE, ROWS):
-            raise Lost(f"these bytes are no frame: {size}, {kind}")
+        del self._held[: _HEAD.size]
+        check_head(size, kind, most)
         return size - 4, kind
 
-    def frame(self, deadline: float) -> tuple[int, memoryview]:
-        """The next frame but heartbeats, which it answers: its kind and its bytes."""
+    def frame(self, deadline: float, most: int = 0) -> tuple[int, memoryview]:
+        """The next frame but heartbeats, which it answers: its kind and its bytes. most: the bytes
+        of a frame of rows that was asked for."""
         while True:
-            size, kind = self._head(deadline)
+            size, kind = self._head(deadline, most)
             data = self._exactly(size, deadline)
             if kind == RESPONSE and is_heartbeat(data):
+                self._heartbeats += 1
+                if self._heartbeats > _MOST_HEARTBEATS:
+                    raise Lost("the server sends heartbeats and no answer")
                 self._send(b"NOP\n", deadline)
                 continue
+            self._heartbeats = 0
             return kind, data
 
     def send_plain(self, data: bytes, deadline: float) -> None:
@@ -198,10 +228,11 @@ class Connection:
         self._send(data, deadline)
 
     def arrived(
-        self, seconds: float, lock: contextlib.AbstractContextManager[Any]
+        self, seconds: float, lock: contextlib.AbstractContextManager[Any], most: int
     ) -> list[tuple[int, memoryview]]:
         """The whole frames that have arrived, heartbeats too; none after `seconds` without a byte.
-        lock: held while the socket is used, since another thread may send."""
+        lock: held while the socket is used, since another thread may send. most: bytes of a
+        message's frame."""
         if not self._is_readable(seconds):
             return []
         with lock:
@@ -213,18 +244,27 @@ class Connection:
         if not more:
             raise Lost("the server closed the connection")
         self._held += more
+        if not self._has_frame(most):  # a long one is not copied for each of its pieces
+            return []
+        held = memoryview(bytes(self._held))
         frames: list[tuple[int, memoryview]] = []
-        at, held = 0, memoryview(self._held)
+        at = 0
         while len(held) - at >= _HEAD.size:
             size, kind = _HEAD.unpack_from(held, at)
-            if not 4 <= size <= _MOST_FRAME:
-                raise Lost(f"these bytes are no frame: {size}, {kind}")
+            check_head(size, kind, most)
             if len(held) - at < 4 + size:
                 break
             frames.append((kind, held[at + 8 : at + 4 + size]))
             at += 4 + size
-        self._held = self._held[at:]
+        del self._held[:at]
         return frames
+
+    def _has_frame(self, most: int) -> bool:
+        if len(self._held) < _HEAD.size:
+            return False
+        size, kind = _HEAD.unpack_from(self._held)
+        check_head(size, kind, most)
+        return 4 + int(size) <= len(self._held)
 
     def _is_readable(self, seconds: float) -> bool:
         try:
@@ -279,11 +319,22 @@ class Connection:
     ) -> dict[str, Any]:
         """Send a request of the lease protocol and return the document that answers it."""
         self.begin(command, words, document, deadline)
-        return self.answer(deadline, f"{command} {'/'.join(words)}".rstrip())
+        tried = f"{command} {'/'.join(words)}".rstrip()
+        return self.answer(deadline, tried, command, len(words))
 
-    def answer(self, deadline: float, tried: str) -> dict[str, Any]:
-        """The document that answers a request."""
-        return document_of(self.response(deadline, tried), tried)
+    def answer(self, deadline: float, tried: str, command: str, names: int) -> dict[str, Any]:
+        """The document that answers a command with so many names. Raises ShmqError if it has not
+        the keys and types of such an answer."""
+        document = document_of(self.response(deadline, tried), tried)
+        try:
+            check(command, names, document)
+        except BadAnswer as exc:
+            self.close()
+            raise ShmqError(
+                f"{tried}: the answer of {self.peer} is none of a gateway of shmq: {exc}; see "
+                "which program listens there, and of which version it is"
+            ) from None
+        return document
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -299,12 +350,17 @@ def is_heartbeat(data: memoryview) -> bool:
     return len(data) == len(_HEARTBEAT) and bytes(data) == _HEARTBEAT
 
 
+def check_head(size: int, kind: int, most: int) -> None:
+    """Raise Lost if no frame that may come begins so. most: bytes of a message's frame, or of a
+    frame of rows, as was asked for; 0: none was."""
+    bound = _MOST_OF_KIND.get(kind, most)
+    if kind not in (RESPONSE, ERROR, MESSAGE, ROWS) or not 4 <= size <= bound:
+        raise Lost(f"these bytes are no frame that was asked for: {size}, {kind}")
+
+
 def document_of(said: bytes, tried: str) -> dict[str, Any]:
     """The JSON object in a response. Raises Lost if it is none: the bytes cannot be trusted."""
     try:
-        found = json.loads(said)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise Lost(f"{tried}: the answer is no JSON object: {said[:80]!r}")
-    return found
+        return table(parsed(said))
+    except BadAnswer as exc:
+        raise Lost(f"{tried}: the answer is no JSON object: {exc}") from None

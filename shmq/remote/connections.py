@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from shmq.errors import Gone, ShmqError, Unreachable
 from shmq.remote.address import Address
-from shmq.remote.connection import Connection, Login
+from shmq.remote.connection import MOST_BODY, Connection, Login
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ class Connections:
         self.address = address
         self.login = login
         self.timeout = timeout
+        self.most_body = MOST_BODY
+        """Bytes that the body of a message may have."""
         self._attempt = max(timeout / _ATTEMPTS, min(timeout, _SHORTEST))
         self.closed = False
         self._idle: list[Connection] = []

@@ -122,6 +122,10 @@ class RemoteConsumer:
             if self._arrived and self._arrived[-1][0] != of:
                 self._arrived.clear()  # of a connection that broke; they come again
             self._arrived.extend((of, delivery) for delivery in deliveries)
+            # The broker has at most so many on their way here. Those before have timed out there,
+            # and come again.
+            while len(self._arrived) > self._subscription.most:
+                self._arrived.popleft()
             self._error = None
             self._changed.notify_all()
 

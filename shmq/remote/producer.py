@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from shmq.errors import BadArgument, Gone, Unconfirmed
+from shmq.printing import said
 from shmq.remote.connections import Connections
 
 _SIZE: Final = struct.Struct(">i")
@@ -93,7 +94,7 @@ class RemoteProducer:
             raise
         if answer != _OK:
             connection.close()
-            raise Unconfirmed(f"{tried}: the answer is {answer[:80]!r}; it may be published")
+            raise Unconfirmed(f"{tried}: the answer is {said(answer, 80)!r}; it may be published")
         connections.returned(connection)
 
     def close(self) -> None:

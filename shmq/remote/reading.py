@@ -9,7 +9,7 @@ from shmq.errors import MemoryLost
 from shmq.leased import READ_BYTES, READ_ROWS
 from shmq.remote.connection import ERROR, Connection, Lost, document_of
 from shmq.remote.connections import Connections
-from shmq.remote.rows import MOST_ROWS, ROWS, RemoteBatch, decoded
+from shmq.remote.rows import HEAD, MOST_PROPERTIES, MOST_ROWS, ROWS, RemoteBatch, decoded
 
 #: Bytes that one LREAD asks for. The connection is idle for one way there and back after each.
 _CREDIT: Final = 32 << 20
@@ -47,6 +47,15 @@ class Reader:
             "credit": _CREDIT,
             "properties": properties,
         }
+        # the bodies, the columns beside them, and the properties
+        of_row = 64 + (MOST_PROPERTIES if properties else 0)
+        self._most_frame = (
+            HEAD.size
+            + 8
+            + self._wish["bytes"]
+            + connections.most_body
+            + of_row * self._wish["rows"]
+        )
         self._identity = identity
         self._at = 0
         """Index of the next message."""
@@ -100,7 +109,7 @@ class Reader:
 
     def _receive(self, connection: Connection, deadline: float) -> RemoteBatch | None:
         while True:
-            kind, data = connection.frame(deadline)
+            kind, data = connection.frame(deadline, self._most_frame)
             if kind == ERROR:
                 connection.refused(data, self._tried)
             if kind == ROWS:
@@ -122,6 +131,8 @@ class Reader:
             index, batch = decoded(data)
         except ValueError as exc:
             raise Lost(f"{self._tried}: {exc}") from None
+        if len(batch) > self._wish["rows"]:
+            raise Lost(f"{self._tried}: {len(batch)} rows came, of at most {self._wish['rows']}")
         if index != self._at or not len(batch):
             raise Lost(f"{self._tried}: message {self._at} was to come, not {index}")
         self._at += len(batch)

@@ -45,6 +45,9 @@ MOST_ROWS: Final = 1 << 16
 MOST_BYTES: Final = 1 << 20
 MOST_CREDIT: Final = 64 << 20
 
+#: Bytes of the properties of one message.
+MOST_PROPERTIES: Final = 4096
+
 _FRAME: Final = struct.Struct(">ii")
 _CHECK: Final = struct.Struct("<I")
 _NO_PROPERTIES: Final[Mapping[str, bytes]] = MappingProxyType({})
@@ -144,6 +147,8 @@ def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:
         parts.append(frame[at : at + length])
         at += length
     ids, timestamps, attempts, offsets, ends, data, blocks = parts
+    if not _rises(offsets, size) or (with_properties and not _rises(ends, packed)):
+        raise ValueError("the bodies of a frame of messages are not where they should be")
     batch = RemoteBatch(
         count,
         ids,
@@ -154,3 +159,17 @@ def decoded(frame: memoryview) -> tuple[int, RemoteBatch]:
         (ends, blocks) if with_properties else None,
     )
     return index, batch
+
+
+def _rises(offsets: memoryview, end: int) -> bool:
+    """Whether offsets begin with 0, never fall, and end with `end`: readers of columns take them
+    for places in memory."""
+    found = offsets.cast("i")
+    if found[0] != 0 or found[-1] != end:
+        return False
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numbers = numpy.frombuffer(offsets, numpy.int32)
+        return bool((numbers[1:] >= numbers[:-1]).all())
+    listed = found.tolist()
+    return listed == sorted(listed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import threading
 import time
@@ -12,15 +13,19 @@ from typing import Final
 from shmq.errors import ShmqError, Unreachable
 from shmq.remote.connection import ERROR, MESSAGE, RESPONSE, Connection, Lost, is_heartbeat
 from shmq.remote.connections import Connections
+from shmq.remote.rows import ROWS
 
 #: Publish time (ns), attempts, id, body.
 Delivery = tuple[int, int, str, bytes]
 
 _HEAD: Final = struct.Struct(">qH16s")
+_ID: Final = re.compile(rb"[0-9a-f]{16}")
 #: Seconds between two of the broker's heartbeats.
 _HEARTBEAT: Final = 10.0
 #: Seconds between two looks whether it was closed.
 _LOOK: Final = 0.5
+#: Heartbeats in that time that are taken for one too many.
+_MOST_BEATS: Final = 100
 _FIRST_PAUSE: Final = 0.05
 _MOST_PAUSE: Final = 2.0
 
@@ -44,7 +49,7 @@ class Subscription:
         """Number of the present connection; raised when it ends."""
         self._connections = connections
         self._channel = channel
-        self._ready = max_in_flight
+        self._ready = self.most = max_in_flight
         self._msg_timeout = msg_timeout
         self._writing = threading.Lock()
         self._closed = threading.Event()
@@ -87,6 +92,7 @@ class Subscription:
     ) -> None:
         pause = _FIRST_PAUSE
         lost_at: float | None = None
+        began = time.monotonic()
         while not self._closed.is_set():
             try:
                 with self._writing:
@@ -100,7 +106,7 @@ class Subscription:
                         self._end()
                         return
                     deliver(number, [])
-                lost_at, pause = None, _FIRST_PAUSE
+                lost_at, began = None, time.monotonic()
                 self._read(connection, number, deliver)
             except OSError as exc:
                 self._end()
@@ -111,6 +117,8 @@ class Subscription:
             except ShmqError as exc:
                 self._end()
                 failed(exc)
+            if time.monotonic() - began > _MOST_PAUSE:  # it was a good connection
+                pause = _FIRST_PAUSE
             self._closed.wait(pause)
             pause = min(2 * pause, _MOST_PAUSE)
 
@@ -122,24 +130,31 @@ class Subscription:
     ) -> None:
         """Deliver what comes on connection `number` until it breaks. Raises OSError then, and the
         error with which the broker closes it."""
-        heard = time.monotonic()
+        heard = began = time.monotonic()
+        beats = 0
+        most = _HEAD.size + 4 + self._connections.most_body
         while not self._closed.is_set():
-            frames = connection.arrived(_LOOK, self._writing)
+            frames = connection.arrived(_LOOK, self._writing, most)
             now = time.monotonic()
+            if now - began > _HEARTBEAT:
+                began, beats = now, 0
             if frames:
                 heard = now
             elif now - heard > 3 * _HEARTBEAT:
                 raise Lost("no heartbeat")
             deliveries: list[Delivery] = []
             for kind, data in frames:
-                if kind == MESSAGE and len(data) >= _HEAD.size:
-                    timestamp, attempts, name = _HEAD.unpack_from(data)
-                    body = bytes(data[_HEAD.size :])
-                    deliveries.append((timestamp, attempts, name.decode("latin-1"), body))
+                if kind == MESSAGE:
+                    deliveries.append(_delivery(data))
                 elif kind == ERROR and not bytes(data).startswith(_LATE):
                     connection.refused(data, f"take from {'/'.join(self._channel)}")
                 elif kind == RESPONSE and is_heartbeat(data):
+                    beats += 1
+                    if beats > _MOST_BEATS:
+                        raise Lost("the server sends heartbeats without end")
                     self.answer(number, b"NOP\n")
+                elif kind == ROWS:
+                    raise Lost("rows came that nobody asked for")
             if deliveries:
                 deliver(number, deliveries)
 
@@ -171,3 +186,13 @@ class Subscription:
         """End the subscription. Idempotent."""
         self._closed.set()
         self._end()
+
+
+def _delivery(data: memoryview) -> Delivery:
+    """The message in a frame. Raises Lost if it is none."""
+    if len(data) <= _HEAD.size:
+        raise Lost(f"a message has {len(data)} bytes")
+    timestamp, attempts, name = _HEAD.unpack_from(data)
+    if not _ID.fullmatch(name):  # it goes into a line of the answer
+        raise Lost("a message has an id that no message has")
+    return timestamp, attempts, name.decode("ascii"), bytes(data[_HEAD.size :])

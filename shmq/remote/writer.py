@@ -88,7 +88,7 @@ class Writer:
         def once(deadline: float) -> dict[str, Any]:
             with self._connections.borrowed(deadline) as connection:
                 connection.send(data, deadline)
-                return connection.answer(deadline, tried)
+                return connection.answer(deadline, tried, "STAGE", 1)
 
         return self._connections.again(once, tried)
 
