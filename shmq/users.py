@@ -251,6 +251,15 @@ class Users:
             users[name] = User(name, tuple(_rules_of(table, where)), _quota_of(table, where))
         return cls(users, proofs)
 
+    def why(self, name: str, act: str, topic: str = "", channel: str = "") -> tuple[bool, str]:
+        """Whether the user of this name may do that, and a sentence with the reason."""
+        user = self.users.get(name)
+        if user is not None:
+            return user.why(act, topic, channel)
+        if name == ANONYMOUS:
+            return False, f"there is no [users.{ANONYMOUS}], so nobody is let in without a proof"
+        return False, f"the file has no user {name}"
+
     # ---- proofs ----
 
     @property

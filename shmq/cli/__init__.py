@@ -49,6 +49,7 @@ COMMANDS = {
         "worker",
         "Run worker processes for the durable pool MODULE:EXECUTOR, a `shmq.Executor`.",
     ),
+    "access": ("access", "Ask an access file who may do what, or make the hashes for one."),
     "inspect": ("inspect", "Show the contents of FILE, and its damages with their offsets."),
     "doctor": ("doctor", "Check this host and its instances, and name a remedy for each problem."),
     "bench": ("bench", "Measure throughput and round trips on a private instance."),

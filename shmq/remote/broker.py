@@ -42,15 +42,19 @@ class RemoteBroker:
         tls: bool | ssl.SSLContext | None = None,
         auth_secret: str | bytes | None = None,
         timeout: float = _TIMEOUT,
+        token: str | bytes | None = None,
     ) -> None:
         """As `connect`."""
+        if token is not None and auth_secret is not None:
+            raise ValueError("token and auth_secret are two names for one thing: give one of them")
+        secret = auth_secret if token is None else token
         if not timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.address = str(Address.parse(address))
         """Where the gateway listens: `host:port`."""
-        self._settings = (address, tls, auth_secret, timeout)
+        self._settings = (address, tls, secret, timeout)
         context = ssl.create_default_context() if tls is True else tls or None
-        login = Login(context, auth_secret)
+        login = Login(context, secret)
         self._connections = Connections(Address.parse(address), login, timeout)
         self._about = self._connections.ask("LINFO")
         largest = self._about["limits"].get("max_msg_size", MOST_BODY)
@@ -254,6 +258,7 @@ def connect(
     address: str,
     *,
     tls: bool | ssl.SSLContext | None = None,
+    token: str | bytes | None = None,
     auth_secret: str | bytes | None = None,
     timeout: float = _TIMEOUT,
 ) -> RemoteBroker:
@@ -262,11 +267,14 @@ def connect(
 
     address: `host:port` of the gateway's TCP listener, or the path of its Unix socket.
     tls: True, or a context of `ssl`; None: not encrypted.
-    auth_secret: the secret for brokers that ask for AUTH.
+    token: what shows who this is, for brokers that ask for AUTH: a token of their access file or
+    `NAME:PASSWORD` (docs/access.md), or the secret for their authorisation server. Without TLS it
+    can be read on its way.
+    auth_secret: the same, by the name that NSQ's libraries have for it.
     timeout: seconds within which a call is answered; calls that may be repeated are repeated
     meanwhile if connections break.
 
     Raises Unreachable, Unauthorized, ssl.SSLCertVerificationError, ValueError for the address, and
     ShmqError if the server there is no gateway of shmq.
     """
-    return RemoteBroker(address, tls, auth_secret, timeout)
+    return RemoteBroker(address, tls, auth_secret, timeout, token)

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shmq.errors import ShmqError, Unauthorized
@@ -49,11 +49,10 @@ class Lost(OSError):
 
 @dataclass(frozen=True)
 class Login:
-    """The secrets of a client. tls: None: not encrypted. secret: for AUTH;
-    None: no AUTH."""
+    """The secrets of a client. tls: None: not encrypted. secret: for AUTH; None: no AUTH."""
 
     tls: ssl.SSLContext | None = None
-    secret: str | bytes | None = None
+    secret: str | bytes | None = field(default=None, repr=False)
 
 
 class Connection:
@@ -89,7 +88,7 @@ class Connection:
                 self.response(deadline, f"AUTH at {address}")
             elif self.server.get("auth_required"):
                 raise Unauthorized(
-                    f"connect to {address}: the broker asks for AUTH; give connect(auth_secret=...)"
+                    f"connect to {address}: the broker asks for AUTH; give connect(token=...)"
                 )
         except BaseException:
             self.close()

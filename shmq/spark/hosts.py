@@ -72,7 +72,8 @@ class Place:
 
     address: of its gateway. identity: of the memory that it must have; None: any. owner: the user
     whose broker it may be, if it is on this host. timeout: seconds for an answer. shared: it may be
-    read in shared memory. patient: a task waits for it. tls, secret: the options of these names.
+    read in shared memory. patient: a task waits for it. tls: the option of this name;
+    secret: token or authSecret.
     """
 
     address: str
@@ -95,7 +96,7 @@ class Place:
             settings.transport == "auto",
             settings.onMissingHost == "wait",
             settings.tls,
-            settings.authSecret,
+            settings.token or settings.authSecret,
         )
 
 

@@ -174,10 +174,17 @@ OPTIONS: Final = (
         "certificates that are trusted; else not",
     ),
     SparkOption(
+        "token",
+        None,
+        _text,
+        "what shows many instances who the query is, if they ask for it: a token of their access "
+        "file, or NAME:PASSWORD",
+    ),
+    SparkOption(
         "authSecret",
         None,
         _text,
-        "the secret for instances that ask for AUTH",
+        "the same as token, by the name that NSQ has for it",
     ),
     SparkOption(
         "transport",
@@ -383,8 +390,10 @@ class Settings:
             raise ValueError(f"options {' and '.join(named)} of shmq: give one of them")
         if self._values["instance"] is None:
             self._values["instance"] = os.environ.get("SHMQ_INSTANCE") or "default"
+        if self._values["token"] and self._values["authSecret"]:
+            raise ValueError("options token and authSecret of shmq are one thing: give one of them")
         #: identifies this DataFrame: the same in every copy that Spark sends
-        self.token = uuid.uuid4().hex
+        self.stamp = uuid.uuid4().hex
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -138,7 +138,7 @@ def parts_for(settings: Settings, waiting: int) -> int:
 
 def lease_holder_name(settings: Settings) -> str:
     """The name under which the leases of a batch read are held."""
-    return settings.consumer or f"spark-{settings.token}"
+    return settings.consumer or f"spark-{settings.stamp}"
 
 
 class ShmqReader(DataSourceReader):

@@ -103,7 +103,7 @@ class ShmqWriter(DataSourceArrowWriter):
                 "a write that may be repeated needs both options, txnAppId and txnVersion"
             )
         self._settings = settings
-        self._key = settings.txnAppId or f"write-{settings.token}"
+        self._key = settings.txnAppId or f"write-{settings.stamp}"
         self._epoch = settings.txnVersion or 0
         self._owner = _checked(settings)
         exempt_modules()

@@ -233,7 +233,7 @@ def test_every_command_and_option_has_a_help(words: str) -> None:
 
 def test_every_table_has_json() -> None:
     # groups of commands, and those that print a log or nothing
-    groups = {"topic", "channel", "message", "lease", "dead", "results"}
+    groups = {"topic", "channel", "message", "lease", "dead", "results", "access"}
     without = groups | {"serve", "pub", "worker", "page"}
     for words, command in commands().items():
         if words not in without:
