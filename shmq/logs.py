@@ -17,6 +17,7 @@ import time
 
 from shmq import audit
 from shmq.options import Options
+from shmq.printing import LONGEST_LINE, Formatter, clean_tracebacks
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -27,21 +28,8 @@ _LEVELS = {
 }
 
 
-def one_line(text: str) -> str:
-    """The text with every character that is not printable written as Python's escape: control
-    characters, Unicode's line ends, characters that change the writing direction, lone
-    surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-class _NsqdFormatter(logging.Formatter):
-    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`. The lines of a traceback follow
-    indented. An exception's text may have line ends too, and none of its lines may look like an
-    entry."""
+class _NsqdFormatter(Formatter):
+    """nsqd's lines: `[nsqd] 2026/01/31 12:00:00.000000 INFO: text`."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__("%(message)s")
@@ -50,11 +38,7 @@ class _NsqdFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
         micros = int(record.created % 1 * 1e6)
-        lines = [one_line(record.getMessage())]
-        if record.exc_info:
-            lines += self.formatException(record.exc_info).split("\n")
-        text = "\n    ".join(map(one_line, lines))
-        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {text}"
+        return f"{self._prefix}{when}.{micros:06d} {_level(record)}: {super().format(record)}"
 
 
 class _JsonFormatter(logging.Formatter):
@@ -71,7 +55,7 @@ class _JsonFormatter(logging.Formatter):
             "time": when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "level": _level(record).lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage()[:LONGEST_LINE],
             "instance": self._instance,
             "pid": os.getpid(),
         }
@@ -102,6 +86,7 @@ def set_up_logging(options: Options) -> None:
     logging.raiseExceptions = False  # a closed stderr must not end a broker
     logging.basicConfig(level=_LEVELS[options.log_level], handlers=[handler], force=True)
     audit.set_up(options.audit_log, handler.formatter)
+    clean_tracebacks()
 
 
 def set_log_level(options: Options) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import click
 from shmq import __version__
 from shmq.cli.status import ERROR, INTERRUPTED, NOT_RUNNING, OK, USAGE
 from shmq.errors import NotRunning, ShmqError
+from shmq.printing import clean_tracebacks, printable
 
 #: Command -> the module of this package that defines it, imported when the command is called, and
 #: the first sentence of its help, so that `shmq --help` imports none of them.
@@ -103,6 +105,8 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. arguments: `sys.argv[1:]` if None."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        clean_tracebacks()
     if words[:1] == ["serve"]:
         from shmq.cli.serve import end, two_dashes
 
@@ -123,10 +127,12 @@ def _run(words: list[str]) -> int:
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.exceptions.NoArgsIsHelpError as exc:
-        click.echo(exc.format_message(), err=True)
+        _print(exc.format_message())
         return USAGE
     except click.ClickException as exc:
-        exc.show()
+        shown = io.StringIO()
+        exc.show(shown)
+        _print(shown.getvalue().rstrip("\n"))
         return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -145,5 +151,11 @@ def _say(exc: BaseException, status: int) -> int:
     text = str(exc)
     if isinstance(exc, OSError) and exc.strerror:
         text = f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
-    click.echo(f"shmq: {text}", err=True)
+    _print(f"shmq: {printable(text)}")
     return status
+
+
+def _print(text: str) -> None:
+    from shmq.cli.output import say  # slow to import
+
+    say(text, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shmq.cli.output import print_json
+from shmq.cli.output import print_json, say
 from shmq.cli.parameters import json_option
 from shmq.cli.status import ERROR, OK, USAGE
 
@@ -47,7 +47,7 @@ def check(
         users = Users.read(file)
     except (BadAccessFile, OSError) as exc:  # status 1 would be the answer "no"
         said = f"{file}: {exc.strerror}" if isinstance(exc, OSError) and exc.strerror else exc
-        click.echo(f"shmq: {said}", err=True)
+        say(f"shmq: {said}", err=True)
         return USAGE
     if user is None:
         return _list(users, as_json)
@@ -63,7 +63,7 @@ def check(
         asked = {"user": user, "act": act, "topic": topic or None, "channel": channel or None}
         print_json(asked | {"allowed": may, "why": why})
     else:
-        click.echo(f"{'yes' if may else 'no'}: {why}")
+        say(f"{'yes' if may else 'no'}: {why}")
     return OK if may else ERROR
 
 
@@ -72,9 +72,9 @@ def _list(users: Users, as_json: bool) -> int:
         if as_json:
             print_json({"user": name, "rules": [rule.text() for rule in user.rules]})
             continue
-        click.echo(name)
+        say(name)
         for rule in user.rules:
-            click.echo(f"  {rule.text()}")
+            say(f"  {rule.text()}")
     return OK
 
 
@@ -94,7 +94,7 @@ def hash_(as_json: bool, kind: str) -> int:
     if as_json:
         print_json({key: found})
     else:
-        click.echo(f'{key} = "{found}"')
+        say(f'{key} = "{found}"')
     return OK
 
 

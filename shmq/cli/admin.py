@@ -6,7 +6,7 @@ import click
 
 import shmq
 from shmq import shm
-from shmq.cli.output import patience, print_json, print_rows
+from shmq.cli.output import patience, print_json, print_rows, say
 from shmq.cli.parameters import COMPLETIONS, instance_option, json_option
 from shmq.cli.status import OK
 from shmq.settings import Settings, parse_words
@@ -49,7 +49,7 @@ def _command(verb: str, what: str):  # type: ignore[no-untyped-def]
         if as_json:
             print_json({"done": verb, **names} | ({"dropped": result} if verb == "empty" else {}))
         elif verb == "empty":
-            click.echo(f"{result} messages dropped")
+            say(f"{result} messages dropped")
         return OK
 
     return command

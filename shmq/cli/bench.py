@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from shmq import __version__
-from shmq.cli.output import print_json, print_rows
+from shmq.cli.output import print_json, print_rows, say
 from shmq.cli.parameters import json_option
 from shmq.cli.status import OK
 from shmq.diagnostics.bench import LINES, measure, steps
@@ -48,7 +48,7 @@ def bench(as_json: bool, seconds: float, size: int, count: int) -> int:
     One producer and one consumer in processes of their own; every message is acknowledged.
     """
     if not as_json:
-        click.echo(
+        say(
             f"shmq {__version__}, Python {platform.python_version()}, Linux "
             f"{platform.release()}, {len(os.sched_getaffinity(0))} cores; bodies of {size} bytes, "
             f"lists of {count}"
@@ -67,9 +67,7 @@ def bench(as_json: bool, seconds: float, size: int, count: int) -> int:
     else:
         print_rows(["LINE", "MESSAGES/S", "MB/S", "P50 us", "P99 us"], [_row(r) for r in results])
     if any(result["spilled"] for result in results):
-        click.echo(
-            "some messages went to disk: a slow consumer, the rates are lower for it", err=True
-        )
+        say("some messages went to disk: a slow consumer, the rates are lower for it", err=True)
     return OK
 
 

@@ -11,7 +11,7 @@ import click
 
 import shmq
 from shmq import shm
-from shmq.cli.output import one_line, patience, print_json, print_rows
+from shmq.cli.output import one_line, patience, print_json, print_rows, say
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import OK
 from shmq.client.dead_letters import REASONS, DeadLetter
@@ -181,7 +181,7 @@ def _say(as_json: bool, what: str, count: int) -> int:
     if as_json:
         print_json({what: count})
     else:
-        click.echo(f"{count} messages {what}")
+        say(f"{count} messages {what}")
     return OK
 
 

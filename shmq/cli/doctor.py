@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from shmq import shm
-from shmq.cli.output import patience, print_json
+from shmq.cli.output import painted, patience, print_json, say, say_styled
 from shmq.cli.parameters import complete_instance, json_option, owner_option
 from shmq.cli.status import DEGRADED, ERROR, NOT_RUNNING, OK
 from shmq.diagnostics.doctor import examine, mend
 from shmq.diagnostics.findings import Finding
+from shmq.printing import printable
 
 
 @click.command()
@@ -92,10 +93,10 @@ _COLORS = {"ok": "green", "note": "cyan", "problem": "yellow", "error": "red", "
 
 def _print(finding: Finding) -> None:
     where = f"instance {finding.instance}: " if finding.instance else ""
-    level = click.style(f"{finding.level:8}", fg=_COLORS[finding.level])
-    click.echo(f"{level}{finding.check:12}{where}{finding.text}")
+    level = painted(f"{finding.level:8}", fg=_COLORS[finding.level])
+    say_styled(f"{level}{printable(f'{finding.check:12}{where}{finding.text}')}")
     if finding.remedy:
-        click.echo(f"{'':20}-> {finding.remedy}")
+        say(f"{'':20}-> {finding.remedy}")
 
 
 def _print_end(findings: list[Finding]) -> None:
@@ -103,4 +104,4 @@ def _print_end(findings: list[Finding]) -> None:
     mendable = sum(finding.fix is not None for finding in findings)
     if problems:
         hint = f", {mendable} of them `shmq doctor --fix` removes" if mendable else ""
-        click.echo(f"{problems} problem{'s' if problems > 1 else ''}{hint}")
+        say(f"{problems} problem{'s' if problems > 1 else ''}{hint}")

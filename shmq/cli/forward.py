@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import click
 
 import shmq
-from shmq.cli.output import print_json
+from shmq.cli.output import print_json, progress, say
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import INTERRUPTED, OK
+from shmq.printing import printable
 
 if TYPE_CHECKING:
     from shmq.forward.loop import Loop
@@ -195,7 +196,7 @@ def _run(
             stack.enter_context(served(loop, {**labels, "peer": far}, *words.metrics))
         interrupted = stack.enter_context(_signals(loop))
         stack.enter_context(_shown(loop, depth))
-        loop.run(words.until_empty, lambda text: click.echo(f"shmq: {text}", err=True))
+        loop.run(words.until_empty, lambda text: say(f"shmq: {printable(text)}", err=True))
     _sum_up(loop, words.as_json, *ends)
     return INTERRUPTED if interrupted.is_set() else OK
 
@@ -242,9 +243,9 @@ def _shown(loop: Loop, depth: Callable[[], int] | None) -> Iterator[None]:
             if depth is not None:
                 with contextlib.suppress(shmq.ShmqError):
                     line += f", {depth():,} wait"
-            click.echo(f"\r{line}\x1b[K", nl=False, err=True)
+            progress(line)
             before = now
-        click.echo("\r\x1b[K", nl=False, err=True)
+        progress()
 
     thread = threading.Thread(target=show, name="shmq-forward-progress", daemon=True)
     thread.start()
@@ -268,4 +269,4 @@ def _sum_up(loop: Loop, as_json: bool, source: str, target: str) -> None:
         text += f"; {done.resumed:,} were there already"
     if done.skipped:
         text += f"; {done.skipped:,} without a body were left out"
-    click.echo(text)
+    say(text)

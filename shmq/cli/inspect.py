@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
-from shmq.cli.output import one_line, patience, print_json, print_rows
+from shmq.cli.output import one_line, painted, patience, print_json, print_rows, say, say_styled
 from shmq.cli.parameters import json_option
 from shmq.cli.status import DEGRADED, OK
 from shmq.diagnostics.findings import Report, Table
 from shmq.diagnostics.inspect import find, opened, report_on
+from shmq.printing import printable
 
 
 @click.command()
@@ -72,19 +73,19 @@ def _object(titles: list[str], row: list[Any]) -> dict[str, Any]:
 
 
 def _print(path: Path, report: Report) -> None:
-    click.echo(f"{path}: {report.kind}")
+    say(f"{printable(str(path))}: {report.kind}")
     width = max(map(len, report.facts), default=0)
     for name, value in report.facts.items():
-        click.echo(f"  {name:{width}}  {_text(value)}")
+        say(f"  {name:{width}}  {_text(value)}")
     for name, table in report.tables.items():
-        click.echo(f"{name}:" if table.rows else f"{name}: none")
+        say(f"{name}:" if table.rows else f"{name}: none")
         if table.rows:
             _print_table(table)
     for note in report.notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for item in report.damage:
         where = "" if item.offset is None else f" at {item.offset} ({item.offset:#x})"
-        click.echo(f"{click.style('DAMAGE', fg='red', bold=True)}{where}: {item.text}")
+        say_styled(f"{painted('DAMAGE', fg='red', bold=True)}{where}: {printable(item.text)}")
 
 
 def _print_table(table: Table) -> None:
@@ -102,5 +103,4 @@ def _text(cell: Any) -> str:
         return ", ".join(f"{name}: {value}" for name, value in cell.items()) or "-"
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    text = "-" if cell is None else str(cell)
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    return "-" if cell is None else printable(str(cell))

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shmq import shm
-from shmq.cli.output import patience, print_json, print_rows
+from shmq.cli.output import patience, print_json, print_rows, say
 from shmq.cli.parameters import complete_instance, json_option
 from shmq.cli.status import OK
 from shmq.diagnostics import removal
@@ -36,7 +36,7 @@ def ls(as_json: bool) -> int:
     with patience("looking at the instances"):
         found, more = survey_all()
     if more:
-        click.echo(
+        say(
             f"shmq: {more} more names of instances in {shm.SHM_DIRECTORY} belong to users who are "
             "not trusted; they are left out",
             err=True,
@@ -47,7 +47,7 @@ def ls(as_json: bool) -> int:
     elif found:
         print_table(found)
     else:
-        click.echo("there is no instance on this host: start one with `shmq serve`", err=True)
+        say("there is no instance on this host: start one with `shmq serve`", err=True)
     return OK
 
 
@@ -133,13 +133,13 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         )
         return OK
     where = printable(found.data_path or "")
-    click.echo(f"removed {count} object{'' if count == 1 else 's'} of shared memory", nl=False)
+    say(f"removed {count} object{'' if count == 1 else 's'} of shared memory", nl=False)
     if found.data_path is None:
-        click.echo()
+        say()
     else:
-        click.echo(f" and {own}" if is_removed else f"; its files stay in {where}")
+        say(f" and {own}" if is_removed else f"; its files stay in {where}")
     if staged:
-        click.echo(_staged_sentence(staged))
+        say(_staged_sentence(staged))
     return OK
 
 
@@ -148,7 +148,7 @@ def _removed_staged(as_json: bool, instance: str, staged: int) -> int:
     if as_json:
         print_json({"instance": instance, "removed": 0, "staged": staged})
     else:
-        click.echo(_staged_sentence(staged))
+        say(_staged_sentence(staged))
     return OK
 
 

@@ -9,7 +9,7 @@ import click
 
 import shmq
 from shmq import peek, shm, sources
-from shmq.cli.output import patience, print_json, print_rows
+from shmq.cli.output import patience, print_json, print_rows, say
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import OK
 from shmq.diagnostics.readable import age
@@ -96,5 +96,5 @@ def _end(
     if as_json:
         print_json({"done": verb, "topic": topic, "channel": channel, "messages": messages})
     else:
-        click.echo(f"{messages} messages {'finished' if finish else 'returned'}")
+        say(f"{messages} messages {'finished' if finish else 'returned'}")
     return OK

@@ -6,7 +6,7 @@ import click
 
 import shmq
 from shmq import shm
-from shmq.cli.output import patience, print_json
+from shmq.cli.output import patience, print_json, say
 from shmq.cli.parameters import (
     complete_channel,
     complete_topic,
@@ -81,5 +81,5 @@ def _say(as_json: bool, verb: str, topic: str, channel: str, message: str) -> in
     if as_json:
         print_json({"done": verb, "topic": topic, "channel": channel, "id": message})
     else:
-        click.echo(f"message {message} {'finished' if verb == 'finish' else 'requeued'}")
+        say(f"message {message} {'finished' if verb == 'finish' else 'requeued'}")
     return OK

@@ -1,4 +1,8 @@
-"""Output of the commands: tables, JSON objects, names and bodies in a width, progress lines."""
+"""Output of the commands: tables, JSON objects, names and bodies in a width, progress lines.
+
+Messages, clients and other servers put their bytes into what is printed. So nothing is printed but
+by the functions here, which let a terminal see printable text alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from typing import Any
 
 import click
 
-from shmq.printing import printable
+from shmq.printing import printable, printable_lines
 
 _PATIENCE = 1.0  # seconds until a progress line appears
 #: Columns that are aligned to the left.
@@ -43,7 +47,37 @@ _TEXT_COLUMNS = {
     "LAST MINUTE",
     "HOST",
 }
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: The sequences with which `painted` changes how text looks.
+_STYLE = re.compile("(\x1b\\[[0-9;]*m)")
+
+
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text; of characters that are not printable, line ends and tabs alone stay. err: to
+    stderr."""
+    click.echo(printable_lines(text), err=err, nl=nl)
+
+
+def painted(text: str, **look: Any) -> str:
+    """The text, as printable text, in a color or bold, for `say_styled`. The arguments are those of
+    `click.style`."""
+    return click.style(printable(text), **look)
+
+
+def styled(line: str) -> str:
+    """A line that has parts made by `painted`, as it may be printed. Its other parts must be
+    printable already: a color in them would stay."""
+    parts = _STYLE.split(line)
+    return "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
+
+
+def say_styled(line: str) -> None:
+    """Print a line of `styled`."""
+    click.echo(styled(line))
+
+
+def progress(text: str = "") -> None:
+    """Write a line to stderr over the one before. Without text: only remove that."""
+    click.echo(f"\r{printable(text)}\x1b[K", nl=False, err=True)
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -62,6 +96,7 @@ def format_rows(
     numbers to the right. style: changes how a cell looks, from its title, the number of its row
     (None: the titles) and its text in full width."""
     lines = []
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     for number, row in enumerate([titles, *rows]):
         cells = [
@@ -79,7 +114,7 @@ def format_rows(
 def print_rows(titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> None:
     """Print the lines of `format_rows`."""
     for line in format_rows(titles, rows, indent):
-        click.echo(line)
+        say(line)
 
 
 def forget_output() -> None:
@@ -117,16 +152,15 @@ def command_name(pid: int, room: int) -> str:
 
 
 def harmless(body: bytes) -> str:
-    """A body for a terminal: line ends and tabs stay, other control characters become \\xNN."""
-    text = body.decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """A body for a terminal: line ends and tabs stay, other characters that are not printable
+    become Python's escapes."""
+    return printable_lines(body.decode("utf-8", "backslashreplace"))
 
 
 def one_line(body: bytes, taken: int) -> str:
     """A body cut to the rest of a terminal's line after `taken` columns."""
     room = max(20, shutil.get_terminal_size((100, 24)).columns - taken)
-    text = body[: 4 * room].decode("utf-8", "backslashreplace")
-    text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    text = printable(body[: 4 * room].decode("utf-8", "backslashreplace"))
     return text if len(text) <= room else text[: room - 3] + "..."
 
 
@@ -144,9 +178,9 @@ def patience(text: str) -> Iterator[Callable[[str], None]]:
         began, pause = time.monotonic(), _PATIENCE
         while not done.wait(pause):
             seconds, pause = time.monotonic() - began, 0.5
-            click.echo(f"\r{said[0]} ... {seconds:.0f} s\x1b[K", nl=False, err=True)
+            progress(f"{said[0]} ... {seconds:.0f} s")
         if pause != _PATIENCE:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            progress()
 
     def say(text: str) -> None:
         said[0] = text

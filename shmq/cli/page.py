@@ -11,8 +11,10 @@ import resource
 import click
 
 from shmq import audit, shm
+from shmq.cli.output import say
 from shmq.cli.parameters import instance_option
 from shmq.cli.status import OK
+from shmq.printing import Formatter
 
 
 @click.command()
@@ -69,11 +71,14 @@ def page(
 
     def ready(bound: int) -> None:
         where = f"unix:{path}" if path else f"http://127.0.0.1:{bound}/page/#token={token}"
-        click.echo(f"instance {instance}: {where}")
+        say(f"instance {instance}: {where}")
 
     _raise_files()
-    logging.basicConfig(format="%(asctime)s %(message)s")
-    audit.set_up(audit_log, logging.Formatter("%(asctime)s %(message)s"))
+    formatter = Formatter("%(asctime)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler])
+    audit.set_up(audit_log, formatter)
     pages = server.Page(instance, token=token, most_viewers=max_viewers, admin=admin)
     try:
         with shm.administration() if admin else contextlib.nullcontext():

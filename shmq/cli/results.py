@@ -9,7 +9,7 @@ import click
 
 import shmq
 from shmq import shm
-from shmq.cli.output import harmless, one_line, patience, print_json, print_rows
+from shmq.cli.output import harmless, one_line, patience, print_json, print_rows, say
 from shmq.cli.parameters import instance_option, json_option
 from shmq.cli.status import ERROR, OK
 from shmq.diagnostics.readable import age, body_field
@@ -94,12 +94,12 @@ def get(instance: str, as_json: bool, name: str, key: str) -> int:
     with shm.administration(), shmq.attach(instance) as broker, doing:
         value = _existing(broker, name).get(key)
     if value is None:
-        click.echo(f"shmq: there is no key {key!r} in results store {name!r}", err=True)
+        say(f"shmq: there is no key {key!r} in results store {name!r}", err=True)
         return ERROR
     if as_json:
         print_json({"name": name, "key": key} | body_field(value))
     elif sys.stdout.isatty():
-        click.echo(harmless(value))
+        say(harmless(value))
     else:
         sys.stdout.buffer.write(value)
         sys.stdout.buffer.flush()
@@ -118,7 +118,7 @@ def delete(instance: str, as_json: bool, name: str) -> int:
     if as_json:
         print_json({"done": "delete", "name": name})
     else:
-        click.echo(f"{name} deleted")
+        say(f"{name} deleted")
     return OK
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmq import __version__, interpreter, shm
+from shmq.cli.output import say
 from shmq.cli.status import ERROR
 from shmq.errors import ShmqError
 from shmq.gateway import tokens
@@ -105,9 +106,9 @@ def _show_default(option: Option) -> str:
 
 def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(f"nsqd v{NSQD_VERSION} (built w/{_NSQD_BUILT_WITH})")
+        say(f"nsqd v{NSQD_VERSION} (built w/{_NSQD_BUILT_WITH})")
         python = ".".join(map(str, sys.version_info[:3]))
-        click.echo(f"shmq {__version__} (Python {python})")
+        say(f"shmq {__version__} (Python {python})")
         context.exit()
 
 

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from shmq import prometheus, shm, sources, stats
-from shmq.cli.output import patience, print_json
+from shmq.cli.output import patience, print_json, say
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.stat_page import Frame, print_each, show_all
 from shmq.cli.stat_table import (
@@ -195,7 +195,7 @@ def stat(
         from shmq.diagnostics.instances import survey_all
 
         if found := survey_all()[0]:
-            click.echo(
+            say(
                 f"there is no instance {instance!r}: name one of these (--instance, or "
                 "SHMQ_INSTANCE)",
                 err=True,
@@ -209,7 +209,7 @@ def stat(
         return show_all(looks, sort, interval, count)
     if as_prometheus:
         look = next(looks)
-        click.echo(prometheus.exposition(look.taken, topic, channel), nl=False)
+        say(prometheus.exposition(look.taken, topic, channel), nl=False)
         return look.status
     return print_each(
         looks, lambda look: _print_json(look, look.rows(sort), chosen), interval, count

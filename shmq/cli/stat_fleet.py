@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from shmq.cli.output import format_rows, patience, print_json
+from shmq.cli.output import format_rows, painted, patience, print_json
 from shmq.cli.stat_page import Frame, print_each, show_all
 from shmq.cli.stat_table import fitted, flow, title_style
 from shmq.cli.status import DEGRADED, NOT_RUNNING, OK
@@ -126,7 +126,7 @@ class FleetLook:
         if frame.is_full and len(found) > _MOST_TROUBLES:  # leave room for the table
             found[_MOST_TROUBLES:] = [f"and {len(found) - _MOST_TROUBLES} more: --json has all"]
         troubles = [part for text in found for part in textwrap.wrap(text, wide)]
-        return [*flow(parts, wide), *(click.style(text, fg="red") for text in troubles)]
+        return [*flow(parts, wide), *(painted(text, fg="red") for text in troubles)]
 
     def table(self, rows: list[Row], frame: Frame) -> list[str]:
         """Return the lines of the table."""
@@ -140,7 +140,7 @@ class FleetLook:
         def style(title: str, row: int | None, text: str) -> str:
             if row is None:
                 return title_style(title, text, frame.sort)
-            return click.style(text, bold=True) if rows[row].host.endswith(" hosts") else text
+            return painted(text, bold=True) if rows[row].host.endswith(" hosts") else text
 
         titles, cells = fitted(titles, rows_with, frame.columns)
         return format_rows(titles, cells, style=style)

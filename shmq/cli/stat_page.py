@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-import click
-
+from shmq.cli.output import painted
 from shmq.cli.stat_screen import Screen
 
 #: Most of a core that the looks of --watch may take: with 10 000 channels one takes a second.
@@ -148,7 +147,7 @@ class _Page:
             text = f"{place} (--sort, --topic)"
         else:
             return []
-        return [click.style(text[: self._screen.columns], dim=True)]
+        return [painted(text[: self._screen.columns], dim=True)]
 
     def wait(self, until: float) -> bool:
         """Wait, and do what is typed. until: monotonic seconds. Returns False after q."""

@@ -18,6 +18,8 @@ from typing import Any, Final, Self
 
 import click
 
+from shmq.cli.output import say_styled, styled
+
 #: The alternate screen, which the terminal forgets at its end, without a cursor; and back.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
@@ -83,11 +85,12 @@ class Screen:
     def print(self, lines: Sequence[str]) -> None:
         """Print the lines below what is there, to stay."""
         for line in self._colored(lines):
-            click.echo(line)
+            say_styled(line)
         sys.stdout.flush()
 
     def _colored(self, lines: Sequence[str]) -> Sequence[str]:
-        return lines if self.has_colors else [click.unstyle(line) for line in lines]
+        shown = [styled(line) for line in lines]
+        return shown if self.has_colors else [click.unstyle(line) for line in shown]
 
     def wait(self, until: float) -> str | None:
         """Wait for a key. until: monotonic seconds. Returns its name, "" after a change of the

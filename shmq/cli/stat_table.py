@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from shmq import history
-from shmq.cli.output import command_name, format_rows, shorten
+from shmq.cli.output import command_name, format_rows, painted, shorten
 from shmq.cli.stat_screen import sparkline
 from shmq.diagnostics.readable import age
 from shmq.errors import ShmqError
@@ -172,7 +172,7 @@ def _style(lines: list[Line], sort: str) -> Style:
         if row is None:
             return title_style(title, text, sort)
         color = _color(title.removesuffix("/s"), lines[row])
-        return text if color is None else click.style(text, fg=color)
+        return text if color is None else painted(text, fg=color)
 
     return style
 
@@ -180,7 +180,7 @@ def _style(lines: list[Line], sort: str) -> Style:
 def title_style(title: str, text: str, sort: str) -> str:
     """How a title looks, in reverse if the table is sorted by it."""
     key = "name" if title == "TOPIC/CHANNEL" else title.removesuffix("/s").lower()
-    return click.style(text, bold=True, reverse=key == sort or None)
+    return painted(text, bold=True, reverse=key == sort or None)
 
 
 def _color(title: str, line: Line) -> str | None:
@@ -288,7 +288,7 @@ def headline(taken: BrokerStats, columns: int | None) -> list[str]:
         parts.append("stopping")
     wide = columns or sys.maxsize
     troubles = [part for text in _troubles(taken) for part in textwrap.wrap(text, wide)]
-    return [*flow(parts, wide), *(click.style(text, fg="red") for text in troubles)]
+    return [*flow(parts, wide), *(painted(text, fg="red") for text in troubles)]
 
 
 def flow(parts: list[str], columns: int) -> list[str]:
@@ -305,7 +305,7 @@ def flow(parts: list[str], columns: int) -> list[str]:
 def _life(taken: BrokerStats) -> str:
     if taken.foreign:
         return f"{'alive' if taken.supervisor_alive else 'SILENT'} in another PID namespace"
-    return "alive" if taken.supervisor_alive else click.style("DEAD", fg="red", bold=True)
+    return "alive" if taken.supervisor_alive else painted("DEAD", fg="red", bold=True)
 
 
 def _troubles(taken: BrokerStats) -> list[str]:
@@ -344,7 +344,7 @@ def minute_lines(past: History | None, columns: int | None) -> list[str]:
         "oldest": (oldest, age(float(oldest[-1])) if oldest[-1] else "-"),
     }
     parts = [
-        f"{name} {now:>6} {click.style(sparkline(values.tolist(), _SPARK_WIDTH), fg='cyan')}"
+        f"{name} {now:>6} {painted(sparkline(values.tolist(), _SPARK_WIDTH), fg='cyan')}"
         for name, (values, now) in series.items()
     ]
     return flow(parts, columns or sys.maxsize)

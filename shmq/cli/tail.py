@@ -24,6 +24,7 @@ from shmq.cli.output import (
     patience,
     print_json,
     print_rows,
+    say,
 )
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import DEGRADED, ERROR, OK
@@ -169,7 +170,7 @@ def _follow(
         name = channel or own_channel()
         with broker.consumer(topic, name, max_in_flight=1) as consumer:
             if sys.stderr.isatty():
-                click.echo(f"{topic}/{name}: Ctrl-C ends", err=True)
+                say(f"{topic}/{name}: Ctrl-C ends", err=True)
             try:
                 _copy(consumer, count, form)
             except BrokenPipeError:
@@ -287,7 +288,7 @@ def peek(
         print_rows(titles, rows)
     else:
         where = f"{topic}/{channel}" if channel else f"the backlog of {topic}"
-        click.echo(f"no message of {where} is {_STATE_WORDS[state]} in memory", err=True)
+        say(f"no message of {where} is {_STATE_WORDS[state]} in memory", err=True)
     return OK if alive else DEGRADED
 
 
@@ -301,7 +302,7 @@ def _look(
         alive = sources.supervisor_alive(source.directory)
     if found is None:
         where = f"{topic}/{channel}" if channel else f"backlog of {topic}"
-        click.echo(f"shmq: there is no {where} on instance {instance!r}", err=True)
+        say(f"shmq: there is no {where} on instance {instance!r}", err=True)
     return found, alive
 
 

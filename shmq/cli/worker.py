@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from shmq.cli.output import say
 from shmq.cli.status import OK
 
 
@@ -24,7 +25,5 @@ def worker(where: str, processes: int | None) -> int:
     from shmq.pool import service
 
     executor = service.load(where)
-    service.serve(
-        executor, processes, lambda count: click.echo(f"{count} workers for {where}", err=True)
-    )
+    service.serve(executor, processes, lambda count: say(f"{count} workers for {where}", err=True))
     return OK

@@ -16,6 +16,7 @@ import numpy as np
 from shmq.gateway.acts import Allows
 from shmq.gateway.context import Context
 from shmq.nsqd import NSQD_VERSION
+from shmq.printing import printable
 from shmq.stats import BrokerStats, ChannelStats, Latency, TopicStats
 
 #: The act that lets somebody read counts.
@@ -279,7 +280,7 @@ def _shown(client: dict[str, Any]) -> dict[str, Any]:
 
 def _client_text(client: dict[str, Any], now: float) -> str:
     port = client["remote_address"].rpartition(":")[2]
-    who = f"{client['hostname']}:{port} {client['user_agent']}"
+    who = printable(f"{client['hostname']}:{port} {client['user_agent']}")
     connected = go_duration(int(now - client["connect_ts"]))
     if client.get("pub_counts"):
         topics = ",".join(f"{one['topic']}={one['count']}" for one in client["pub_counts"])

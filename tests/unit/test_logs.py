@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from shmq.logs import one_line, set_up_logging
+from shmq.logs import set_up_logging
 from shmq.options import Options
+from shmq.printing import printable as one_line
 
 FORGED = "x\n[nsqd] 2026/11/22 00:00:00.000000 FATAL: \x1b[31mforged\r\x85\u2028\u202e\ud800"
 

@@ -24,6 +24,7 @@ from shmq.integrations.django import files
 from shmq.integrations.django.backend import Backend
 from shmq.integrations.django.files import CHANGED
 from shmq.integrations.django.worker import GIVE_BACK, Duty, Worker
+from shmq.printing import printable_lines
 
 _log = logging.getLogger("shmq.integrations.django")
 
@@ -189,7 +190,7 @@ def _work(backend: Backend, duty: Duty, parent: int, reloads: files.Reloads | No
         worker.run()
         status = 0
     except BaseException:
-        traceback.print_exc()
+        sys.stderr.write(printable_lines(traceback.format_exc()))
     finally:
         with contextlib.suppress(BaseException):
             connections.close_all()

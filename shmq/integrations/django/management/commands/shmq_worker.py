@@ -20,6 +20,7 @@ from shmq.integrations.django import api, files
 from shmq.integrations.django.backend import Backend
 from shmq.integrations.django.crew import Crew
 from shmq.integrations.django.worker import Duty
+from shmq.printing import Formatter
 
 #: The process that a reloading command runs ends with this status to be run again.
 _AGAIN: Final = 3
@@ -98,7 +99,7 @@ def _log_to_stderr(verbosity: int) -> None:
     log = logging.getLogger("shmq.integrations.django")
     if verbosity and not log.hasHandlers():
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s shmq_worker: %(message)s"))
+        handler.setFormatter(Formatter("%(asctime)s shmq_worker: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
