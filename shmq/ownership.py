@@ -168,8 +168,9 @@ def secret_path(path: str | os.PathLike[str], what: str) -> Iterator[str]:
         os.close(fd)
 
 
-def open_secret(path: str | os.PathLike[str], what: str) -> int:
-    """A descriptor to read a file with that was checked as by `read_secret`. Raises as it."""
+def open_secret(path: str | os.PathLike[str], what: str, *, readable: bool = False) -> int:
+    """A descriptor to read a file with that was checked as by `read_secret`. Raises as it.
+    readable: everybody may read the file."""
     path = os.fspath(path)
     at = os.lstat(path)
     if stat.S_ISLNK(at.st_mode) and at.st_uid not in (os.geteuid(), 0):
@@ -177,15 +178,21 @@ def open_secret(path: str | os.PathLike[str], what: str) -> int:
         raise PermissionError(errno.EACCES, sentence, path)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
-        _check_secret(os.fstat(fd), path, what)
+        _check_secret(os.fstat(fd), path, what, readable)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _check_secret(status: os.stat_result, path: str, what: str) -> None:
-    """Raises OSError unless the file is as `read_secret` says."""
+def check_trusted(path: str | os.PathLike[str], what: str) -> None:
+    """Check a file that everybody may read but nobody may forge, such as certificates of
+    authorities. Raises as `read_secret`."""
+    os.close(open_secret(path, what, readable=True))
+
+
+def _check_secret(status: os.stat_result, path: str, what: str, readable: bool) -> None:
+    """Raises OSError unless the file is as `read_secret` says. readable: by everybody."""
     mode = status.st_mode
     quoted = _quoted(path)
     if not stat.S_ISREG(mode):
@@ -198,10 +205,11 @@ def _check_secret(status: os.stat_result, path: str, what: str) -> None:
             f"chown {os.geteuid()} {quoted} && chmod 600 {quoted}"
         )
     elif mode & stat.S_IWOTH:
-        sentence = f"every user of this host may change {what}: chmod 600 {quoted}"
+        safe = "o-w" if readable else "600"
+        sentence = f"every user of this host may change {what}: chmod {safe} {quoted}"
     elif mode & stat.S_IWGRP:
         sentence = f"members of group {group(status.st_gid)} may change {what}: chmod g-w {quoted}"
-    elif mode & _OTHERS_READ:
+    elif mode & _OTHERS_READ and not readable:
         sentence = f"every user of this host may read {what}: chmod o-rwx {quoted}"
     if sentence:
         raise PermissionError(errno.EACCES, sentence, path)
@@ -369,7 +377,7 @@ def _foreign(status: os.stat_result, path: str, owners: Collection[int]) -> str:
         return (
             f"{path} belongs to {owner}, and a supervisor takes up only what its own user made, "
             f"{mine}: run it as that user, use another --instance, or have {owner} or root remove "
-            "the file"
+            f"the file: rm -r {_quoted(path)}"
         )
     name = owner.partition(" (")[0].removeprefix("uid ")
     return (
@@ -382,7 +390,7 @@ def _foreign(status: os.stat_result, path: str, owners: Collection[int]) -> str:
 def _odd(status: os.stat_result, path: str) -> NotTrusted:
     return NotTrusted(
         f"{path} is {_kind(status.st_mode)} of {user(status.st_uid)} and no shared memory: have "
-        "that user or root remove it, or use another instance's name"
+        f"that user or root remove it (rm -r {_quoted(path)}), or use another instance's name"
     )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmq import __version__, interpreter, shm
+from shmq import __version__, interpreter, ownership, shm
 from shmq.cli.output import say
 from shmq.cli.status import ERROR
 from shmq.errors import ShmqError
@@ -420,6 +420,8 @@ class Gateway:
 
 def _check_tls(options: Options) -> None:
     """Load the certificates. Raises OptionError, OSError."""
+    if options.tls_root_ca_file:
+        ownership.check_trusted(options.tls_root_ca_file, "the file of --tls-root-ca-file")
     if (
         options.tls_cert
         or options.tls_key

@@ -17,6 +17,7 @@ from shmq import ownership, shm
 from shmq.diagnostics.findings import Finding, ok, problem
 from shmq.diagnostics.readable import size
 from shmq.options import OPTIONS
+from shmq.storage import own_files
 from shmq.supervisor import rlimits
 
 _MIB = 1 << 20
@@ -398,6 +399,7 @@ def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
             )
         )
     found += _bad_files(path)
+    found += _foreign_files(path, _user_of(pid, status))
     holder = ownership.flocks().get(_place(status))
     if pid is not None and holder is not None and holder not in (pid, 0, -1):
         found.append(
@@ -411,6 +413,26 @@ def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
     if not found:
         who = f"locked by pid {holder}" if holder else "not in use"
         yield ok("data path", f"{path}: {size(free)} free, {who}")
+
+
+def _user_of(pid: int | None, status: os.stat_result) -> int:
+    """The user of a data path's broker: its supervisor's, or the one whose directory it is."""
+    if pid is not None:
+        with contextlib.suppress(OSError):
+            return os.stat(f"/proc/{pid}").st_uid
+    return status.st_uid or os.geteuid()
+
+
+def _foreign_files(path: Path, owner: int) -> list[Finding]:
+    """A finding if a start of the broker would be refused for a file's owner or writers."""
+    try:
+        own_files.check_all(path, owner)
+    except own_files.ForeignFile as exc:
+        text = f"{exc.filename}: {exc.strerror}"
+        return [problem("data path", text, "the next start without --data-path-shared is refused")]
+    except OSError:
+        return []
+    return []
 
 
 def _bad_files(path: Path) -> list[Finding]:

@@ -103,7 +103,10 @@ def survey(name: str, found: list[SharedObject] | None = None) -> Instance | Non
     found = shm.list_objects(name, everybodys=True) if found is None else found
     if not found:
         return None
-    found = [item for item in found if item.uid == found[0].uid]
+    trusted = ownership.trusted()
+    # another user may have taken the directory's name after it was removed
+    first = next((item for item in found if item.uid in trusted), found[0])
+    found = [item for item in found if item.uid == first.uid]
     uid, nbytes, is_file = found[0].uid, sum(item.nbytes for item in found), False
     with contextlib.suppress(OSError):
         is_file = stat.S_ISREG(os.lstat(found[0].path).st_mode)

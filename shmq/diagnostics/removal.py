@@ -144,21 +144,33 @@ def remove_orphans(instance: str) -> int:
     try:
         fd = shm.create_directory(instance, 0o600)
     except FileExistsError:
+        if _is_strangers(shm.path_of(name)):  # then no supervisor can start under the name
+            return _unlink_orphans(instance)
         raise ShmqError("an instance of this name has come up") from None
     try:
         _lock(instance, fd)
         try:
-            orphans = [
-                item
-                for item in shm.list_objects(instance, everybodys=True)
-                if item.kind != "directory" and item.uid in ownership.trusted()
-            ]
-            _refuse(in_use(orphans))
-            return sum([item.unlink() for item in orphans])
+            return _unlink_orphans(instance)
         finally:
             shm.unlink_segment(name)
     finally:
         os.close(fd)
+
+
+def _is_strangers(path: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.lstat(path).st_uid not in ownership.trusted()
+    return False
+
+
+def _unlink_orphans(instance: str) -> int:
+    orphans = [
+        item
+        for item in shm.list_objects(instance, everybodys=True)
+        if item.kind != "directory" and item.uid in ownership.trusted()
+    ]
+    _refuse(in_use(orphans))
+    return sum([item.unlink() for item in orphans])
 
 
 def remove_embedded(name: str, path: str) -> str:

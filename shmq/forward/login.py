@@ -87,6 +87,8 @@ class NatsLogin:
     def context(self) -> ssl.SSLContext:
         """The settings of TLS. Raises ShmqError."""
         try:
+            if "ca" in self.values:
+                ownership.check_trusted(self.values["ca"], "the file of ca")
             context = ssl.create_default_context(cafile=self.values.get("ca"))
             if "cert" in self.values:
                 # without a key of its own, the file of the certificate holds it

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shmq import ownership
-from shmq.storage import StorageError
+from shmq.storage import StorageError, own_files
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class DirLock:
 
         Raises DataPathLocked if another process has it, FileNotFoundError if the directory does
         not exist, NotADirectoryError if it is something else, StorageError if the file system has
-        no flock or everybody may write there. Logs a warning if a group or another user may.
+        no flock, or if everybody may write there, unless `own_files.share` was called for it. Logs
+        a warning if a group or another user may.
         """
         if self.held:
             return
@@ -56,6 +57,8 @@ class DirLock:
             sentence = "data path does not exist; create the directory first"
             raise FileNotFoundError(errno.ENOENT, sentence, str(self.path)) from exc
         refused, warned = ownership.who_else_may_write(os.fstat(fd), str(self.path))
+        if refused and own_files.is_shared(self.path):
+            refused, warned = "", refused
         if refused:
             os.close(fd)
             sentence = f"data path is not safe: {refused}"

@@ -108,9 +108,10 @@ def truncate(path: Path | str, size: int) -> None:
 # ---- checks ----
 
 
-def check_all(data_path: Path | str) -> None:
-    """Look at the names in a data path, before anything in it is used. Raises ForeignFile for the
-    first file of a broker's that must not be used, with the remedy; OSError."""
+def check_all(data_path: Path | str, owner: int | None = None) -> None:
+    """Look at the names in a data path, before anything in it is used. owner: the uid of the
+    broker; None: this process's. Raises ForeignFile for the first file of a broker's that must not
+    be used, with the remedy; OSError."""
     if is_shared(data_path):
         return
     first: tuple[str, os.stat_result] | None = None
@@ -123,14 +124,14 @@ def check_all(data_path: Path | str) -> None:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if _why_not(status, entry.path):
+            if _why_not(status, entry.path, owner):
                 count += 1
                 if first is None or entry.path < first[0]:
                     first = entry.path, status
     if first is not None:
         path, status = first
         more = f" ({count - 1} more files are not to be used either)" if count > 1 else ""
-        raise ForeignFile(errno.EACCES, _why_not(status, path) + more, path)
+        raise ForeignFile(errno.EACCES, _why_not(status, path, owner) + more, path)
 
 
 def _refuse(status: os.stat_result, path: Path | str) -> None:
@@ -140,9 +141,11 @@ def _refuse(status: os.stat_result, path: Path | str) -> None:
         raise ForeignFile(errno.EACCES, why, path)
 
 
-def _why_not(status: os.stat_result, path: str) -> str:
-    """The reason not to use a file, with the remedy; "" if there is none."""
-    mine, mode, quoted = os.geteuid(), status.st_mode, shlex.quote(path)
+def _why_not(status: os.stat_result, path: str, owner: int | None = None) -> str:
+    """The reason not to use a file, with the remedy; "" if there is none. owner: as of
+    `check_all`."""
+    mine = os.geteuid() if owner is None else owner
+    mode, quoted = status.st_mode, shlex.quote(path)
     if status.st_uid not in (mine, 0):
         directory = shlex.quote(os.path.dirname(os.path.abspath(path)))
         return (

@@ -128,10 +128,11 @@ class Supervisor:
     def _locked_data_path(self) -> Iterator[None]:
         """Hold the lock of the data path. If the instance is owned, the directory is made for it,
         and goes at the end with all that is in it."""
+        self._share_files()
         if self._owned:
             self._data_path.mkdir(mode=0o700, exist_ok=True)
         with DirLock(self._data_path):
-            self._look_at_files()
+            own_files.check_all(self._data_path)
             try:
                 yield
             finally:
@@ -140,11 +141,9 @@ class Supervisor:
 
                     shutil.rmtree(self._data_path, ignore_errors=True)
 
-    def _look_at_files(self) -> None:
-        """Raises ForeignFile if another user could have written a file of the data path."""
+    def _share_files(self) -> None:
         if self._options.data_path_shared:
             own_files.share(self._data_path)
-        own_files.check_all(self._data_path)
 
     def drain(self) -> int:
         """Adopt an instance that a supervisor of this release left, write it to disk and remove it,
@@ -159,8 +158,9 @@ class Supervisor:
             self._options = dataclasses.replace(self._options, data_path=found)
             self._data_path = Path(found or ".")
         options = self._options
+        self._share_files()
         with self._signals(), DirLock(self._data_path):
-            self._look_at_files()
+            own_files.check_all(self._data_path)
             if not shm.list_objects(options.instance):
                 _log.info("instance %s: nothing is left in shared memory", options.instance)
                 return 0
@@ -232,8 +232,9 @@ class Supervisor:
 
     def _begin_or_undo(self, directory: startup.Directory) -> None:
         try:
-            self._starting = True
-            if self._signal:
+            # what a predecessor left in memory must go to disk, unless memory keeps it
+            self._starting = directory.fresh or self._options.on_stop == "keep"
+            if self._signal and self._starting:
                 raise _Stopped
             self._begin(directory)
         except BaseException:

@@ -146,6 +146,25 @@ def test_files_of_others_are_taken_if_the_data_path_is_shared(
         assert sorted_bodies(broker, "t", "c") == [b"1"]
 
 
+@needed
+def test_doctor_names_a_file_that_ends_the_next_start(data_path: Path) -> None:
+    path = data_path / "t:c.diskqueue.000001.dat"
+    path.touch()
+    assert "belongs to uid" not in run("doctor", f"--data-path={data_path}").stdout
+    os.chown(path, STRANGER, STRANGER)
+    done = run("doctor", f"--data-path={data_path}")
+    assert f"{path}: it belongs to uid {STRANGER}" in done.stdout
+
+
+def test_a_shared_data_path_may_be_one_that_everybody_writes(
+    start: Start, serve: Callable[..., Child], data_path: Path
+) -> None:
+    data_path.chmod(0o777)
+    assert start().returncode == 1
+    server = serve(data_path_shared="true")
+    assert "every user of this host may replace the files in it" in server.errors
+
+
 @pytest.mark.parametrize(
     ("mode", "said"), [(0o666, "chmod o-w"), (0o602, "chmod o-w"), (0o644, ""), (0o600, "")]
 )

@@ -165,6 +165,24 @@ def test_the_key_of_tls_is_checked(tmp_path: Path) -> None:
         NatsLogin({"cert": cert, "key": key}).context()
 
 
+def test_certificates_of_authorities_may_be_read_but_not_changed_by_others(
+    tmp_path: Path, serve: Callable[..., Child], instance: str, data_path: Path
+) -> None:
+    cert, key = of_this_host(tmp_path)
+    os.chmod(cert, 0o644)
+    words = {"tls_cert": cert, "tls_key": key, "tls_root_ca_file": cert}
+    serve(tcp_address=str(tmp_path / "sock"), **words).close()
+    login = NatsLogin({"ca": cert})
+    login.context()
+    os.chmod(cert, 0o666)
+    with pytest.raises(ShmqError, match=f"may change the file of ca: chmod o-w {cert}"):
+        login.context()
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in words.items()]
+    done = run("serve", f"--instance={instance}", f"--data-path={data_path}", *flags)
+    assert done.returncode == 1
+    assert f"may change the file of --tls-root-ca-file: chmod o-w {cert}" in done.stderr
+
+
 def test_the_key_that_was_checked_is_the_one_that_is_used(tmp_path: Path) -> None:
     path = write_secret(tmp_path / "key", "checked")
     with ownership.secret_path(path, "it") as checked:

@@ -6,6 +6,7 @@ The stranger is another uid, so this needs root.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.deliveries import sorted_bodies
 from support.other_users import STRANGER, needed, run
-from support.processes import Child
+from support.processes import NO_GATEWAY, Child
 
 import shmq
 from shmq import ownership, shm, sources
@@ -50,7 +51,8 @@ def squat(new_instance: object) -> Iterator[Callable[..., None]]:
 
     yield plant
     for path in made:
-        os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def serials(instance: str) -> list[int]:
@@ -211,6 +213,40 @@ def test_what_is_left_of_an_instance_of_ones_own_is_found_among_a_strangers_file
     done = run("rm", "--yes", instance)
     assert done.returncode == 0, done.stderr
     assert shm.list_objects(instance) == []
+
+
+@needed
+def test_what_is_left_can_be_removed_although_a_stranger_has_the_directorys_name(
+    squat: Callable[[str], None], instance: str
+) -> None:
+    os.close(shm.create_queue(instance, 5, 0o600))
+    squat(f"make('/dev/shm/shmq.{instance}')")
+    (mine,) = (item for item in survey_all()[0] if item.name == instance)
+    assert (mine.state, mine.uid, mine.objects) == ("orphaned", 0, 1)
+    done = run("rm", "--yes", instance)
+    assert done.returncode == 0, done.stderr
+    assert shm.list_objects(instance) == []
+
+
+@needed
+def test_the_remedy_for_a_taken_fixed_name_works_as_it_is_printed(
+    squat: Callable[[str], None],
+    serve: Callable[..., Child],
+    instance: str,
+    data_path: Path,
+) -> None:
+    for path in (
+        shm.directory_path(instance),
+        shm.semaphore_path_of(shm.attach_semaphore_name(instance)),
+    ):
+        squat(f"make({path!r})")
+        done = run("serve", f"--instance={instance}", f"--data-path={data_path}", *NO_GATEWAY)
+        assert done.returncode == 1
+        remedy = done.stderr.strip().rpartition("remove the file: ")[2]
+        assert remedy == f"rm -r {path}"
+        subprocess.run(remedy, shell=True, check=True)
+    server = serve()
+    assert server.process.poll() is None
 
 
 # ---- what the client learns ----
