@@ -81,6 +81,9 @@ class LeaseLost(ShmqError):
 class LeaseFenced(ShmqError):
     """Another process leases under this name now."""
 
+class NotSealed(ShmqError):
+    """The topic is that of a pool or a queue, which alone publishes there."""
+
 class Busy(ShmqError):
     """A stopped process holds a lock. Internal: the supervisor's loops serve other queues first."""
 
@@ -113,6 +116,8 @@ def directory_bytes() -> int:
 
 def create_directory(
     fd: int,
+    key: bytes = ...,
+    /,
     *,
     msg_timeout: int,
     max_msg_timeout: int,
@@ -123,7 +128,9 @@ def create_directory(
     mem_queue_size: int,
     in_flight_slots: int,
 ) -> None:
-    """Size, reserve and fill a new directory segment. Raises Full if the tmpfs is full."""
+    """Size, reserve and fill a new directory segment. key: 32 bytes that nobody else can know, for
+    the seals of messages on disk; without it, no message that was on disk counts as sealed. Raises
+    Full if the tmpfs is full."""
 
 def queue_bytes(*, arena_size: int, mem_queue_size: int, in_flight_slots: int) -> int:
     """Size of a queue segment in bytes."""
@@ -156,8 +163,9 @@ def record_properties(records: Any, count: int) -> tuple[bytes, bytes]:
 def split_body(body: Any) -> tuple[bytes, bytes]:
     """Separate what a record has in its body's place: (block of properties, body)."""
 
-def encode_slot(slot: Any, content: Any) -> bytes:
-    """The record of a message, from the bytes of its slot and those of its properties and body."""
+def encode_slot(slot: Any, content: Any, topic: str, key: bytes | None) -> bytes:
+    """The record of a message, from the bytes of its slot and those of its properties and body.
+    topic, key: of its instance, for the seal of one that is sealed; key None: it loses that."""
 
 def scan_bodies(
     data: Any, start: int, end: int, count: int, max_msg_size: int
@@ -667,6 +675,11 @@ class Producer:
         topic, TypeError or ValueError if the body has no contiguous buffer.
         """
 
+    def seal(self) -> None:
+        """Have everything that this producer publishes from now on carry the seal, and so be
+        unpickled by its readers. Only what runs code of this process may be published then, never
+        what came from a network. Raises Gone if it was closed."""
+
     def publish_object(self, picklers: list[Any], obj: object) -> Any:
         """Pickle an object with one of the spare picklers of shmq.objects and publish it, in one
         call that waits for room. Returns True; or False if there is no spare one; or, if the pickle
@@ -888,13 +901,13 @@ class Consumer:
     @overload
     def take(self, timeout: float | None) -> Message | None: ...
     def take_body(self, timeout: float | None = None) -> bytes | Message | None:
-        """Take the next message, copy its body and finish it, in one call.
+        """Take the next message, copy its body and finish it, in one call, if it is sealed.
 
         timeout: seconds to wait for a message; None: for ever, 0: not at all.
 
-        Returns the body; a Message that is still in flight if it is longer than 4096 bytes; None
-        after the timeout. Raises as `take` does. If the process dies in the call, the message is
-        finished or is delivered again.
+        Returns the body; a Message that is still in flight if it is longer than 4096 bytes, or not
+        sealed; None after the timeout. Raises as `take` does. If the process dies in the call, the
+        message is finished or is delivered again.
         """
 
     def take_many(self, n: int, timeout: float | None = None) -> Any:
@@ -1314,6 +1327,11 @@ class Message:
     def properties(self) -> Mapping[str, bytes]:
         """The values beside the body, by name; read-only, and empty for most messages. Raises
         LayoutMismatch if something has overwritten them."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a pool or a queue of this instance put it, in a process that may attach. Only
+        such a body may be unpickled."""
 
     @property
     def topic(self) -> str:

@@ -26,6 +26,8 @@
 * `Unauthorized`: a broker on another host refused the secret, or does not permit this with it
 * `Unconfirmed`: the connection broke after a publish was sent and before it was answered: the
   messages may or may not have been published
+* `NotSealed`: the topic belongs to a pool or a queue, which unpickles what is in it, so nothing
+  else may publish to it; nothing was published; also a message that may not be unpickled
 * `OtherNamespace`: the broker is in another PID namespace (another container): share it
 * `ShutDown`: a queue was shut down; `queue.ShutDown` itself from Python 3.13 on, and no ShmqError
 
@@ -50,6 +52,7 @@ if TYPE_CHECKING or "shmq._native" in sys.modules:  # `shmq` loads it where ther
         MessageTooBig,
         NotInFlight,
         NotRunning,
+        NotSealed,
         OtherNamespace,
         Rejected,
         ShmqError,
@@ -67,6 +70,7 @@ else:  # a host without the extension, which can only `connect`
         MessageTooBig,
         NotInFlight,
         NotRunning,
+        NotSealed,
         OtherNamespace,
         Rejected,
         ShmqError,
@@ -115,6 +119,7 @@ __all__ = [
     "MessageTooBig",
     "NotInFlight",
     "NotRunning",
+    "NotSealed",
     "OtherNamespace",
     "Rejected",
     "ShmqError",

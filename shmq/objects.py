@@ -10,8 +10,9 @@ stand behind the pickle and are written once; `unpack` gives views of them:
 
 Each buffer begins at a multiple of 64 bytes of the body. All numbers are little-endian.
 
-To unpack a body is to run code that its writer chose, as always with pickle. All processes that may
-write to an instance belong to one user or group that trust each other.
+To unpack a body is to run code that its writer chose, as always with pickle. So this is the only
+module that unpickles, and it is given only what is sealed: what a process has written that may
+attach to the instance. Those belong to one user or group that trust each other.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from __future__ import annotations
 import copyreg
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
-from shmq.errors import BadObject
+from shmq.errors import BadObject, NotSealed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -41,6 +42,9 @@ _PROTOCOL: Final = 5
 #: The first byte of every pickle of protocol 2 and later, and the last one of every pickle.
 _PROTO: Final = b"\x80"
 _STOP: Final = b"."
+#: Unpickles a body of `Consumer.take_body`, which returns no bytes that are not sealed.
+loads_sealed: Final = pickle.loads
+
 #: Options of `Producer.publish` that a loan has as well.
 _LOANED: Final = frozenset({"defer", "properties"})
 
@@ -61,6 +65,25 @@ class Publisher(Protocol):
     @property
     def loan(self) -> Callable[..., Any]:
         """A body that is written in place."""
+
+
+class Received(Protocol):
+    """The parts of a Message that `unseal` needs."""
+
+    @property
+    def sealed(self) -> bool:
+        """Whether a process that may attach has put it."""
+
+    @property
+    def body(self) -> bytes:
+        """Its body."""
+
+    @property
+    def view(self) -> memoryview:
+        """Its body in shared memory."""
+
+    def __len__(self) -> int:
+        """Bytes of its body."""
 
 
 class Packed:
@@ -224,8 +247,29 @@ def publish(
 # ---- from bytes ----
 
 
+def unseal(message: Received, offset: int = 0, view: memoryview | None = None) -> Any:
+    """The object in a message. offset: the length of the head. view: its body, if the message was
+    finished after that was asked for. Raises NotSealed, without a look at the body, if no process
+    that may attach has put it; otherwise as `unpack`."""
+    if not message.sealed:
+        raise NotSealed(f"unpickle {message!r}: it is not sealed, so it may be anybody's")
+    if view is None and len(message) < LARGE:
+        return unpack(message.body[offset:])
+    return unpack(message.view if view is None else view, offset)
+
+
+def unpack_nested(pickled: Buffer, buffers: Iterable[Any]) -> Any:
+    """The object in a pickle that is part of an object which is being unpacked; for reducers."""
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def unpack_error(pickled: Buffer) -> Any:
+    """The exception in an outcome whose seal was checked."""
+    return pickle.loads(pickled)
+
+
 def unpack(body: Buffer, offset: int = 0) -> Any:
-    """The object in a body that `pack` made.
+    """The object in a body that `pack` made and whose seal was checked.
 
     body: bytes, or a `Message.view`, which stays valid after the message is finished. The large
     buffers of the object are read-only views of it, and keep it alive. offset: the length of the

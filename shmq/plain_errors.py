@@ -54,6 +54,10 @@ class OtherNamespace(ShmqError):
     """The broker is in another PID namespace."""
 
 
+class NotSealed(ShmqError):
+    """The topic belongs to a pool or a queue, which alone publishes there."""
+
+
 class LeaseLost(ShmqError):
     """The lease is no longer held: its time was over, or it was ended."""
 

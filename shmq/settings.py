@@ -25,6 +25,7 @@ OVERFLOWS: Final = ("disk", "block", "reject", "drop-oldest", "drop-newest")
 #: Bits of `flags` in the core.
 _EXPIRED_TO_DEAD: Final = 1
 _OVERFLOW_TO_DEAD: Final = 2
+_SEALED: Final = 4
 
 _MOST_COUNT: Final = 2**63 - 1
 _MOST_ATTEMPTS: Final = 65535
@@ -47,6 +48,7 @@ class SettingWords(TypedDict, total=False):
     dead_letter: str | None
     expired_to_dead: bool
     overflow_to_dead: bool
+    sealed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class Settings:
     """Whether expired messages go to the dead topic."""
     overflow_to_dead: bool = False
     """Whether messages that drop-oldest drops go to the dead topic."""
+    sealed: bool = False
+    """Of a topic: whether it belongs to pools and queues, which unpickle what is in it. Nothing
+    else may publish to it, and no client on the other side of a network may read it. Pools and
+    queues set it."""
 
     def __post_init__(self) -> None:
         for name, (_, check) in _FUNCTIONS.items():
@@ -153,12 +159,14 @@ class Settings:
             dead_letter=dead or None,
             expired_to_dead=bool(flags & _EXPIRED_TO_DEAD),
             overflow_to_dead=bool(flags & _OVERFLOW_TO_DEAD),
+            sealed=bool(flags & _SEALED),
         )
 
     def to_native(self) -> Native:
         """The settings as the core takes them."""
         first, most = self.retry_delay or (0.0, 0.0)
         flags = _EXPIRED_TO_DEAD * self.expired_to_dead | _OVERFLOW_TO_DEAD * self.overflow_to_dead
+        flags |= _SEALED * self.sealed
         return (
             self.max_messages or 0,
             self.max_bytes or 0,
@@ -393,6 +401,7 @@ _FUNCTIONS: Final[dict[str, tuple[Callable[[str, str], Any], Callable[[str, Any]
     "dead_letter": (_parse_name, _name),
     "expired_to_dead": (_parse_switch, _switch),
     "overflow_to_dead": (_parse_switch, _switch),
+    "sealed": (_parse_switch, _switch),
 }
 
 #: The names of all settings, in their order.
@@ -412,6 +421,7 @@ MEANINGS: Final[dict[str, tuple[str, str]]] = {
     "dead_letter": ("topic, or none", "where dead messages go; none: TOPIC.CHANNEL.dead"),
     "expired_to_dead": ("true, false", "whether expired messages go to the dead topic"),
     "overflow_to_dead": ("true, false", "whether what drop-oldest drops goes to the dead topic"),
+    "sealed": ("true, false", "of a topic: whether only pools and queues may use it"),
 }
 
 

@@ -258,6 +258,11 @@ class DirectoryView(_View):
         return os.fsdecode(bytes(self.header["data_path"]).partition(b"\0")[0])
 
     @property
+    def seal_key(self) -> bytes:
+        """The key of the instance's seals, which only who may attach can know."""
+        return bytes(self.header["seal_key"])
+
+    @property
     def disk_trouble(self) -> tuple[int, int]:
         """(errno, since) of writes that the data path refuses, `since` in seconds since 1970; (0,
         0) if it refuses none. Not valid while the supervisor is dead."""

@@ -132,7 +132,7 @@ static shmq_broker *make_instance(void)
 	shmq_broker *broker;
 
 	directory_fd = new_segment("directory");
-	check("directory_create", shmq_directory_create(directory_fd, &limits));
+	check("directory_create", shmq_directory_create(directory_fd, &limits, NULL));
 	check("broker_open", shmq_broker_open(directory_fd, &broker));
 	check("broker_attach", shmq_broker_attach(broker, SHMQ_AS_SUPERVISOR, soon()));
 	check("supervise", shmq_supervise(broker, &limits, soon()));

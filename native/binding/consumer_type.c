@@ -128,14 +128,15 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 
 /* ---- take ----------------------------------------------------------------------------------- */
 
-/* The body of a message that was taken, which is then finished; a Message if it is long. Returns
+/* The body of a sealed message that was taken, which is then finished; a Message if it is long or
+ * not sealed. Returns
  * NULL without an exception if the message was lost before it was finished. */
 static PyObject *body_new(consumer_object *self, const shmq_message *m)
 {
 	PyObject *body;
 	int status = CORE_RAISED;
 
-	if (m->length > BODY_COPIED)
+	if (m->length > BODY_COPIED || UNLIKELY(!m->sealed))
 		return message_new(self, m);
 	body = PyBytes_FromStringAndSize(m->body, (Py_ssize_t)m->length);
 	if (LIKELY(body != NULL))

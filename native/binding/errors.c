@@ -30,6 +30,9 @@ static const char *const hints[STATUSES] = {
 			"share its PID namespace (docker run --pid=container:NAME "
 			"--ipc=container:NAME; Kubernetes: shareProcessNamespace), see docs/containers.md",
 	[-SHMQ_REFUSED] = "the supervisor's log has the rest",
+	[-SHMQ_NOT_SEALED] =
+			"what is there is unpickled, which runs code: use shmq.Queue or shmq.Executor in a "
+			"process that may attach, or another topic",
 	[-SHMQ_TIMEOUT] = "the supervisor lives but has not answered; look at its log",
 };
 
@@ -95,6 +98,7 @@ static const struct {
 	X(OtherNamespace, NOTHING)
 	X(LeaseLost, NOTHING)
 	X(LeaseFenced, NOTHING)
+	X(NotSealed, NOTHING)
 	X(Busy, NOTHING)
 	X(Forked, NOTHING)
 	X(NeedBacklog, NOTHING)

@@ -330,6 +330,11 @@ static GETTER(message, properties)
 	return Py_NewRef(self->properties);
 }
 
+static PyObject *message_sealed(message_object *self, void *Py_UNUSED(unused))
+{
+	return PyBool_FromLong(self->message.sealed);
+}
+
 static Py_ssize_t message_length(message_object *self)
 {
 	return (Py_ssize_t)self->message.length;
@@ -380,7 +385,8 @@ static PyGetSetDef message_getters[] = {
 	GETTER_ROW(message, Message, id),       GETTER_ROW(message, Message, body),
 	GETTER_ROW(message, Message, view),     GETTER_ROW(message, Message, timestamp),
 	GETTER_ROW(message, Message, attempts), GETTER_ROW(message, Message, properties),
-	GETTER_ROW(message, Message, topic),    {NULL, NULL, NULL, NULL, NULL},
+	GETTER_ROW(message, Message, sealed),   GETTER_ROW(message, Message, topic),
+	{NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot message_slots[] = {

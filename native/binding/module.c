@@ -45,15 +45,23 @@ static PyObject *native_create_directory(PyObject *module, PyObject *const *args
                                          PyObject *kwnames)
 {
 	shmq_limits limits = {0};
+	Py_ssize_t length;
+	char *key = NULL;
 	int status, fd;
 
-	if (nargs != 1)
-		return PyErr_Format(PyExc_TypeError, "create_directory() takes fd and eight keywords");
+	if (nargs != 1 && nargs != 2)
+		return PyErr_Format(PyExc_TypeError,
+		                    "create_directory() takes fd, key or none, and eight keywords");
+	if (nargs == 2 && PyBytes_AsStringAndSize(args[1], &key, &length) < 0)
+		return NULL;
+	if (key && length != SHMQ_SEAL_KEY)
+		return PyErr_Format(PyExc_ValueError, "create_directory() needs a key of %d bytes, not %zd",
+		                    SHMQ_SEAL_KEY, length);
 	fd = (int)PyLong_AsLong(args[0]);
-	if (PyErr_Occurred() || limits_parse("create_directory", args + 1, 0, kwnames, &limits) < 0)
+	if (PyErr_Occurred() || limits_parse("create_directory", args + nargs, 0, kwnames, &limits) < 0)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
-	status = shmq_directory_create(fd, &limits);
+	status = shmq_directory_create(fd, &limits, (const uint8_t *)key);
 	Py_END_ALLOW_THREADS
 	if (status != SHMQ_OK)
 		return raise_status(PyModule_GetState(module), status, NULL, "create the directory");

@@ -99,6 +99,7 @@ typedef struct producer_object {
 	uint32_t epoch;        /* raised when it is opened again in a forked child */
 	uint32_t loans;        /* number of loans that refer to `handle` */
 	bool closed;
+	bool sealed; /* also the handle that a forked child opens */
 } producer_object;
 
 typedef struct pending_unpin {

@@ -47,6 +47,8 @@ static bool producer_reopen(producer_object *self)
 	Py_DECREF((PyObject *)self->broker);
 	self->broker = broker;
 	self->handle = handle;
+	if (self->sealed)
+		shmq_producer_seal(handle);
 	self->epoch++;
 	return true;
 }
@@ -548,6 +550,15 @@ static NOARGS_METHOD(producer, close)
 	Py_RETURN_NONE;
 }
 
+static NOARGS_METHOD(producer, seal)
+{
+	if (!producer_usable(self))
+		return NULL;
+	self->sealed = true;
+	shmq_producer_seal(self->handle);
+	Py_RETURN_NONE;
+}
+
 static int producer_clear(producer_object *self)
 {
 	Py_CLEAR(self->on_backlog);
@@ -582,6 +593,7 @@ static PyMethodDef producer_methods[] = {
 	METHOD_ROW(producer, Producer, publish_object, FAST),
 	METHOD_ROW(producer, Producer, publish_list, FAST),
 	METHOD_ROW(producer, Producer, loan, FAST),
+	METHOD_ROW(producer, Producer, seal, METH_NOARGS),
 	METHOD_ROW(producer, Producer, close, METH_NOARGS),
 	PRODUCER_METHODS(X) WIRE_METHODS(X){NULL, NULL, 0, NULL},
 };

@@ -241,26 +241,37 @@ METHOD(native, split_body, (OBJECT, body), )
 	return result;
 }
 
-METHOD(native, encode_slot, (OBJECT, slot)(OBJECT, content), )
+METHOD(native, encode_slot, (OBJECT, slot)(OBJECT, content)(OBJECT, topic)(OBJECT, key), )
 {
 	Py_buffer image, bytes;
 	PyObject *record = NULL;
+	const char *name = PyUnicode_AsUTF8AndSize(topic, NULL);
+	const uint8_t *secret = NULL;
+	uint64_t size;
 
 	(void)self;
+	if (!name)
+		return NULL;
+	if (PyBytes_Check(key) && PyBytes_Size(key) == SHMQ_SEAL_KEY)
+		secret = (const uint8_t *)PyBytes_AsString(key);
+	else if (key != Py_None)
+		return PyErr_Format(PyExc_TypeError, "encode_slot() needs a key of %d bytes, or None",
+		                    SHMQ_SEAL_KEY);
 	if (PyObject_GetBuffer(slot, &image, PyBUF_SIMPLE) < 0)
 		return NULL;
 	if (PyObject_GetBuffer(content, &bytes, PyBUF_SIMPLE) < 0) {
 		PyBuffer_Release(&image);
 		return NULL;
 	}
-	if ((uint64_t)image.len != shmq_layout_size("slot"))
+	if ((uint64_t)image.len != shmq_layout_size("slot")) {
 		PyErr_SetString(PyExc_ValueError, "encode_slot() needs the bytes of one slot");
-	else
-		record = PyBytes_FromStringAndSize(
-				NULL,
-				(Py_ssize_t)shmq_slot_record(image.buf, bytes.buf, (uint64_t)bytes.len, NULL));
+	} else {
+		size = shmq_slot_record(image.buf, bytes.buf, (uint64_t)bytes.len, secret, name, NULL);
+		record = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+	}
 	if (record)
-		(void)shmq_slot_record(image.buf, bytes.buf, (uint64_t)bytes.len, PyBytes_AsString(record));
+		(void)shmq_slot_record(image.buf, bytes.buf, (uint64_t)bytes.len, secret, name,
+		                       PyBytes_AsString(record));
 	PyBuffer_Release(&bytes);
 	PyBuffer_Release(&image);
 	return record;

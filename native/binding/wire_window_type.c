@@ -92,6 +92,26 @@ static PyObject *frames_of(window_object *self, const shmq_message *messages, ui
 	return pair;
 }
 
+/* Give messages back if one of them is sealed: it belongs to a pool or a queue, and its pickle may
+ * hold anything, so it does not leave the host. Returns false with an exception then. */
+static bool may_leave(window_object *self, const shmq_message *messages, uint32_t got)
+{
+	consumer_object *consumer = self->consumer;
+	bool sealed = false;
+	int status;
+
+	for (uint32_t i = 0; i < got; i++)
+		sealed |= messages[i].sealed;
+	if (LIKELY(!sealed))
+		return true;
+	CORE_CALL(consumer->broker, status,
+	          shmq_release(consumer->handle, messages, got, 0, NULL, until));
+	if (status != CORE_RAISED)
+		raise_status(self->state, SHMQ_NOT_SEALED, "a client of a network may not read it",
+		             "take from '%U/%U'", consumer->topic, consumer->channel);
+	return false;
+}
+
 static METHOD(window, take, (U32, n)(U64, max_bytes), (U32, sample_rate, 0))
 {
 	shmq_message stack[TAKE_ON_STACK], *messages = stack;
@@ -120,7 +140,7 @@ static METHOD(window, take, (U32, n)(U64, max_bytes), (U32, sample_rate, 0))
 		if (!PyErr_Occurred())
 			raise_status(self->state, status, NULL, "take from '%U/%U'", self->consumer->topic,
 			             self->consumer->channel);
-	} else {
+	} else if (may_leave(self, messages, got)) {
 		kept = sample_rate ? sampled(self, messages, got, sample_rate) : got;
 		if (kept < got)
 			CORE_CALL(

@@ -85,6 +85,7 @@ static int pump_one(shmq_producer *p, shmq_map *backlog, int64_t until)
 	length = (uint64_t)at.properties + at.length;
 	body = (shmq_body){backlog->arena + at.body - at.properties, length};
 	more.blocks = at.properties ? &at.properties : NULL;
+	more.sealed = at.sealed;
 	more.flags = s->flags & (SHMQ_SLOT_EXPIRES | SHMQ_SLOT_WAS_DUE | SHMQ_SLOT_FAILED);
 	more.expires = s->flags & HAS_EXPIRES ? s->expires : 0;
 	more.failures = (uint16_t)(ld(&s->failures) >> 16);

@@ -207,7 +207,9 @@ static int load_some(shmq_broker *b, shmq_map *map, const shmq_chunk_records *in
 			return SHMQ_AGAIN;
 		}
 		(void)record_read((const uint8_t *)in->data + at, in->length - at, UINT32_MAX, &rec, &size);
-		record_place(s, body, &rec);
+		record_place(
+				s, body, &rec,
+				record_is_sealed(&rec, (const uint8_t *)b->d->seal_key, topic_of(b, map)->name));
 		s->order = 0;
 		s->deadline = in->dues[i];
 		s->previous = SHMQ_DEFERRED;

@@ -211,7 +211,8 @@ static uint32_t take_some(shmq_consumer *c, shmq_message *out, uint32_t n, uint6
 		                              .length = at.length,
 		                              .slot = slot,
 		                              .attempts = s->attempts,
-		                              .properties = at.properties};
+		                              .properties = at.properties,
+		                              .sealed = at.sealed};
 		bytes += at.length;
 	}
 	if (!taken)

@@ -97,7 +97,7 @@ static int limits_check(const shmq_limits *l)
 	return 0;
 }
 
-int shmq_directory_create(int fd, const shmq_limits *limits)
+int shmq_directory_create(int fd, const shmq_limits *limits, const uint8_t *key)
 {
 	directory_plan p = plan_directory();
 	uint64_t instance[2];
@@ -123,6 +123,8 @@ int shmq_directory_create(int fd, const shmq_limits *limits)
 	segment_fill(&d->segment, SHMQ_SEGMENT_DIRECTORY, p.size, 0, instance);
 	SHMQ_KILLPOINT("directory.filled");
 	limits_store(&d->limits, limits);
+	if (key)
+		memcpy(d->seal_key, key, SHMQ_SEAL_KEY);
 	r = lock_init(&d->registry);
 	if (r)
 		goto out;

@@ -221,7 +221,7 @@ static int carry_one(carry *c)
 	shmq_topic_desc *t = c->p->t;
 	shmq_slot_desc *s = &c->from->slots[c->slot];
 	shmq_body body, block = {c->block, c->block_bytes};
-	const extras more = {.blocks = &c->block_bytes, .properties = &block};
+	extras more = {.blocks = &c->block_bytes, .properties = &block};
 	span at;
 	int r;
 
@@ -231,7 +231,8 @@ static int carry_one(carry *c)
 	}
 	body = (shmq_body){c->from->arena + at.body, at.length};
 	c->f.bodies = &body;
-	c->f.extras = c->block_bytes ? &more : NULL;
+	more.sealed = at.sealed;
+	c->f.extras = c->block_bytes || at.sealed ? &more : NULL;
 	c->f.seq = ld(&t->committed) + 1;
 	c->f.first_id = s->id;
 	/* A message that is sent back begins a new life: no expiry of its own, as `flags` is 0, and

@@ -24,8 +24,8 @@ void extras_prepare(const extras *x, uint32_t i, shmq_slot_desc *s)
 	uint32_t block = x->blocks ? x->blocks[i] : 0;
 
 	s->flags = x->flags;
-	if (block) {
-		s->properties = block;
+	if (block || x->sealed) {
+		s->properties = block | (x->sealed ? SHMQ_SLOT_SEALED : 0);
 		s->flags |= SHMQ_SLOT_PROPERTIES;
 	}
 	if (x->flags & HAS_EXPIRES)

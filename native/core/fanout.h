@@ -54,7 +54,8 @@ typedef struct extras {
 	 * properties[i], or, if `properties` is NULL, the first bytes of bodies[i]. */
 	const uint32_t *blocks;
 	const shmq_body *properties;
-	uint8_t flags; /* enum shmq_slot_flag without PROPERTIES, which `blocks` says */
+	uint8_t flags; /* enum shmq_slot_flag without PROPERTIES, which `blocks` and `sealed` say */
+	bool sealed;
 	uint16_t failures;
 	int64_t expires; /* if a flag of HAS_EXPIRES is set */
 } extras;
@@ -104,16 +105,22 @@ STEP void fanout_target(fanout *f, shmq_map **targets, uint32_t count)
 		memset(f->skip, 0, (count + 63) / 64 * sizeof(*f->skip));
 }
 
-/* Take P, and find the queues to publish into. */
+/* Take P, and find the queues to publish into. SHMQ_NOT_SEALED: the topic is closed to this producer;
+ * the publish lock decides between a publish and the setting that closes the topic. */
 STEP int fanout_lock(fanout *f, int64_t until)
 {
 	shmq_map **targets;
 	uint32_t count;
 	int r = producer_lock(f->p, until, &targets, &count);
 
-	if (!r)
-		fanout_target(f, targets, count);
-	return r;
+	if (r)
+		return r;
+	if (__builtin_expect(ld(&f->p->t->policy) & SHMQ_POLICY_SEALED, 0) && !f->p->sealed) {
+		topic_unlock(f->p->t);
+		return SHMQ_NOT_SEALED;
+	}
+	fanout_target(f, targets, count);
+	return 0;
 }
 
 STEP bool fanout_skips(const fanout *f, uint32_t target)

@@ -16,10 +16,8 @@
  *                                        header, stripes, buckets, entries, arena
  *
  * P is a topic's publish lock, D a queue's deliver lock.
- *
- * Both segments are laid out at their maximum size and are sparse. The `..._committed` words say
- * how far pages exist. Nobody reads beyond them, because on tmpfs even reading a hole allocates a
- * page.
+ * Both segments are laid out at their maximum size and are sparse. The `..._committed` words say how
+ * far pages exist; nobody reads beyond them, as on tmpfs even reading a hole allocates a page.
  *
  * The slot's state word is the truth. Rings, heaps, the arena's bins, sessions' in-flight counts,
  * `in_use` and pins are derived from it: recovery throws them away and rebuilds them. These words
@@ -27,8 +25,8 @@
  * the queue's `order`, and the two disk positions (which only adoption and flush lower, by rules of
  * their own).
  *
- * Fixed-width types, offsets and indices only, no pointers. If you change a struct in this file,
- * raise SHMQ_LAYOUT_VERSION and run `tools/dev layout --accept`.
+ * Fixed-width types, offsets and indices only, no pointers. After a change of a struct: raise
+ * SHMQ_LAYOUT_VERSION, run `tools/dev layout --accept`.
  */
 #ifndef SHMQ_LAYOUT_H
 #define SHMQ_LAYOUT_H
@@ -135,7 +133,7 @@ typedef struct shmq_slot_desc {
 	/* FAILED: failures << 16 | the low bits of the generation of the delivery that was counted
 	 * last. One store counts a delivery, so a repeated repair counts it once. */
 	_Atomic uint32_t failures;
-	uint32_t properties; /* PROPERTIES: bytes in front of the body; `length` includes them */
+	uint32_t properties; /* PROPERTIES: bytes before the body, in `length` too; SHMQ_SLOT_SEALED */
 	int64_t expires;     /* EXPIRES, WAS_DUE: CLOCK_REALTIME ns */
 } shmq_slot_desc;
 _Static_assert(sizeof(shmq_slot_desc) == 128, "slot");
@@ -155,6 +153,7 @@ enum shmq_slot_flag {
 	SHMQ_SLOT_CONVICTED = 16
 };
 #define SHMQ_SLOT_REASON_SHIFT 6
+#define SHMQ_SLOT_SEALED (UINT32_C(1) << 31) /* of `properties`: a sealed producer's (seal.h) */
 enum shmq_dead_reason {
 	SHMQ_DEAD_ATTEMPTS = 0,
 	SHMQ_DEAD_REJECTED = 1,
@@ -171,8 +170,7 @@ typedef struct shmq_lock_desc {
 } shmq_lock_desc;
 _Static_assert(sizeof(shmq_lock_desc) == 64, "lock");
 
-/* A set of waiters: one bit for each, and a summary word with one bit for each word that has
- * any. */
+/* A set of waiters: one bit for each, and a summary word with a bit for each word that has any. */
 typedef struct shmq_waitset_desc {
 	_Atomic uint64_t summary;
 	_Atomic uint32_t rotor;
@@ -297,7 +295,8 @@ enum shmq_policy {
 	SHMQ_POLICY_EXPIRY = 4,   /* message_ttl */
 	SHMQ_POLICY_FAILURES = 8, /* max_attempts or a retry delay */
 	SHMQ_POLICY_BYTES = 16,   /* max_bytes: the bytes of READY bodies are counted */
-	SHMQ_POLICY_MEMORY = 32   /* an overflow other than disk: nothing goes to disk */
+	SHMQ_POLICY_MEMORY = 32,  /* an overflow other than disk: nothing goes to disk */
+	SHMQ_POLICY_SEALED = 64   /* of a topic: only sealed producers may publish */
 };
 
 typedef struct shmq_topic_desc {
@@ -400,7 +399,8 @@ typedef struct shmq_directory_desc {
 	 * one begins with 0. */
 	_Atomic uint64_t disk_trouble;
 	uint64_t stores_at;
-	uint64_t reserved[69];
+	uint64_t seal_key[4]; /* secret; stored before `ready`, and never changed */
+	uint64_t reserved[65];
 	/* One bit for each queue with work for the spiller. */
 	_Atomic uint64_t spiller_pending[SHMQ_QUEUES / 64];
 } shmq_directory_desc;

@@ -77,7 +77,7 @@ static const shmq_field fields[] = {
 	I8(directory, scan_deadline) I8(directory, scan_due)
 	U8(directory, names_written) U8(directory, names_replaced)
 	F(directory, data_path, "S1024") U8(directory, disk_trouble)
-	U8(directory, stores_at)
+	U8(directory, stores_at) A(directory, seal_key, "<u8", 4)
 	A(directory, spiller_pending, "<u8", SHMQ_QUEUES / 64)
 
 	U4(session, client) U4(session, generation) U4(session, max_in_flight) U4(session, in_flight)
@@ -253,8 +253,8 @@ const shmq_constant *shmq_constants(size_t *count)
 		C(RING_LEFT), C(RING_CHANGED), C(RING_DEADLINE), C(SPILL_READY), C(SPILL_ALL),
 		C(SPILL_PREPEND_FLUSH), C(SPILL_PREPEND), C(SPILL_REQUEUED), C(SPILL_DELIVERED),
 		C(OVERFLOW_DISK), C(OVERFLOW_BLOCK), C(OVERFLOW_REJECT), C(OVERFLOW_DROP_OLDEST),
-		C(OVERFLOW_DROP_NEWEST), C(EXPIRED_TO_DEAD), C(OVERFLOW_TO_DEAD), C(SLOT_FAILED),
-		C(SLOT_EXPIRES), C(SLOT_PROPERTIES), C(SLOT_SUSPECT), C(SLOT_WAS_DUE), C(SLOT_CONVICTED), C(SLOT_REASON_SHIFT),
+		C(OVERFLOW_DROP_NEWEST), C(EXPIRED_TO_DEAD), C(OVERFLOW_TO_DEAD), C(SEALED_ONLY), C(SLOT_FAILED),
+		C(SLOT_EXPIRES), C(SLOT_PROPERTIES), C(SLOT_SEALED), C(SLOT_SUSPECT), C(SLOT_WAS_DUE), C(SLOT_CONVICTED), C(SLOT_REASON_SHIFT),
 		C(DEAD_ATTEMPTS), C(DEAD_REJECTED), C(DEAD_EXPIRED), C(DEAD_OVERFLOW), C(POLICY_SECOND),
 		C(POLICY_LIMITS), C(POLICY_EXPIRY), C(POLICY_FAILURES), C(POLICY_BYTES), C(POLICY_MEMORY),
 		C(SLOTS_MAX), C(ARENA_MAX), C(LOCK_HOLDER),

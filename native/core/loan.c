@@ -233,12 +233,13 @@ static int loan_commit(shmq_loan *loan, int64_t due, int64_t until, uint64_t *fi
 	uint64_t skip[SKIP_WORDS];
 	const extras more = {.blocks = loan->blocks,
 	                     .flags = loan->expires ? SHMQ_SLOT_EXPIRES : 0,
+	                     .sealed = loan->p->sealed,
 	                     .expires = loan->expires};
 	fanout f = {.p = loan->p,
 	            .n = loan->n,
 	            .lengths = loan->lengths,
 	            .bodies = loan->bodies,
-	            .extras = loan->blocks || loan->expires ? &more : NULL,
+	            .extras = loan->blocks || loan->expires || loan->p->sealed ? &more : NULL,
 	            .due = due,
 	            .skip = skip,
 	            .lent = loan->lent,

@@ -152,6 +152,11 @@ out:
 	return r;
 }
 
+void shmq_producer_seal(shmq_producer *p)
+{
+	p->sealed = true;
+}
+
 void note_lacking(shmq_producer *p, shmq_map *map, uint32_t n, uint64_t bytes)
 {
 	shmq_map *old = NULL;

@@ -17,6 +17,7 @@ struct shmq_producer {
 	shmq_map *lacking;          /* the queue that had no room; a reference */
 	uint64_t lacking_n;         /* messages that its limits did not allow; 0: memory lacked */
 	uint64_t lacking_bytes;
+	bool sealed; /* what it publishes is sealed */
 };
 
 /* Take the publish lock (P), check that the topic is alive, and bring the list of its queues up to

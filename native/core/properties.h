@@ -26,8 +26,10 @@ int properties_check_all(const shmq_body *blocks, uint32_t n);
 /* Returns true if the slot's words on its properties can be true. */
 static inline bool properties_can_be(uint8_t flags, uint32_t properties, uint32_t length)
 {
+	uint32_t bytes = properties & ~SHMQ_SLOT_SEALED;
+
 	return !(flags & SHMQ_SLOT_PROPERTIES) ||
-	       (properties && properties <= length && properties <= SHMQ_PROPERTIES_MOST);
+	       (properties && bytes <= length && bytes <= SHMQ_PROPERTIES_MOST);
 }
 
 #endif

@@ -32,12 +32,13 @@ static int publish_small(shmq_producer *p, const messages *m, const shmq_sequenc
 	const extras more = {.blocks = m->blocks,
 	                     .properties = m->blocks ? m->terms->properties : NULL,
 	                     .flags = m->terms->expires ? SHMQ_SLOT_EXPIRES : 0,
+	                     .sealed = p->sealed,
 	                     .expires = m->terms->expires};
 	fanout f = {.p = p,
 	            .n = m->n,
 	            .lengths = m->lengths,
 	            .bodies = m->bodies,
-	            .extras = m->blocks || m->terms->expires ? &more : NULL,
+	            .extras = m->blocks || m->terms->expires || p->sealed ? &more : NULL,
 	            .due = m->terms->due,
 	            .skip = skip};
 	shmq_writer_desc *writer = NULL;

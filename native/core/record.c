@@ -41,13 +41,15 @@ static const uint8_t magic[8] = {0xf5, 's', 'h', 'm', 'q', 'p', 1, '\n'};
 
 static const char expires_name[] = "shmq-expires";   /* i64 LE: CLOCK_REALTIME ns */
 static const char failures_name[] = "shmq-failures"; /* u16 LE: failures; u8: flags of the slot */
+static const char seal_name[] = "shmq-seal";         /* 16 bytes, of seal.h */
 #define EXPIRES_BYTES 8u
 #define FAILURES_BYTES 3u
 #define ENTRY_BYTES(name, value) (PROPERTY_HEAD + (uint32_t)sizeof(name) - 1 + (value))
 
 _Static_assert(sizeof(magic) + 4 == SHMQ_ENVELOPE, "envelope");
 _Static_assert(SHMQ_ENVELOPE + ENTRY_BYTES(expires_name, EXPIRES_BYTES) +
-                               ENTRY_BYTES(failures_name, FAILURES_BYTES) <=
+                               ENTRY_BYTES(failures_name, FAILURES_BYTES) +
+                               ENTRY_BYTES(seal_name, SEAL_BYTES) <=
                        SHMQ_RECORD_MORE,
                "a record may be longer than max_msg_size by this much");
 
@@ -68,6 +70,7 @@ record record_of(const shmq_slot_desc *slot, const uint8_t *body, uint32_t lengt
 	            .id = slot->id,
 	            .properties = properties,
 	            .attempts = slot->attempts,
+	            .sealed = slot->flags & SHMQ_SLOT_PROPERTIES && slot->properties & SHMQ_SLOT_SEALED,
 	            .flags = once(slot->flags) & RECORD_FLAGS};
 
 	if (r.flags & SHMQ_SLOT_EXPIRES)
@@ -83,12 +86,13 @@ record record_of(const shmq_slot_desc *slot, const uint8_t *body, uint32_t lengt
 static uint32_t own_bytes(const record *from)
 {
 	return (from->flags & SHMQ_SLOT_EXPIRES ? ENTRY_BYTES(expires_name, EXPIRES_BYTES) : 0) +
-	       (from->flags & FAILURE_FLAGS ? ENTRY_BYTES(failures_name, FAILURES_BYTES) : 0);
+	       (from->flags & FAILURE_FLAGS ? ENTRY_BYTES(failures_name, FAILURES_BYTES) : 0) +
+	       (from->sealed ? ENTRY_BYTES(seal_name, SEAL_BYTES) : 0);
 }
 
 static bool needs_envelope(const record *from)
 {
-	return from->properties || from->flags || has_magic(from->body, from->length);
+	return from->properties || from->flags || from->sealed || has_magic(from->body, from->length);
 }
 
 uint64_t record_bytes(const record *from)
@@ -127,6 +131,9 @@ static uint8_t *own_write(uint8_t *to, const record *from)
 		to = property_write(to, &(shmq_property){failures_name, value, sizeof(failures_name) - 1,
 		                                         FAILURES_BYTES});
 	}
+	if (from->sealed)
+		to = property_write(
+				to, &(shmq_property){seal_name, from->tag, sizeof(seal_name) - 1, SEAL_BYTES});
 	return to;
 }
 
@@ -173,6 +180,9 @@ static void own_read(const shmq_property *p, record *out)
 	} else if (IS(failures_name, FAILURES_BYTES)) {
 		out->failures = (uint16_t)get_le(value, 2);
 		out->flags |= value[2] & FAILURE_FLAGS;
+	} else if (IS(seal_name, SEAL_BYTES)) {
+		out->sealed = true;
+		memcpy(out->tag, value, SEAL_BYTES);
 	}
 #undef IS
 }
@@ -307,7 +317,8 @@ void shmq_record_split(const void *data, uint64_t length, shmq_body *properties,
 	*body = (shmq_body){r.body, r.length};
 }
 
-uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length, void *to)
+uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length,
+                          const uint8_t *key, const char *topic, void *to)
 {
 	shmq_slot_desc copy;
 	uint32_t properties = 0;
@@ -317,16 +328,30 @@ uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length
 	memcpy(&copy, slot, sizeof(copy));
 	if (copy.flags & SHMQ_SLOT_PROPERTIES &&
 	    properties_can_be(copy.flags, copy.properties, (uint32_t)length))
-		properties = copy.properties;
+		properties = copy.properties & ~SHMQ_SLOT_SEALED;
 	r = record_of(&copy, (const uint8_t *)content + properties, (uint32_t)length - properties,
 	              properties);
+	r.sealed &= key != NULL;
 	size = record_bytes(&r);
+	if (to && r.sealed)
+		record_seal(&r, key, topic);
 	if (to)
 		record_write(to, size, &r);
 	return size;
 }
 
-void record_place(shmq_slot_desc *s, uint8_t *to, const record *from)
+void record_seal(record *r, const uint8_t *key, const char *topic)
+{
+	if (r->sealed)
+		seal_make(key, topic, r->id, r->body, r->length, r->tag);
+}
+
+bool record_is_sealed(const record *r, const uint8_t *key, const char *topic)
+{
+	return r->sealed && seal_fits(key, topic, r->id, r->body, r->length, r->tag);
+}
+
+void record_place(shmq_slot_desc *s, uint8_t *to, const record *from, bool sealed)
 {
 	if (from->properties)
 		memcpy(to, from->block, from->properties);
@@ -335,9 +360,9 @@ void record_place(shmq_slot_desc *s, uint8_t *to, const record *from)
 	s->timestamp = from->timestamp;
 	s->attempts = from->attempts;
 	s->length = (uint32_t)record_length(from);
-	s->flags = from->flags | (from->properties ? SHMQ_SLOT_PROPERTIES : 0);
-	if (from->properties)
-		s->properties = from->properties;
+	s->flags = from->flags | (from->properties || sealed ? SHMQ_SLOT_PROPERTIES : 0);
+	if (from->properties || sealed)
+		s->properties = from->properties | (sealed ? SHMQ_SLOT_SEALED : 0);
 	if (from->flags & SHMQ_SLOT_EXPIRES)
 		s->expires = from->expires;
 	if (from->flags & SHMQ_SLOT_FAILED)

@@ -3,6 +3,7 @@
 #define SHMQ_RECORD_H
 
 #include "layout.h"
+#include "seal.h"
 #include "shmq_supervisor.h"
 
 #include <endian.h>
@@ -36,6 +37,8 @@ typedef struct record {
 	uint16_t attempts;
 	uint16_t failures; /* FAILED */
 	uint8_t flags;     /* RECORD_FLAGS of enum shmq_slot_flag */
+	bool sealed;       /* it gets a tag; of a record from disk: it has one, right or wrong */
+	uint8_t tag[SEAL_BYTES];
 } record;
 
 /* The flags of a slot that go to disk; PROPERTIES follows from the block. */
@@ -65,7 +68,11 @@ static inline uint64_t record_length(const record *from)
 	return from->properties + from->length;
 }
 /* Fill a slot whose block is long enough for record_length bytes. The caller sets its state, order
- * and position. */
-void record_place(shmq_slot_desc *slot, uint8_t *to, const record *from);
+ * and position. sealed: whether the tag was right. */
+void record_place(shmq_slot_desc *slot, uint8_t *to, const record *from, bool sealed);
+/* Make the tag of a message that is sealed. key: of the instance; topic: its name. */
+void record_seal(record *r, const uint8_t *key, const char *topic);
+/* Returns true if a record from disk has the right tag. */
+bool record_is_sealed(const record *r, const uint8_t *key, const char *topic);
 
 #endif

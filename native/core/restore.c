@@ -22,8 +22,8 @@
 
 #include <stdlib.h>
 
-static int restore_some(shmq_map *map, const shmq_records *in, const uint64_t *lengths, uint32_t n,
-                        uint64_t *used)
+static int restore_some(shmq_broker *b, shmq_map *map, const shmq_records *in,
+                        const uint64_t *lengths, uint32_t n, uint64_t *used)
 {
 	shmq_queue_desc *q = map->q;
 	uint32_t mask = ring_mask_of(map), tail = ld(&q->requeue_tail);
@@ -48,7 +48,9 @@ static int restore_some(shmq_map *map, const shmq_records *in, const uint64_t *l
 		}
 		(void)record_read((const uint8_t *)in->data + *used, in->length - *used, UINT32_MAX, &rec,
 		                  &size);
-		record_place(s, body, &rec);
+		record_place(
+				s, body, &rec,
+				record_is_sealed(&rec, (const uint8_t *)b->d->seal_key, topic_of(b, map)->name));
 		s->order = order + 1 + i;
 		s->deadline = 0;
 		s->previous = SHMQ_FREE;
@@ -110,7 +112,7 @@ int shmq_restore(shmq_broker *b, uint32_t queue, const shmq_records *records, in
 	}
 	r = restore_lock(b, map, lengths, &n, until);
 	if (!r) {
-		r = restore_some(map, records, lengths, n, used);
+		r = restore_some(b, map, records, lengths, n, used);
 		emptied = !r && disk_is_empty(map->q);
 		both_unlock(b, map);
 	}

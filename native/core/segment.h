@@ -16,6 +16,7 @@ typedef struct span {
 	uint64_t body;       /* offset in the arena */
 	uint32_t length;     /* of the body */
 	uint32_t properties; /* bytes of properties right before it */
+	bool sealed;
 } span;
 
 typedef struct directory_plan {
@@ -208,11 +209,14 @@ static inline void bodies_ahead(const shmq_map *map, const shmq_slot_desc *s)
 static inline bool span_separate(const shmq_slot_desc *s, span *at)
 {
 	at->properties = 0;
+	at->sealed = false;
 	if (__builtin_expect(once(s->flags) & SHMQ_SLOT_PROPERTIES, 0)) {
 		uint32_t properties = once(s->properties);
 
 		if (!TRUST_CHECK(properties_can_be(SHMQ_SLOT_PROPERTIES, properties, at->length)))
 			return false;
+		at->sealed = properties & SHMQ_SLOT_SEALED;
+		properties &= ~SHMQ_SLOT_SEALED;
 		at->body += properties;
 		at->length -= properties;
 		at->properties = properties;

@@ -17,7 +17,7 @@ int settings_check(const shmq_settings *s)
 
 	if (s->overflow > SHMQ_OVERFLOW_DROP_NEWEST)
 		return fail(SHMQ_INVALID, "overflow %u is none of enum shmq_overflow", s->overflow);
-	if (s->flags & ~(uint32_t)(SHMQ_EXPIRED_TO_DEAD | SHMQ_OVERFLOW_TO_DEAD))
+	if (s->flags & ~(uint32_t)(SHMQ_EXPIRED_TO_DEAD | SHMQ_OVERFLOW_TO_DEAD | SHMQ_SEALED_ONLY))
 		return fail(SHMQ_INVALID, "flags %#x: unknown bits", s->flags);
 	if (s->max_attempts > MOST_ATTEMPTS)
 		return fail(SHMQ_INVALID, "max_attempts %u; at most %u", s->max_attempts, MOST_ATTEMPTS);
@@ -62,6 +62,8 @@ static uint32_t policies_of(const shmq_settings *s)
 		bits |= SHMQ_POLICY_BYTES;
 	if (s->overflow != SHMQ_OVERFLOW_DISK)
 		bits |= SHMQ_POLICY_MEMORY;
+	if (s->flags & SHMQ_SEALED_ONLY)
+		bits |= SHMQ_POLICY_SEALED;
 	return bits;
 }
 

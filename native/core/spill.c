@@ -239,6 +239,7 @@ int shmq_spill_encode(shmq_broker *b, const shmq_spill *s, void *buffer)
 		if (!body_in(map, from, &body))
 			body = (span){0};
 		message = record_of(from, map->arena + body.body, body.length, body.properties);
+		record_seal(&message, (const uint8_t *)b->d->seal_key, topic_of(b, map)->name);
 		record_write(at, s->lengths[i], &message);
 		at += s->lengths[i];
 	}

@@ -81,7 +81,9 @@ extern "C" {
 	X(NO_NUMBER, -28, "BadArgument", "the value is no whole number of 64 bits")                    \
 	X(OVERTAKEN, -29, "", "somebody else has changed it meanwhile")                                \
 	X(FOREIGN, -30, "OtherNamespace", "the PID namespace is not the broker's")                     \
-	X(REFUSED, -31, "ShmqError", "the supervisor refused it")
+	X(REFUSED, -31, "ShmqError", "the supervisor refused it")                                      \
+	X(NOT_SEALED, -32, "NotSealed",                                                                \
+	  "the topic is that of a pool or a queue, which alone may put there")
 
 enum shmq_status {
 #define X(name, value, exception, sentence) SHMQ_##name = value,
@@ -93,6 +95,9 @@ const char *shmq_status_name(int status);
 const char *shmq_status_sentence(int status);
 /* The details of this thread's last failed call as a sentence; "" if there are none. */
 const char *shmq_error_detail(void);
+
+/* Bytes of an instance's key: 16 for the seals of messages, 16 for those of results. */
+#define SHMQ_SEAL_KEY 32
 
 typedef struct shmq_broker shmq_broker;
 typedef struct shmq_producer shmq_producer;
@@ -237,8 +242,9 @@ enum shmq_overflow {
 };
 
 enum shmq_setting_flag {
-	SHMQ_EXPIRED_TO_DEAD = 1, /* expired messages go to the dead topic */
-	SHMQ_OVERFLOW_TO_DEAD = 2 /* so do those that DROP_OLDEST drops */
+	SHMQ_EXPIRED_TO_DEAD = 1,  /* expired messages go to the dead topic */
+	SHMQ_OVERFLOW_TO_DEAD = 2, /* so do those that DROP_OLDEST drops */
+	SHMQ_SEALED_ONLY = 4 /* of a topic: only sealed producers may publish; else SHMQ_NOT_SEALED */
 };
 
 /* The policies of a queue. All zeros: nsqd's rules and no others. */
@@ -320,6 +326,10 @@ typedef struct shmq_body {
 /* Make a producer for a topic, and free it. The topic itself is looked at by each publish. */
 int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out);
 void shmq_producer_close(shmq_producer *p);
+/* Have everything that the producer publishes from now on carry the seal, which says that a process
+ * which may attach has published it, for readers that unpickle. Nobody calls this for a client on the
+ * other side of a network. Nothing is stored. */
+void shmq_producer_seal(shmq_producer *p);
 /*
  * Publish n bodies to every channel of the topic, all or nothing.
  *
@@ -412,6 +422,7 @@ typedef struct shmq_message {
 	uint32_t slot;
 	uint32_t attempts;
 	uint32_t properties; /* bytes of its properties, which end where the body begins; 0: none */
+	bool sealed;         /* a sealed producer published it (shmq_producer_seal) */
 } shmq_message;
 
 /* Enter a session into the queue. max_in_flight: as shmq_consumer_limit. msg_timeout_ns: 0 for the

@@ -17,9 +17,10 @@ extern "C" {
 uint64_t shmq_directory_bytes(void);
 /* Make a new directory of the empty shared memory object `fd`: size it, reserve its pages, fill it,
  * and store READY last. SHMQ_NO_SPACE: the tmpfs is full; SHMQ_NO_MEMORY: it cannot be mapped;
- * SHMQ_INVALID: a limit is out of range. death: a raw segment, which no opener accepts and the next
+ * SHMQ_INVALID: a limit is out of range. key: SHMQ_SEAL_KEY bytes that nobody else can know; NULL: no
+ * message that has been on disk counts as sealed. death: a raw segment, which no opener accepts and the next
  * supervisor replaces. */
-int shmq_directory_create(int fd, const shmq_limits *limits);
+int shmq_directory_create(int fd, const shmq_limits *limits, const uint8_t *key);
 /* Become the supervisor: store pid, start time, limits and doorbell in the directory's header, and
  * raise its epoch. */
 int shmq_supervise(shmq_broker *b, const shmq_limits *limits, int64_t until);
@@ -240,10 +241,12 @@ int shmq_records_properties(const void *records, uint64_t length, uint32_t count
  * Both point into `data`. */
 void shmq_record_split(const void *data, uint64_t length, shmq_body *properties, shmq_body *body);
 /* Write the record of a message of which a copy of its slot and the bytes of its properties and
- * body are left. to: NULL to ask for the size. Returns the size. */
-uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length, void *to);
+ * body are left. key: of the instance, for the tag of one that is sealed; NULL: it loses its seal.
+ * topic: its topic's name. to: NULL to ask for the size. Returns the size. */
+uint64_t shmq_slot_record(const void *slot, const void *content, uint64_t length,
+                          const uint8_t *key, const char *topic, void *to);
 /* By how many bytes a record's body may exceed max_msg_size: shmq's own entries beside it. */
-#define SHMQ_RECORD_MORE 64u
+#define SHMQ_RECORD_MORE 96u
 /* Decode `length` bytes that are exactly `count` records into columns for `count` messages and
  * length - SHMQ_RECORD_HEAD * count bytes of bodies. SHMQ_CORRUPT: they are not exactly that. */
 int shmq_records_decode(const void *records, uint64_t length, uint32_t count,

@@ -83,7 +83,7 @@ class Producer(_native.Producer, metaclass=Shown):
     # not in __dict__, which stays empty: to look up a method is faster then
     __slots__ = ("__dict__", "__weakref__", "_home", "_priorities")
     _internal = frozenset(
-        {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once"}
+        {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once", "seal"}
         | {"publish_arrow", "publish_arrow_stream", "publish_object", "publish_run"}
     )
 

@@ -30,6 +30,7 @@ from shmq.gateway.protocol import ProtocolError
 from shmq.gateway.rights import Rights
 from shmq.layout import State
 from shmq.options import Options
+from shmq.seal import check_open
 
 if TYPE_CHECKING:
     from shmq.views import QueueView
@@ -157,7 +158,9 @@ class Context:
         return self.control.ask_from_thread(0, question, _LOOKUP_SECONDS) or []
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Create the channel if it is missing."""
+        """Create the channel if it is missing. Raises NotSealed if the topic is that of a pool or a
+        queue."""
+        check_open(self.broker, topic, f"create channel {channel!r}")
         with self._new_channel(topic, channel):
             self.broker.create_channel(topic, channel)
 
@@ -218,6 +221,7 @@ class Context:
         return consumer
 
     def _open_consumer(self, topic: str, channel: str, msg_timeout: float) -> Consumer:
+        check_open(self.broker, topic, "subscribe")
         self.create_topic(topic)
         with self._new_channel(topic, channel):
             consumer = self.broker.consumer(topic, channel, 1, min(msg_timeout, self._most_timeout))

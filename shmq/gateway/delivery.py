@@ -10,7 +10,7 @@ import math
 from typing import Any, Final
 
 from shmq import _native
-from shmq.errors import Gone
+from shmq.errors import Gone, NotSealed
 from shmq.gateway import protocol
 from shmq.gateway.host import Host, Job, Owner
 from shmq.gateway.identify import Settings
@@ -222,6 +222,9 @@ class Delivery:
             full = self.consumer.in_flight >= self.ready
         except Gone:  # the channel was deleted
             session.abort()
+            return False
+        except NotSealed as error:  # it became the channel of a pool, or got its dead letters
+            session.fail(ProtocolError("E_SUB_FAILED", sentence(error)))
             return False
         except OSError as error:
             session.fail(protocol.no_means(error))

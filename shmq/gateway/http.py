@@ -23,7 +23,7 @@ from shmq.door import target
 from shmq.door.http_server import RawResponse
 from shmq.door.page_pass import is_public
 from shmq.door.seldom import Seldom
-from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
+from shmq.errors import Full, Gone, MessageTooBig, NotSealed, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, Refusal
 from shmq.gateway.acts import Scope, need_of
@@ -201,6 +201,8 @@ class Http:
             return response
         except Busy:
             return page("a profile is being taken already\n", 500)
+        except NotSealed:
+            return failure(403, "TOPIC_SEALED")
         except ShmqError as exc:
             self._failed(logging.ERROR, "%s %s: %s", request.method, target.path_of(path), exc)
             return failure(503, _word_of(exc, path))
@@ -542,6 +544,8 @@ class Http:
                 return
             except Rejected:
                 raise HttpError(503, "CHANNEL_FULL") from None
+            except NotSealed:
+                raise HttpError(403, "TOPIC_SEALED") from None
             except Full:
                 if self._context.no_room():
                     raise HttpError(503, "EXITING") from None

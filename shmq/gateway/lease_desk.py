@@ -14,6 +14,7 @@ from shmq.gateway.lease_requests import Values
 from shmq.gateway.staged import StagedRows
 from shmq.remote.counts import ChannelCounts
 from shmq.remote.rows import after, framed
+from shmq.seal import check_open
 
 _Names = tuple[str, ...]
 _Answer = dict[str, Any]
@@ -66,11 +67,14 @@ class LeaseDesk:
 
     def answer(self, command: bytes, names: _Names, values: Values, rows: bytes) -> _Answer:
         """The document that answers a request. Raises ShmqError, ValueError, OSError."""
+        if names and command != b"LINFO":  # which gives counts alone
+            check_open(self._broker, names[0], command.decode())
         return _CALLS[command](self, names, values, rows)
 
     def open_part(self, names: _Names, values: Values) -> Cursor:
         """Begin LREAD. Raises Gone, MemoryLost."""
         topic, channel = names
+        check_open(self._broker, topic, "LREAD")
         batches = self._broker.read_lease(
             topic,
             channel,

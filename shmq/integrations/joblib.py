@@ -32,6 +32,7 @@ except ImportError as exc:
         "shmq.integrations.joblib needs joblib: install shmq with the extra `joblib`"
     ) from exc
 
+from shmq.objects import unpack_nested
 from shmq.pool import Executor
 
 _PROTOCOL: Final = 5
@@ -133,11 +134,11 @@ def _pickled(value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
 
 def _views(pickled: bytes, buffers: list[Any]) -> Any:
-    return pickle.loads(pickled, buffers=buffers)
+    return unpack_nested(pickled, buffers)
 
 
 def _copies(pickled: bytes, buffers: list[Any]) -> Any:
-    return pickle.loads(pickled, buffers=[bytearray(buffer) for buffer in buffers])
+    return unpack_nested(pickled, [bytearray(buffer) for buffer in buffers])
 
 
 register_parallel_backend("shmq", SharedMemoryBackend)

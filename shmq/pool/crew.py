@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shmq import procfs
 from shmq.client import Consumer, DeadLetter, Message
-from shmq.errors import Full, ShmqError
-from shmq.pool import outcome, worker
+from shmq.errors import Full, NotInFlight, ShmqError
+from shmq.pool import worker
 from shmq.pool.site import KEY_BYTES, LETTERS, STOP, Site
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ _FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
 #: Deaths whose signals are kept until the dead letters come.
 _REMEMBERED: Final = 1000
 _RETRY_MS: Final = 20  # until the next try to publish to a full channel
+#: Until the next look at the dead letters, while some of them are not sealed and stay.
+_STRANGE_MS: Final = 500
+#: Dead letters that are looked at together.
+_LETTERS: Final = 1 << 15
 _START_RETRY_MS: Final = 500  # until the next try to start a process that the system refused
 
 _log = logging.getLogger(__name__)
@@ -89,6 +93,7 @@ class Crew(threading.Thread):
         self._failures = 0  # workers in a row that ended before they were ready
         self._deaths: deque[tuple[int, int | None]] = deque(maxlen=_REMEMBERED)
         self._letters: Consumer | None = None
+        self._strange = False  # some of them are not sealed, and wait for an operator
         self._asked = self._stopping = self._is_over = False
         self._stops = 0  # messages that tell workers to end, still to be published
         self.at_end: Callable[[], object] | None = None
@@ -164,12 +169,14 @@ class Crew(threading.Thread):
         if self._stopping and self._site.durable:
             self.signal(signal.SIGTERM)  # also to a worker that could not listen yet
             pause = _START_RETRY_MS
+        if self._strange:
+            pause = _STRANGE_MS if pause is None else min(pause, _STRANGE_MS)
         ready = {fd for fd, _ in self._poll.poll(pause)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
         for fd in ready & self._hands.keys():
             self._see_off(fd)
-        if self._letters is not None and self._letters.fileno() in ready:
+        if self._letters is not None and (self._strange or self._letters.fileno() in ready):
             self._bury()
         if self._asked and not self._stopping:
             self._start_missing()
@@ -300,15 +307,31 @@ class Crew(threading.Thread):
     def _expect_letters(self) -> None:
         """Watch the dead letters. A pool in which nobody has died does not need that."""
         if self._letters is None:
-            self._letters = self._site.broker.consumer(self._site.place.letters, LETTERS, 100, None)
-            self._poll.register(self._letters.fileno(), select.POLLIN)
+            self._letters = self._site.broker.consumer(
+                self._site.place.letters, LETTERS, _LETTERS, None
+            )
+            self._register(self._letters.fileno())
 
     def _bury(self) -> None:
         """Make each dead letter the outcome of its task."""
         if self._letters is None:
             return
+        strange = []
         while (message := self._letters.take(0)) is not None:
-            self._bury_one(message)
+            if message.sealed:
+                self._bury_one(message)
+            else:  # a worker has refused it, or somebody has put it: it is no outcome
+                strange.append(message)
+        for message in strange:
+            with contextlib.suppress(NotInFlight):
+                message.requeue(0, failed=False)
+        if self._strange != bool(strange):  # their descriptor would be ready all the time
+            self._strange = bool(strange)
+            change = self._poll.unregister if strange else self._register
+            change(self._letters.fileno())
+
+    def _register(self, fd: int) -> None:
+        self._poll.register(fd, select.POLLIN)
 
     def _bury_one(self, message: Message) -> None:
         letter = DeadLetter.of(message)
@@ -322,7 +345,7 @@ class Crew(threading.Thread):
             signals = dict(self._deaths)
             attempts = letter.failures or self._site.place.attempts
             number = signals.get(letter.pid) if letter.pid is not None else None
-            found = outcome.died(letter.pid, number, attempts)
+            found = self._site.outcomes.died(letter.pid, number, attempts)
             # A worker may have died between the outcome and the end of its message.
             if self._inbox is not None:
                 self._inbox.put(key, found)
@@ -340,7 +363,7 @@ class Crew(threading.Thread):
         if self.broken is None:
             self.broken = f"the pool is broken: {why}"
             if not self._site.durable:
-                self._site.ring(outcome.broken(self.broken))
+                self._site.ring(self._site.outcomes.broken(self.broken))
 
     def _end(self) -> None:
         if self._hands:

@@ -25,12 +25,12 @@ from shmq.broker import Broker
 from shmq.client.arguments import whole
 from shmq.errors import BadArgument, Full, MessageTooBig, ShmqError
 from shmq.names import check_name
-from shmq.pool import outcome
 from shmq.pool.crew import Crew, Terms
 from shmq.pool.future import Future
 from shmq.pool.inbox import Inbox
 from shmq.pool.site import CHANNEL, KEY_BYTES, STOP, Place, Site
 from shmq.queues import tree
+from shmq.seal import refuse
 
 if TYPE_CHECKING:
     from shmq.objects import Publisher
@@ -255,7 +255,7 @@ class Executor(concurrent.futures.Executor):
                 if self._crew is None or self._crew.broken is None:
                     continue
             except ShmqError as exc:
-                self._put(_key_of(task), outcome.error(exc))
+                self._put(_key_of(task), site.outcomes.error(exc))
             with self._lock, contextlib.suppress(IndexError):
                 if self._waiting[0] is task:
                     self._waiting.popleft()
@@ -368,7 +368,7 @@ class Executor(concurrent.futures.Executor):
             crew, site, feeder = self._crew, self._site, self._feeder
             if cancel_futures and site is not None:
                 while self._waiting:
-                    self._put(_key_of(self._waiting.popleft()), outcome.CANCELLED)
+                    self._put(_key_of(self._waiting.popleft()), site.outcomes.cancelled)
         if site is not None and cancel_futures:
             self._cancel_all(site)
         with self._lock:
@@ -407,11 +407,14 @@ class Executor(concurrent.futures.Executor):
         ):
             while batch := taker.take_many(_BATCH, 0):
                 for message in batch:
+                    if not message.sealed:
+                        refuse(message)
+                        continue
                     key = message.body[:KEY_BYTES]
                     if key == STOP:
                         stops += 1
                     else:
-                        self._put(key, outcome.CANCELLED)
+                        self._put(key, site.outcomes.cancelled)
                 batch.finish()
             for _ in range(stops):  # of an earlier shutdown, behind the tasks
                 site.producer.publish(STOP)

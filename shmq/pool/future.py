@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Generic, Protocol, TypeVar
 
-from shmq.pool import outcome
+from shmq.pool.outcome import Outcomes
 
 T = TypeVar("T")
 
@@ -20,6 +20,8 @@ class Keeper(Protocol):
 
     lock: threading.Lock
     """Protects the state of a future that has no condition."""
+    outcomes: Outcomes
+    """Reads what is stored."""
     dropped: deque[bytes]
     """Keys of tasks whose futures are gone."""
 
@@ -155,10 +157,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _accept(self, stored: bytes) -> None:
         """Give the future the outcome that was stored under its key."""
-        if stored == outcome.CANCELLED:
-            self._settle(None, None, cancelled=True)
-        else:
-            self._settle(*outcome.read(stored))
+        self._settle(*self._inbox.outcomes.read(stored))
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"

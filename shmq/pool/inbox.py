@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shmq import _native
 from shmq.errors import Full, Gone, ShmqError
-from shmq.pool import outcome
 
 if TYPE_CHECKING:
     from shmq.pool.future import Future
@@ -44,6 +43,8 @@ class Inbox:
         """Keys of tasks whose futures are gone."""
         self._site = site
         self._store = site.store
+        self.outcomes = site.outcomes
+        """Reads what is stored."""
         # the outcomes that were moved here: the store was full, or is gone
         self._moved: dict[bytes, bytes] = {}
         self._closed: bytes | None = None  # the outcome of everything that has none by now
@@ -211,7 +212,7 @@ class Inbox:
         deletes the mark decides."""
         signs = self._site.signs
         try:
-            signs.set(key, b"cancelled")
+            signs.set(key, self.outcomes.cancelled)
             if not self._site.holds(key) and self._store.get(key) is None:
                 return True
             return not signs.delete(key)
@@ -225,10 +226,10 @@ class Inbox:
         none get a BrokenProcessPool that says why."""
         with contextlib.suppress(Gone):
             self._move()
-        self._closed = outcome.broken(why)
+        self._closed = self.outcomes.broken(why)
 
     def _ending(self) -> bytes:
-        return self._closed or outcome.broken(
+        return self._closed or self.outcomes.broken(
             "the results store of the pool was deleted, or its broker was stopped, before the task "
             "had an outcome"
         )

@@ -14,7 +14,9 @@ from typing import Final
 
 from shmq.broker import Broker, attach
 from shmq.client import Producer
-from shmq.errors import ShmqError
+from shmq.errors import Gone, ShmqError
+from shmq.pool.outcome import Outcomes
+from shmq.seal import results_seal
 from shmq.settings import dead_topic
 
 #: The channel of a pool's topic.
@@ -76,6 +78,8 @@ class Site:
         """The outcome of every task that has none, if the pool cannot go on."""
         self._own = broker is None
         self.broker = attach(place.instance, owner=place.owner) if broker is None else broker
+        if not self._is_sealed():
+            self.broker.configure(place.topic, sealed=True)
         self.broker.create_channel(place.topic, CHANNEL)
         if self.broker.settings(place.topic, CHANNEL).max_attempts != place.attempts:
             self.broker.configure(place.topic, CHANNEL, max_attempts=place.attempts)
@@ -86,9 +90,19 @@ class Site:
         """Signs between processes: which tasks are cancelled, which workers were ready and ended in
         order. They have room when there is none for outcomes."""
         self.producer: Producer = self.broker.producer(place.topic)
+        self.producer.seal()
+        key = self.broker.directory().seal_key
+        self.outcomes = Outcomes(results_seal(key, place.topic) if place.durable else b"")
+        """Makes and reads outcomes. Those of a private pool are never in a file."""
         self.alarm = _ALARM
         """The key that is stored when the pool breaks, for threads that wait for another key."""
         self.alarms = 0 if place.durable else 1 << self.store.stripe(_ALARM)
+
+    def _is_sealed(self) -> bool:
+        """Whether nobody else may publish to the topic."""
+        with contextlib.suppress(Gone):
+            return self.broker.settings(self.place.topic).sealed
+        return False
 
     def hold(self, most: int = _AHEAD) -> None:
         """Have a private pool's tasks wait in the submitter when those in the channel have so many

@@ -21,8 +21,8 @@ from typing import Any, Final
 from shmq import objects, procfs
 from shmq.client import Consumer, Message
 from shmq.errors import Full, Gone, MessageTooBig, NotInFlight, ShmqError
-from shmq.pool import outcome
 from shmq.pool.site import CHANNEL, KEPT, KEY_BYTES, STOP, Place, Site
+from shmq.seal import refuse
 
 #: How a worker that ended in order went: the value of its key `bye`.
 STOPPED: Final = b"stopped"
@@ -181,6 +181,9 @@ class _Worker:
                 if self._is_ending:
                     return STOPPED
                 raise
+            if not message.sealed:
+                refuse(message)
+                continue
             if not self._work(message):
                 return STOPPED
             if left is not None:
@@ -190,8 +193,7 @@ class _Worker:
     def _work(self, message: Message) -> bool:
         """Run one task. Returns False if the worker is to end."""
         large = len(message) >= objects.LARGE
-        body = message.view if large else message.body
-        key = bytes(body[:KEY_BYTES])
+        key = bytes((message.view if large else message.body)[:KEY_BYTES])
         if key == STOP:
             # In this order: a death in between costs the crew nothing but one more such message.
             self.site.signs.set(self._duty.bye, STOPPED, KEPT)
@@ -206,30 +208,32 @@ class _Worker:
                 self._give_back()
                 return False
             self._has_task = True
-        if self.site.signs.delete(key):
+        if self.site.signs.pop(key) == self.site.outcomes.cancelled:
             if self.site.durable:
-                self._deliver(key, outcome.CANCELLED)
-        elif message.attempts == 1 or self.site.store.get(key) is None:
-            self._deliver(key, self._perform(body, large))
+                self._deliver(key, self.site.outcomes.cancelled)
+        elif message.attempts == 1 or not self._has_outcome(key):
+            self._deliver(key, self._perform(message))
         with contextlib.suppress(NotInFlight):
             message.finish()
         self._has_task = False
         return not self._is_ending
 
-    def _perform(self, body: bytes | memoryview, large: bool) -> bytes | objects.Packed:
+    def _has_outcome(self, key: bytes) -> bool:
+        """Whether the task was done, by a worker that died before its message was finished."""
+        stored = self.site.store.get(key)
+        return stored is not None and self.site.outcomes.is_sealed(stored)
+
+    def _perform(self, message: Message) -> bytes | objects.Packed:
         """Call the function. Returns the outcome."""
         try:
             self._is_busy = True
-            if large:
-                function, arguments, named = objects.unpack(body, KEY_BYTES)
-            else:
-                function, arguments, named = objects.unpack(body[KEY_BYTES:])
-            result = outcome.value(function(*arguments, **named))
+            function, arguments, named = objects.unseal(message, KEY_BYTES)
+            result = self.site.outcomes.value(function(*arguments, **named))
             self._is_busy = False
             return result
         except BaseException as exc:
             self._is_busy = False
-            return outcome.error(exc)
+            return self.site.outcomes.error(exc)
 
     def _deliver(self, key: bytes, found: bytes | objects.Packed) -> None:
         """Store an outcome. Waits while the store is full: its room comes back when others are
@@ -241,7 +245,7 @@ class _Worker:
                 self.site.store.set(key, value, self.site.ttl)
                 return
             except MessageTooBig as exc:
-                value = outcome.error(exc)
+                value = self.site.outcomes.error(exc)
             except Full:
                 time.sleep(pause)
                 pause = min(pause * 2, most)

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from shmq.client import Message
-from shmq.objects import unpack
+from shmq.objects import unseal
 
 _UNSET: Final = object()
 
@@ -32,7 +32,7 @@ class Item:
         """The object that was put. It is made at the first use, which raises what unpickling
         raises."""
         if self._value is _UNSET:
-            self._value = unpack(self._message.view)
+            self._value = unseal(self._message)
         return self._value
 
     @property

@@ -65,15 +65,19 @@ class Place:
         broker = self.broker
         with contextlib.suppress(Gone):
             if broker.settings(self.topic, CHANNEL).overflow == "block":
+                if not broker.settings(self.topic).sealed:  # a version without seals made it
+                    broker.configure(self.topic, sealed=True)
                 return
         most = min(maxsize, broker.limits["mem_queue_size"]) or None
         # The channel begins with the settings of its topic, so it is never without them.
-        broker.configure(self.topic, overflow="block", max_messages=most)
+        broker.configure(self.topic, overflow="block", max_messages=most, sealed=True)
         broker.configure(self.topic, CHANNEL, overflow="block", max_messages=most)
 
     def producer(self) -> Producer:
-        """A producer of this process."""
-        return self.broker.producer(self.topic)
+        """A producer of this process, which alone may publish here."""
+        made = self.broker.producer(self.topic)
+        made.seal()
+        return made
 
     def consumer(self) -> Consumer:
         """A consumer of this process, without a limit of number or time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import queue
 import secrets
 import threading
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 from shmq.client import Message
 from shmq.errors import MessageTooBig, NotInFlight, ShutDown
 from shmq.names import check_name
-from shmq.objects import Packed, pack, publish, spare, unpack
+from shmq.objects import Packed, loads_sealed, pack, publish, spare, unseal
 from shmq.queues import tree
 from shmq.queues.hold import delete_dropped
 from shmq.queues.item import Item
 from shmq.queues.place import Place
+from shmq.seal import refuse
 
 if TYPE_CHECKING:
     from shmq.broker import Broker
@@ -35,7 +35,6 @@ _SLICE: Final = 0.25
 _JOIN_FIRST: Final = 0.0005
 _JOIN_MOST: Final = 0.02
 
-_loads = pickle.loads
 _numbers = itertools.count()
 
 
@@ -157,13 +156,20 @@ class _Ends:
     def _received(self, found: bytes | Message | None, block: bool, timeout: float | None) -> Any:
         """The item in a body or message, which is finished. found: None if the first look found
         none."""
-        body: bytes | Message = found or self._next(self._reader().take_body, block, timeout)
-        if isinstance(body, bytes):
-            return unpack(body)
+        take = self._reader().take_body
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            body: bytes | Message = found or self._next(take, block, timeout)
+            if isinstance(body, bytes):
+                return loads_sealed(body)
+            if body.sealed:
+                break
+            refuse(body)
+            found, timeout = None, _left(deadline)
         view = body.view
         with contextlib.suppress(NotInFlight):  # `shutdown` has dropped it meanwhile
             body.finish()
-        return unpack(view)
+        return unseal(body, view=view)
 
 
 class SimpleQueue(_Ends):
@@ -190,7 +196,7 @@ class SimpleQueue(_Ends):
         `close`, and Gone."""
         body = self._take(_SLICE)
         if type(body) is bytes:
-            return _loads(body)
+            return loads_sealed(body)
         return self._received(body, True, None)
 
 
@@ -266,7 +272,7 @@ class Queue(_Ends):
             return Item(self._held(block, timeout), self)
         body = self._take(_SLICE if timeout is None and block else 0)
         if type(body) is bytes:
-            return _loads(body)
+            return loads_sealed(body)
         return self._received(body, block, timeout)
 
     def get_nowait(self) -> Any:
@@ -289,8 +295,14 @@ class Queue(_Ends):
         if self._closed:
             _refuse()
         take = self._reader().take
+        deadline = None if timeout is None else time.monotonic() + timeout
         found = take(_SLICE if timeout is None and block else 0)
-        return self._next(take, block, timeout) if found is None else found
+        while True:
+            message: Message = self._next(take, block, timeout) if found is None else found
+            if message.sealed:
+                return message
+            refuse(message)
+            found, timeout = None, _left(deadline)
 
     # ---- state ----
 
@@ -347,7 +359,7 @@ class JoinableQueue(Queue):
         if ack:
             return Item(message, self)
         self._mine.setdefault(threading.get_ident(), deque()).append(message)
-        return unpack(message.view)
+        return unseal(message)
 
     def close(self) -> None:
         super().close()
@@ -373,6 +385,11 @@ class JoinableQueue(Queue):
         while self._place.unfinished():
             time.sleep(pause)
             pause = min(pause * 2, _JOIN_MOST)
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds until a time of the monotonic clock; None: no limit."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 def _unique() -> str:

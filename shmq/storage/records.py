@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 MESSAGE_HEADER = 26  # timestamp, attempts, id: the least a length prefix can say
 RECORD_OVERHEAD = 4 + MESSAGE_HEADER
-RECORD_MORE = 64  # bytes by which shmq's own entries may make a record longer than max_msg_size
+RECORD_MORE = 96  # bytes by which shmq's own entries may make a record longer than max_msg_size
 
 LENGTH_PREFIX = struct.Struct(">i")
 _RECORD = struct.Struct(">iqH16s")

@@ -24,7 +24,7 @@ from shmq._native import Broker, ShmqError
 from shmq.layout import Array
 from shmq.names import is_ephemeral, valid_name
 from shmq.options import Options
-from shmq.storage import deferred
+from shmq.storage import deferred, key_file
 from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recount, recover_positions
@@ -155,7 +155,8 @@ def salvage_queue(
     fd = shm.open_queue(instance, serial, owners=shm.own())
     try:
         wreck = _Wreck(fd, committed)
-        found = [] if ephemeral else sorted(wreck.messages())
+        topic, key = disk.base.partition(":")[0], key_file.load(disk.data_path)
+        found = [] if ephemeral else sorted(wreck.messages(topic, key))
         if not ephemeral:
             _append(disk, wreck.positions, [one.record for one in found if not one.due])
             _defer(store, sorted((one.due, one.record) for one in found if one.due))
@@ -193,8 +194,8 @@ def salvage_unnamed(options: Options, serial: int, committed: int = 0) -> str | 
         topic, _, channel = base.partition(":")
         found = []
         if not is_ephemeral(channel or topic):
-            found = sorted(wreck.messages())
             data_path = Path(options.data_path or ".")
+            found = sorted(wreck.messages(topic, key_file.load(data_path)))
             store = DeferredStore(data_path, base)
             store.take_up(deferred.existing(data_path).get(base, ()))
             disk = DiskQueue(
@@ -285,8 +286,9 @@ class _Wreck:
         ready = _native.LAYOUT["segment"]["ready"]
         os.pwrite(self._fd, layout.Ready.CLOSED.to_bytes(4, "little"), ready[1])
 
-    def messages(self) -> Iterator[_Found]:
-        """The messages of all intact slots, in the order of the slots."""
+    def messages(self, topic: str, key: bytes | None) -> Iterator[_Found]:
+        """The messages of all intact slots, in the order of the slots. topic, key: for the seals of
+        those that are sealed; key None: they lose them."""
         slots = self._slots()
         state = layout.State
         for row in slots[np.isin(slots["word"] & np.uint64(0xFF), _HOLDING)]:
@@ -301,7 +303,7 @@ class _Wreck:
             if this in (state.SPILLING, state.RESTORED, state.MOVING):
                 was = state(int(row["previous"])) if int(row["previous"]) in _PREVIOUS else this
             is_late = was is state.DEFERRED or (this is state.PREPARED and int(row["deadline"]))
-            record = _native.encode_slot(row.tobytes(), body)
+            record = _native.encode_slot(row.tobytes(), body, topic, key)
             yield _Found(_turn(was, row), int(row["deadline"]) if is_late else 0, record)
 
     def _slots(self) -> Array:

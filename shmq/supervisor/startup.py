@@ -35,7 +35,7 @@ from shmq.layout import ClientKind, ClientState, Ready
 from shmq.names import is_ephemeral
 from shmq.options import Options
 from shmq.procfs import is_alive
-from shmq.storage import deferred, metadata
+from shmq.storage import deferred, key_file, metadata
 from shmq.storage.data_path import existing_files, remove_temporary
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 from shmq.supervisor import directory_recovery
@@ -105,7 +105,8 @@ def _locked(options: Options, name: str, fd: int, made: bool) -> Directory | Non
             for item in shm.list_objects(options.instance):
                 if item.kind != "directory":
                     item.unlink()
-            _native.create_directory(fd, **options.limits())
+            key = key_file.load_or_make(options.data_path or ".")
+            _native.create_directory(fd, key, **options.limits())
         except BaseException:
             shm.unlink_segment(name)
             raise

@@ -27,7 +27,7 @@ from shmq.private import forget_staged
 from shmq.procfs import Process, is_alive
 from shmq.settings import Patterns
 from shmq.shm import Permits
-from shmq.storage import metadata, own_files
+from shmq.storage import key_file, metadata, own_files
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
@@ -277,6 +277,7 @@ class Supervisor:
             startup.recreate(self._manager, self._data_path, self._notifier)
             self._results.recreate()
         else:
+            key_file.keep(self._data_path, DirectoryView(broker.view()).seal_key)
             adopt(broker, self._registry, self._manager, options, self._notifier)
             self._results.adopt()
         self._metadata_writer.flush()

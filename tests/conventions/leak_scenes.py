@@ -173,7 +173,7 @@ def properties(s: Scene) -> None:
     s.producer.publish(b"leased", timeout=0, properties=some)
     view = s.world.queue_view(s.queue)
     slot = view.slots[int(view.ready[0])]
-    record = _native.encode_slot(slot.tobytes(), block + b"leased")
+    record = _native.encode_slot(slot.tobytes(), block + b"leased", "t", bytes(32))
     assert _native.split_body(record[30:]) == (block, b"leased")
     assert _native.record_properties(record, 1)[1] == block
     holder = s.broker.lease_holder_open(s.queue, s.serial, "me", 10**12, 10**12)
@@ -193,9 +193,11 @@ def properties(s: Scene) -> None:
         lambda: _native.record_properties(record[:-1], 1),
         lambda: _native.record_properties("text", 1),
         lambda: _native.split_body("text"),
-        lambda: _native.encode_slot(b"", b""),
-        lambda: _native.encode_slot("text", b""),
-        lambda: _native.encode_slot(b"", "text"),
+        lambda: _native.encode_slot(b"", b"", "t", None),
+        lambda: _native.encode_slot("text", b"", "t", None),
+        lambda: _native.encode_slot(b"", "text", "t", None),
+        lambda: _native.encode_slot(b"", b"", "t", b"short"),
+        lambda: _native.encode_slot(b"", b"", 5, None),  # type: ignore[arg-type]
         lambda: s.broker.lease_properties(cursor, 1),
         lambda: s.broker.lease_properties((1,), 1),
         lambda: s.producer.publish(b"x", properties={"k": 5}),  # type: ignore[dict-item]
@@ -328,11 +330,13 @@ def window(s: Scene) -> None:
 def create_directory(s: Scene) -> None:
     fd = os.memfd_create("x")
     try:
-        _native.create_directory(fd, **s.world.limits)
+        _native.create_directory(fd, bytes(32), **s.world.limits)
         with pytest.raises(ShmqError):
             _native.create_directory(fd, **s.world.limits | {"in_flight_slots": 1})
         with pytest.raises(TypeError):
             _native.create_directory(fd, 5)  # type: ignore[call-arg, misc]
+        with pytest.raises(ValueError, match="32 bytes"):
+            _native.create_directory(fd, b"short", **s.world.limits)
     finally:
         os.close(fd)
 

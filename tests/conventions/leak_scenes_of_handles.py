@@ -54,7 +54,10 @@ def objects(s: Scene) -> None:
             s.producer.publish_object(wrong, 1)
     with pytest.raises(SystemError):
         s.producer.publish_object((), 1)  # type: ignore[arg-type]
-    assert pickle.loads(s.consumer.take_body(0)) == (1, "a")
+    taken = s.consumer.take(0)
+    assert taken is not None
+    assert pickle.loads(taken.body) == (1, "a")
+    taken.finish()
 
 
 @scene("Producer.publish_list", "Producer.publish_fixed")
@@ -147,10 +150,17 @@ def take(s: Scene) -> None:
     s.broker.empty(s.queue, s.serial)
 
 
-@scene("Consumer.take_body")
+@scene("Consumer.take_body", "Producer.seal", "Message.sealed")
 def bodies(s: Scene) -> None:
-    s.producer.publish(b"short", timeout=0)
-    s.producer.publish(b"x" * 5000, timeout=0)
+    s.producer.publish(b"anybody's", timeout=0)
+    stranger = s.consumer.take_body(0)
+    assert isinstance(stranger, Message)
+    assert not stranger.sealed
+    stranger.finish()
+    sealed = s.make_producer()
+    sealed.seal()
+    sealed.publish(b"short", timeout=0)
+    sealed.publish(b"x" * 5000, timeout=0)
     assert s.consumer.take_body(0) == b"short"
     long = s.consumer.take_body(0)
     assert isinstance(long, Message)

@@ -44,6 +44,7 @@ STORES_NOTHING = {
     "shmq_now",
     "shmq_producer_close",
     "shmq_producer_open",
+    "shmq_producer_seal",
     "shmq_properties_check",
     "shmq_property_add",
     "shmq_property_next",

@@ -26,7 +26,7 @@ PACKAGE = TOP / "shmq"
 FLOORS = (
     (
         "arena clock heap killpoint latency layout_table libc names process properties record "
-        "status wire"
+        "seal status wire"
     ),
     ("doorbell lock segment settings writer"),
     ("mapping slots store_table"),
@@ -139,6 +139,7 @@ RANKS = {
     "keywords": 1,
     "printing": 1,
     "objects": 2,
+    "seal": 2,
     "leased": 2,
     "peers": 2,
     "names": 2,

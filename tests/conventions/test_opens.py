@@ -65,6 +65,7 @@ ALLOWED = {
     "shmq/storage/data_files.py:DataFiles.cut": "`own_files.truncate`",
     "shmq/storage/deferred.py:DeferredStore._entries": _CHECKED,
     "shmq/storage/dirlock.py:DirLock.acquire": _DIRECTORY,
+    "shmq/storage/key_file.py:load": _CHECKED,
     "shmq/storage/metadata.py:sync_directory": _DIRECTORY,
     "shmq/storage/results_file.py:ResultsFile.read": _CHECKED,
     "shmq/storage/results_file.py:ResultsFile.write": _CHECKED,

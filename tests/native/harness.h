@@ -135,7 +135,9 @@ static inline world *world_start(shmq_limits limits)
 
 	w->limits = limits;
 	w->directory = memfd_create("directory", MFD_CLOEXEC);
-	EQUAL(shmq_directory_create(w->directory, &limits), 0);
+	EQUAL(shmq_directory_create(w->directory, &limits,
+	                            (const uint8_t *)"of a test, and nobody's secret.."),
+	      0);
 	w->supervisor = world_attach(w, SHMQ_AS_SUPERVISOR);
 	EQUAL(shmq_supervise(w->supervisor, &limits, soon()), 0);
 	return w;

@@ -6,7 +6,7 @@ static int directory(void)
 	shmq_limits limits = small_limits(300, 300);
 	int fd = memfd_create("directory", MFD_CLOEXEC);
 
-	EQUAL(shmq_directory_create(fd, &limits), 0);
+	EQUAL(shmq_directory_create(fd, &limits, NULL), 0);
 	return fd;
 }
 

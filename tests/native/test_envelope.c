@@ -34,6 +34,8 @@ static void same(const record *x, const record *y)
 	EQUAL(x->expires, y->expires);
 	EQUAL(x->properties, y->properties);
 	EQUAL(x->length, y->length);
+	EQUAL(x->sealed, y->sealed);
+	CHECK(!x->sealed || !memcmp(x->tag, y->tag, SEAL_BYTES));
 	CHECK(!memcmp(x->body, y->body, x->length));
 	CHECK(!x->properties || !memcmp(x->block, y->block, x->properties));
 }
@@ -52,13 +54,14 @@ static void every_part_comes_back_from_a_record(void)
 	uint64_t length = add(block, 0, "key", "17"), size;
 
 	for (size_t i = 0; i < sizeof(flags); i++)
-		for (int with = 0; with < 2; with++) {
+		for (int with = 0; with < 4; with++) {
 			record r = {.block = block,
 			            .body = (const uint8_t *)"the body",
 			            .length = i % 2 ? 8 : 0,
 			            .timestamp = 5,
 			            .id = 6,
-			            .properties = with ? (uint32_t)length : 0,
+			            .properties = with & 1 ? (uint32_t)length : 0,
+			            .sealed = with & 2,
 			            .attempts = 7,
 			            .flags = flags[i]};
 			record back;
@@ -67,8 +70,14 @@ static void every_part_comes_back_from_a_record(void)
 				r.expires = INT64_MAX - 3;
 			if (r.flags & SHMQ_SLOT_FAILED)
 				r.failures = 65535;
+			record_seal(&r, (const uint8_t *)"a key that has thirty-two bytes..", "t");
 			back = again(out, &r, &size);
 			same(&r, &back);
+			EQUAL(record_is_sealed(&back, (const uint8_t *)"a key that has thirty-two bytes..",
+			                       "t"),
+			      r.sealed);
+			CHECK(!record_is_sealed(&back, (const uint8_t *)"A key that has thirty-two bytes..",
+			                        "t"));
 			CHECK(size <= SHMQ_RECORD_HEAD + r.length + r.properties + SHMQ_RECORD_MORE);
 			EQUAL(size == SHMQ_RECORD_HEAD + r.length, !with && !r.flags);
 		}
@@ -285,11 +294,11 @@ static void a_record_is_made_of_any_slot(void)
 			uint64_t size;
 
 			memcpy(bytes, "\1k\4\0abcdX", content);
-			size = shmq_slot_record(&slot, bytes, content, NULL);
+			size = shmq_slot_record(&slot, bytes, content, NULL, "t", NULL);
 			CHECK(size >= SHMQ_RECORD_HEAD + content &&
 			      size <= SHMQ_RECORD_HEAD + content + SHMQ_RECORD_MORE);
 			to = malloc(size);
-			EQUAL(shmq_slot_record(&slot, bytes, content, to), size);
+			EQUAL(shmq_slot_record(&slot, bytes, content, NULL, "t", to), size);
 			free(to);
 			free(bytes);
 		}

@@ -206,7 +206,7 @@ def test_the_bytes_of_a_slot_are_enough(bench: Bench, messages: list[Message]) -
         at, length = int(slot["body"]), int(slot["length"])
         content = view.arena[at : at + length].tobytes()
         assert content == properties.pack(some) + body
-        in_front(_native.encode_slot(slot.tobytes(), content), some, body)
+        in_front(_native.encode_slot(slot.tobytes(), content, "t", None), some, body)
     assert bench.taken() == expected(messages)
 
 

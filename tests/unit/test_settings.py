@@ -35,6 +35,7 @@ FULL = Settings(
     dead_letter="dead",
     expired_to_dead=True,
     overflow_to_dead=True,
+    sealed=True,
 )
 
 
@@ -49,8 +50,9 @@ def test_the_words_of_overflow_have_the_numbers_of_the_core() -> None:
         name = f"OVERFLOW_{word.upper().replace('-', '_')}"
         assert _native.CONSTANTS[name] == number
     flags = Settings(expired_to_dead=True).to_native()[7], FULL.to_native()[7]
-    both = _native.CONSTANTS["EXPIRED_TO_DEAD"] | _native.CONSTANTS["OVERFLOW_TO_DEAD"]
-    assert flags == (_native.CONSTANTS["EXPIRED_TO_DEAD"], both)
+    every = _native.CONSTANTS["EXPIRED_TO_DEAD"] | _native.CONSTANTS["OVERFLOW_TO_DEAD"]
+    every |= _native.CONSTANTS["SEALED_ONLY"]
+    assert flags == (_native.CONSTANTS["EXPIRED_TO_DEAD"], every)
 
 
 @pytest.mark.parametrize("settings", [NONE, FULL, Settings(retry_delay=(2.5, 2.5))])

@@ -111,7 +111,7 @@ static void adopt(scene *s)
 
 static void create_directory(scene *s)
 {
-	EQUAL(WATCHED(shmq_directory_create(s->files->fd[FILES - 1], &s->limits)), 0);
+	EQUAL(WATCHED(shmq_directory_create(s->files->fd[FILES - 1], &s->limits, NULL)), 0);
 }
 
 /* Opening it is refused, or it is whole. */

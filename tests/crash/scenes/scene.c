@@ -361,7 +361,7 @@ void scene_make(scene *s, const operation *o, files *f, ledger *l)
 	s->spill = (shmq_spill){
 		.slots = s->spill_slots, .lengths = s->spill_lengths, .positions = s->spill_positions};
 	memset(l, 0, sizeof(*l));
-	EQUAL(shmq_directory_create(f->fd[0], &s->limits), 0);
+	EQUAL(shmq_directory_create(f->fd[0], &s->limits, NULL), 0);
 	s->home = attach(s, SHMQ_AS_SUPERVISOR);
 	supervise(s, s->home);
 	EQUAL(shmq_topic_create(s->home, "t", 0, NULL, soon(), &s->topic, &s->generation), 0);

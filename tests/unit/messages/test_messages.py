@@ -40,6 +40,7 @@ def drain(consumer: Consumer, count: int) -> list[bytes]:
 def test_a_body_is_taken_and_finished_in_one_call(
     producer: Producer, consumer: Consumer, size: int
 ) -> None:
+    producer.seal()
     producer.publish(b"b" * size)
     taken = consumer.take_body(timeout=WATCHDOG)
     if size <= 4096:
@@ -53,7 +54,36 @@ def test_a_body_is_taken_and_finished_in_one_call(
     assert consumer.take_body(0) is None
 
 
+def test_a_body_without_a_seal_is_taken_as_a_message(
+    producer: Producer, consumer: Consumer
+) -> None:
+    producer.publish(b"from anybody")
+    taken = consumer.take_body(timeout=WATCHDOG)
+    assert isinstance(taken, shmq.Message)
+    assert (taken.body, taken.sealed, consumer.in_flight) == (b"from anybody", False, 1)
+    taken.finish()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_sealed_producer_seals_all_that_it_publishes(
+    producer: Producer, consumer: Consumer, size: int
+) -> None:
+    body = b"b" * size
+    producer.publish(body)
+    producer.seal()
+    producer.publish(body, properties={"key": "17"})
+    producer.publish_many([body, body])
+    with producer.loan(size) as buffer:
+        buffer[:] = body
+    batch = consumer.take_many(9, timeout=WATCHDOG)
+    assert [message.sealed for message in batch] == [False, True, True, True, True]
+    assert [message.body for message in batch] == 5 * [body]
+    assert [dict(message.properties) for message in batch][:3] == [{}, {"key": b"17"}, {}]
+    batch.finish()
+
+
 def test_take_body_waits_and_refuses_as_take_does(producer: Producer, consumer: Consumer) -> None:
+    producer.seal()
     assert consumer.take_body(0.01) is None
     publisher = threading.Timer(0.05, producer.publish, (b"late",))
     publisher.start()
