@@ -529,16 +529,15 @@ class Connection(asyncio.BufferedProtocol):
         return self._stack is None and not waits
 
     def _finished(self, job: Any, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
+        if future.cancelled():  # the connection has ended before the job's turn
+            self._close_outlet()
             return
         error = future.exception()
         self._done(job, None if error is not None else future.result(), error)
 
     def _done(self, job: Any, result: Any, error: BaseException | None) -> None:
         self._job = self._drop = None
-        if self._outlet is not None:
-            self._outlet.close()
-            self._outlet = None
+        self._close_outlet()
         session = self.session
         if self._lost or session.job is not job:
             if error is None and hasattr(result, "close") and hasattr(result, "in_flight"):
@@ -548,6 +547,11 @@ class Connection(asyncio.BufferedProtocol):
         session.now = self._loop.time()
         session.done(result, error)
         self._work()
+
+    def _close_outlet(self) -> None:
+        if self._outlet is not None:
+            self._outlet.close()
+            self._outlet = None
 
     # ---- upgrades ----
 

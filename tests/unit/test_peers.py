@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.hostile import Hostile, drip, flood, page
+from support.hostile import Hostile, drip, flood, page, wrong_texts
 from support.processes import eventually
 
 from shmq.errors import ShmqError
@@ -17,6 +18,7 @@ from shmq.gateway import auth
 from shmq.options import Options
 from shmq.peers import documents, http, sockets
 from shmq.peers.documents import BadAnswer
+from shmq.spark import hosts
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -242,3 +244,38 @@ def test_threads_of_slow_servers_end() -> None:
             assert login(server) is None
         eventually(lambda: server.open == 0)
     eventually(lambda: threading.active_count() <= before)
+
+
+# ---- nsqlookupds of Spark ----
+
+
+def known(server: Hostile) -> list[str]:
+    return hosts.known_to_lookupd([f"http://{server.address}"], "t")
+
+
+def test_one_wrong_instance_costs_no_other() -> None:
+    right = {"broadcast_address": "db-7", "tcp_port": 4150}
+    wrong = [7, {}, {**right, "tcp_port": "x"}, {**right, "broadcast_address": "/run/x\x1b[31m"}]
+    body = json.dumps({"producers": [*wrong, right]}).encode()
+    with answered(page(body)) as server:
+        assert known(server) == ["db-7:4150"]
+
+
+WRONG = list(wrong_texts({"producers": []}))
+
+
+@pytest.mark.parametrize("body", WRONG, ids=lambda body: repr(body[:20]))
+def test_answers_of_wrong_types_are_errors_of_shmq(body: bytes) -> None:
+    with answered(page(body)) as server:
+        try:
+            assert known(server) == []
+        except ShmqError as exc:
+            assert str(exc).isprintable()  # noqa: PT017
+
+
+def test_a_nsqlookupd_of_spark_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_LOOKUPD_SECONDS", 0.3)
+    with answered(HEAD, then=lambda sock: drip(sock, b"a", 0.01)) as server:
+        with pytest.raises(ShmqError, match="no nsqlookupd answers"):
+            known(server)
+        eventually(lambda: server.open == 0)
