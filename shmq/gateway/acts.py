@@ -116,8 +116,8 @@ ROUTES: Final[dict[str, dict[str, Need]]] = {
     "/channel/unpause": {"POST": _ADMINISTER},
     "/config/*": {"GET": _READ_ALL, "PUT": _OPERATE},
     "/debug/*": {"GET": _OPERATE, "POST": _OPERATE, "PUT": _OPERATE},
-    "/page": {"GET": _READ_ALL},
-    "/page/*": {"GET": _READ_ALL},
+    "/page": {"GET": _READ},
+    "/page/*": {"GET": _READ},
 }
 
 

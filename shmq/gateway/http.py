@@ -116,6 +116,8 @@ class Http:
     def changed(self) -> None:
         """Apply the changed options and tokens."""
         self._access = Access(self._context.options, self._tokens.accepted)
+        if self._context.options.access_file:
+            self._page.changed()
 
     async def close(self) -> None:
         """Let the browsers go that watch the page."""

@@ -11,9 +11,11 @@ from shmq.gateway.access import Access, Refusal
 from shmq.gateway.context import Context
 from shmq.gateway.host import Grant
 from shmq.gateway.http_messages import JSON, TEXT, Answer, Params, dump, failure, reply
+from shmq.users import User
 
 if TYPE_CHECKING:
     from shmq.page.server import Handler, Page
+    from shmq.page.sight import Sight
 
 _MOST_VIEWERS: Final = 200  # of one gateway process
 
@@ -37,7 +39,7 @@ class PageRoutes:
         """Answer a GET that the access rules allow. grant: of the access file."""
         page = self._page or await self._open()
         from shmq.page.guard import HEADERS
-        from shmq.page.server import BODIES
+        from shmq.page.sight import EVERYTHING, SIGHT, WITHOUT_BODIES
         from shmq.page.viewers import GUEST
 
         if request.path == "/page/login":
@@ -56,11 +58,12 @@ class PageRoutes:
             answer = failure(404, "NOT_FOUND")
             answer.headers.update(HEADERS)
             return answer
-        known = (
-            access.is_known(request.headers) if grant is None else grant.allows("bodies", "", "")
-        )
-        request[BODIES] = known
-        request[GUEST] = not known and grant is None
+        if grant is not None and grant.known is not None:
+            request[SIGHT] = sight_of_user(grant.known.user)
+        elif access.is_known(request.headers):
+            request[SIGHT] = EVERYTHING
+        else:
+            request[SIGHT], request[GUEST] = WITHOUT_BODIES, True
         return await page.answer(request, handler)
 
     async def _open(self) -> Page:
@@ -76,10 +79,28 @@ class PageRoutes:
 
         return Page(self._context.options.instance, most_viewers=_MOST_VIEWERS)
 
+    def changed(self) -> None:
+        """The access rules have changed: browsers come again, by those of now."""
+        if self._page is not None:
+            self._page.disconnect()
+
     async def close(self) -> None:
         """Let all browsers go."""
         if self._page is not None:
             await self._page.close()
+
+
+def sight_of_user(user: User) -> Sight:
+    """The part of the page that a user of the access file may see."""
+    from shmq.page.sight import Sight
+
+    def sees(topic: str, channel: str | None) -> bool:
+        return user.may("statistics", topic, channel or "")
+
+    def reads(topic: str, channel: str | None) -> bool:
+        return user.may("bodies", topic, channel or "")
+
+    return Sight(user, sees, reads, user.may("statistics"))
 
 
 def _refused(status: int) -> web.Response:

@@ -30,8 +30,18 @@ def find(source: ReadOnlySource, topic: str, channel: str | None) -> tuple[Queue
     entry = source.directory.find_topic(topic)
     found = entry and source.directory.find_queue(entry.index, channel)
     if not found:
-        raise Gone(f"there is no channel {topic}/{channel or ''} on instance {source.instance!r}")
+        raise no_channel(source.instance, topic, channel)
     return found, source.queue(found)
+
+
+def no_channel(instance: str, topic: str, channel: str | None) -> Gone:
+    """The error for a channel that is not there, or not for this viewer."""
+    return Gone(f"there is no channel {topic}/{channel or ''} on instance {instance!r}")
+
+
+def no_topic(instance: str, topic: str) -> Gone:
+    """The error for a topic that is not there, or not for this viewer."""
+    return Gone(f"there is no topic {topic!r} on instance {instance!r}")
 
 
 # ---- a channel ----
@@ -103,7 +113,7 @@ def topic(source: ReadOnlySource, name: str) -> dict[str, Any]:
     Gone."""
     entry = source.directory.find_topic(name)
     if entry is None:
-        raise Gone(f"there is no topic {name!r} on instance {source.instance!r}")
+        raise no_topic(source.instance, name)
     channels = []
     for queue in source.directory.live_queues():
         if queue.topic != entry.index:

@@ -22,9 +22,10 @@ from shmq import audit
 from shmq.door import http_server, wishes
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.ownership import OWNER_VARIABLE
-from shmq.page import actions, arrow, bodies, detail, past
+from shmq.page import actions, arrow, detail, past
 from shmq.page.guard import HEADERS, Guard
 from shmq.page.heat import HeatMaps, bounds
+from shmq.page.sight import Place, sight_of
 from shmq.page.snapshot import Snapshots
 from shmq.page.viewers import Viewers
 
@@ -38,8 +39,6 @@ _KINDS: Final = {
 _STATIC: Final = Path(__file__).with_name("static")
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-#: In a request: whether its answer has what `bodies.without` takes out.
-BODIES: Final = "shmq.bodies"
 #: Bytes of a wish, and the seconds in which it comes.
 _MOST_BYTES: Final = 64 << 10
 _WISH_SECONDS: Final = 10.0
@@ -80,8 +79,8 @@ class Page:
             "/page/heat": self._heat_of,
             "/page/messages": self._messages,
             "/page/message": self._message,
-            "/page/dead": self._list(detail.dead),
-            "/page/leases": self._list(detail.leases),
+            "/page/dead": self._placed(detail.dead),
+            "/page/leases": self._placed(detail.leases),
             "/page/processes": self._list(detail.processes),
             "/page/results": self._list(detail.results),
             "/page/history": self._history,
@@ -95,6 +94,10 @@ class Page:
         reads = {"/": self._root, **self.reads()}
         how = {"keepalive_timeout": _KEEP_ALIVE_SECONDS}
         return http_server.Server(lambda request: self._answer_to(request, reads), _unparsed, **how)
+
+    def disconnect(self) -> None:
+        """Let all browsers go. They come back by themselves, by the rules of now."""
+        self._viewers.disconnect()
 
     async def close(self) -> None:
         """Let all browsers go."""
@@ -155,22 +158,47 @@ class Page:
     # ---- data ----
 
     async def _state(self, request: web.BaseRequest) -> web.StreamResponse:
-        return _answer(await self._viewers.state(), 200)
+        return _answer(await self._viewers.state(sight_of(request)), 200)
 
     def _list(self, function: Callable[[Snapshots], list[dict[str, Any]]]) -> Handler:
+        """Of things that belong to the instance."""
+
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            if not sight_of(request).whole:
+                return _json([])
             found = await self._viewers.read(function, self._snapshots)
-            return _json(_permitted(request, found))
+            return _json(sight_of(request).shown("", None, found))
 
         return handle
 
+    def _placed(self, function: Callable[[Snapshots], list[dict[str, Any]]]) -> Handler:
+        """Of things that each belong to a channel."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            sight, found = sight_of(request), []
+            for item in await self._viewers.read(function, self._snapshots):
+                place = item["topic"], item["channel"]
+                if sight.sees(*place):
+                    found.append(sight.shown(*place, item))
+            return _json(found)
+
+        return handle
+
+    def _seen(self, request: web.BaseRequest) -> Place:
+        """The place that a request names. Raises Gone if it is not shown to who sent it, as if it
+        were not there."""
+        topic, channel = request.query.get("topic", ""), request.query.get("channel")
+        if not sight_of(request).sees(topic, channel):
+            raise detail.no_channel(self._place[0], topic, channel)
+        return topic, channel
+
     async def _channel(self, request: web.BaseRequest) -> web.StreamResponse:
-        place = _place(request)
+        place = self._seen(request)
         found = await self._viewers.read(lambda: detail.channel(self._snapshots.source, *place))
-        return _json(_permitted(request, found))
+        return _json(sight_of(request).shown(*place, found))
 
     async def _heat_of(self, request: web.BaseRequest) -> web.StreamResponse:
-        place = _place(request)
+        place = self._seen(request)
         since = _number("since", request.query.get("since", "0"))
 
         def look() -> dict[str, Any]:
@@ -180,30 +208,38 @@ class Page:
         return _json({"bounds": bounds(), **await self._viewers.read(look)})
 
     async def _topic(self, request: web.BaseRequest) -> web.StreamResponse:
-        name = request.query.get("topic", "")
-        return _json(await self._viewers.read(lambda: detail.topic(self._snapshots.source, name)))
+        name, sight = request.query.get("topic", ""), sight_of(request)
+        found = await self._viewers.read(lambda: detail.topic(self._snapshots.source, name))
+        channels = found["channels"]
+        found["channels"] = [each for each in channels if sight.sees(name, each["channel"])]
+        if not found["channels"] and not sight.sees_topic(name):
+            raise detail.no_topic(self._place[0], name)
+        return _json(sight.shown(name, None, found))
 
     async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
-        place = _place(request)
+        place = self._seen(request)
         state = request.query.get("state", "ready")
         count = _count(request.query.get("n", "50"))
         found = await self._viewers.read(
             lambda: detail.messages(self._snapshots.source, *place, state, count)
         )
-        return _json(_permitted(request, found))
+        return _json(sight_of(request).shown(*place, found))
 
     async def _message(self, request: web.BaseRequest) -> web.StreamResponse:
-        place, wanted = _place(request), request.query.get("id", "")
+        place, wanted = self._seen(request), request.query.get("id", "")
         found, data = await self._viewers.read(
             lambda: detail.message(self._snapshots.source, *place, wanted)
         )
-        if data is not None and request.get(BODIES, True):
+        sight = sight_of(request)
+        if data is not None and sight.reads(*place):
             found["body"]["arrow"] = await self._arrow.describe(data, found["body"]["length"])
-        return _json(_permitted(request, found))
+        return _json(sight.shown(*place, found))
 
     async def _history(self, request: web.BaseRequest) -> web.StreamResponse:
         period = request.query.get("period", "second")
-        key = _place(request) if "topic" in request.query else None
+        key = self._seen(request) if "topic" in request.query else None
+        if key is None and not sight_of(request).whole:
+            return _json({"time": []})
         since = float(_number("since", request.query.get("since", "0"))) / 1000
         return _json(await self._viewers.read(past.series, *self._place, period, key, since))
 
@@ -228,8 +264,10 @@ class Page:
         return _json({"done": said})
 
     async def _deaths(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not sight_of(request).whole:
+            return _json([])
         found = await self._viewers.read(past.last_deaths, *self._place)
-        return _json(_permitted(request, found))
+        return _json(sight_of(request).shown("", None, found))
 
 
 def _unparsed(method: str, target: str) -> web.StreamResponse:
@@ -253,14 +291,6 @@ async def _body_of(request: web.BaseRequest) -> bytes:
     except web.RequestPayloadError:
         raise ValueError("the body is not what its headers say") from None
     return bytes(body)
-
-
-def _permitted(request: web.BaseRequest, found: Any) -> Any:
-    return found if request.get(BODIES, True) else bodies.without(found)
-
-
-def _place(request: web.BaseRequest) -> tuple[str, str | None]:
-    return request.query.get("topic", ""), request.query.get("channel")
 
 
 def _number(name: str, text: str) -> int:

@@ -10,11 +10,12 @@ A queue in which nothing moves is not mapped: its header is read through a descr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from shmq import layout, peek, sources, stats
 from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.layout import NONE, Array, EntryState, Ready
+from shmq.page.sight import Place, Sight
 from shmq.sources import ReadOnlySource
 from shmq.views import QueueEntry, QueueView
 
@@ -181,6 +183,10 @@ class Tick:
     facts: dict[str, Any]
     rows: list[bytes] = field(default_factory=list)
     went: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    """The place of each row."""
+    left: list[Place] = field(default_factory=list)
+    """The place of each queue that went."""
 
     def encoded(self) -> bytes:
         """The JSON of an object. Serial numbers are text, there and as the keys of `rows`."""
@@ -213,6 +219,7 @@ class Snapshots:
         self._turn = 0
         self._changed: dict[int, None] = {}  # serials of rows that the next tick has
         self._went: list[int] = []
+        self._left: list[Place] = []  # where they were
         self._reader = _Reader(_RATES + _COUNTS)
         self._last = 0.0
         self._mark = b""
@@ -236,6 +243,7 @@ class Snapshots:
         self._moved.clear()
         self._changed.clear()
         self._went.clear()
+        self._left.clear()
         self._published = self._published[:0]
         self._mark = b""
         if self._source is not None:
@@ -247,10 +255,11 @@ class Snapshots:
     def tick(self) -> Tick:
         """Look again: the totals, and what changed since the last tick."""
         facts = self._facts()
-        rows = [self._queues[serial].row for serial in self._changed if serial in self._queues]
+        seen = [self._queues[serial] for serial in self._changed if serial in self._queues]
         went, self._went = self._went, []
+        left, self._left = self._left, []
         self._changed.clear()
-        return Tick(facts, rows, went)
+        return Tick(facts, [each.row for each in seen], went, _places(seen), left)
 
     def state(self, others: bool) -> Tick:
         """Look again, with all rows as the last looks found them, for a viewer that comes. others:
@@ -259,7 +268,35 @@ class Snapshots:
         if not others:
             self._changed.clear()
             self._went.clear()
-        return Tick(facts, [seen.row for seen in self._queues.values() if seen.row])
+            self._left.clear()
+        seen = [each for each in self._queues.values() if each.row]
+        return Tick(facts, [each.row for each in seen], [], _places(seen))
+
+    def seen_by(self, sight: Sight, tick: Tick) -> Tick:
+        """The part of a tick that one viewer may see."""
+        if sight.whole:
+            return tick
+        facts = dict(tick.facts)
+        if "gone" not in facts:
+            seen = [
+                each for each in self._queues.values() if sight.sees(each.topic, each.entry.channel)
+            ]
+            facts |= {
+                "topics": len({each.topic for each in seen}),
+                "queues": len(seen),
+                "memory": sum(each.memory for each in seen),
+                "trouble": ["see the log of the broker"] if facts["trouble"] else [],
+                "data_path": "",
+            }
+        chosen = [sight.sees(*place) for place in tick.places]
+        went = [sight.sees(*place) for place in tick.left]
+        return Tick(
+            facts,
+            list(itertools.compress(tick.rows, chosen)),
+            list(itertools.compress(tick.went, went)),
+            list(itertools.compress(tick.places, chosen)),
+            list(itertools.compress(tick.left, went)),
+        )
 
     def _facts(self) -> dict[str, Any]:
         """Look again, and return the totals."""
@@ -290,6 +327,7 @@ class Snapshots:
         self._went += went
         for serial in went:
             seen = self._queues.pop(serial)
+            self._left.append((seen.topic, seen.entry.channel))
             seen.close()
             source.forget(seen.entry)
         self._order = list(self._queues)
@@ -418,6 +456,10 @@ class Snapshots:
             "shm": [health.shm_total - health.shm_free, health.shm_total],
             "memory": self._memory,
         }
+
+
+def _places(seen: Iterable[_Seen]) -> list[Place]:
+    return [(each.topic, each.entry.channel) for each in seen]
 
 
 def _values(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
 from shmq.page import guard
-from shmq.page.snapshot import Snapshots
+from shmq.page.sight import Sight, sight_of
+from shmq.page.snapshot import Snapshots, Tick
 
 EVERY: Final = 1.0  # seconds between two ticks
 #: In a request: whether it may watch only while the share of strangers has room.
@@ -26,9 +27,10 @@ _T = TypeVar("_T")
 class _Viewer:
     """One browser that watches."""
 
-    def __init__(self, place: str, guest: bool) -> None:
+    def __init__(self, place: str, guest: bool, sight: Sight) -> None:
         self.place = place
         self.guest = guest
+        self.sight = sight
         self.ticks: asyncio.Queue[bytes] = asyncio.Queue(_PATIENCE)
 
     def end(self) -> None:
@@ -55,15 +57,23 @@ class Viewers:
         """Call a function that reads the segments, in the thread that does so."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    async def state(self) -> bytes:
+    async def state(self, sight: Sight) -> bytes:
         """The JSON of everything that a browser needs to begin with."""
-        others = bool(self._watching)
-        return await self.read(lambda: self._snapshots.state(others).encoded())
+        tick = await self.read(self._first, bool(self._watching), sight)
+        return tick.encoded()
+
+    def _first(self, others: bool, sight: Sight) -> Tick:
+        return self._snapshots.seen_by(sight, self._snapshots.state(others))
+
+    def _next(self, sights: Iterable[Sight]) -> dict[Sight, bytes]:
+        """The next tick as JSON, for each of these sights."""
+        tick, snapshots = self._snapshots.tick(), self._snapshots
+        return {sight: snapshots.seen_by(sight, tick).encoded() for sight in sights}
 
     async def watch(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send all rows and then each tick, until the browser goes (server-sent events)."""
         client: Any = request.protocol
-        viewer = _Viewer(client.who, request.get(GUEST, False))
+        viewer = _Viewer(client.who, request.get(GUEST, False), sight_of(request))
         if not self._has_room(viewer):
             text = f"{len(self._watching)} browsers watch already: "
             text += "close some, show a token, or start `shmq page` with a larger --max-viewers\n"
@@ -73,7 +83,7 @@ class Viewers:
         )
         self._watching[viewer] = None  # before the rows are read, so that no change falls between
         try:
-            first = await self.read(self._snapshots.state, len(self._watching) > 1)
+            first = await self.read(self._first, len(self._watching) > 1, viewer.sight)
             await response.prepare(request)
             await response.write(b"event: state\ndata: ")
             for piece in first.pieces():
@@ -111,20 +121,25 @@ class Viewers:
     async def _run(self) -> None:
         while self._watching:
             await asyncio.sleep(EVERY)
-            tick = await self.read(lambda: self._snapshots.tick().encoded())
-            event = b"event: tick\ndata: %b\n\n" % tick
+            ticks = await self.read(self._next, {viewer.sight for viewer in self._watching})
             for viewer in list(self._watching):
+                if viewer.sight not in ticks:  # it has come since, and its rows are newer
+                    continue
                 try:
-                    viewer.ticks.put_nowait(event)
+                    viewer.ticks.put_nowait(b"event: tick\ndata: %b\n\n" % ticks[viewer.sight])
                 except asyncio.QueueFull:
                     self._watching.pop(viewer, None)
                     viewer.end()
 
-    async def close(self) -> None:
-        """Let all browsers go."""
+    def disconnect(self) -> None:
+        """Let all browsers go. They come back by themselves, by the rules of now."""
         for viewer in list(self._watching):
             del self._watching[viewer]
             viewer.end()
+
+    async def close(self) -> None:
+        """Let all browsers go, and look no more."""
+        self.disconnect()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -285,6 +285,113 @@ def test_statistics_are_filtered(shared: Server) -> None:
     assert http(shared, "GET", "/info", READER).status == 200
 
 
+# ---- the page ----
+
+VIEWER = "view-0123456789ab"
+PAGES = f"""
+[users.viewer]
+token = "{VIEWER}"
+allow = [
+  {{ do = ["statistics"], topics = ["orders"], channels = ["pack"] }},
+  {{ do = ["statistics"], topics = ["open"] }},
+  {{ do = ["bodies"], topics = ["open"] }},
+]
+[users.admin]
+token = "{ADMIN}"
+allow = [{{ do = ["all"] }}]
+"""
+
+
+@pytest.fixture
+def paged(start: Start, file: File) -> Server:
+    """A server with topics that VIEWER may see, in part or not at all."""
+    file.write(PAGES)
+    server = start(file.flag)
+    for topic in ("orders", "open", "hidden"):
+        for channel in ("pack", "secretive"):
+            path = f"/channel/create?topic={topic}&channel={channel}"
+            assert http(server, "POST", f"/topic/create?topic={topic}", ADMIN).status == 200
+            assert http(server, "POST", path, ADMIN).status == 200
+        body = b"of a customer" if topic == "orders" else b"for everybody"
+        assert http(server, "POST", f"/pub?topic={topic}", ADMIN, body).status == 200
+    remote = shmq.connect(f"127.0.0.1:{server.port()}", token=ADMIN)
+    for topic in ("hidden", "orders"):
+        remote.lease_holder(topic, "secretive", "holder").lease(1)
+    remote.close()
+    return server
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["state", "dead", "leases", "processes", "results", "history", "deaths", "topic?topic=orders"]
+    + [f"{name}?topic=orders&channel=pack" for name in ("channel", "messages", "heat", "history")],
+)
+def test_the_page_has_only_what_its_viewer_may_see(paged: Server, path: str) -> None:
+    found = http(paged, "GET", f"/page/{path}", VIEWER)
+    assert found.status == 200
+    for secret in (b"hidden" if b"hidden: bodies" not in found.body else b"hidden/", b"customer"):
+        assert secret not in found.body
+    if "open" not in path and not path.startswith("state"):
+        assert b"secretive" not in found.body
+    if path == "state":
+        rows = json.loads(found.body)["rows"].values()
+        places = {(row[0], row[1]) for row in rows}
+        assert places == {("orders", "pack"), ("open", "pack"), ("open", "secretive")}
+        facts = json.loads(found.body)
+        assert (facts["topics"], facts["queues"]) == (2, 3)
+    if path in ("state", "leases"):
+        assert b"secretive" in http(paged, "GET", f"/page/{path}", ADMIN).body
+
+
+def test_denied_places_of_the_page_look_as_if_they_were_not_there(paged: Server) -> None:
+    for name in ("channel", "messages", "heat", "history", "message"):
+        for topic, channel in (("hidden", "pack"), ("orders", "secretive")):
+            path = f"/page/{name}?topic={topic}&channel={channel}"
+            there = http(paged, "GET", path, VIEWER)
+            missing = http(paged, "GET", path.replace(topic, "absent"), VIEWER)
+            assert there.status == missing.status == 404, path
+            assert there.body == missing.body.replace(b"absent", topic.encode())
+            assert http(paged, "GET", path, ADMIN).status in (200, 404)
+    there = http(paged, "GET", "/page/topic?topic=hidden", VIEWER)
+    missing = http(paged, "GET", "/page/topic?topic=absent", VIEWER)
+    assert (there.status, there.body.replace(b"hidden", b"absent")) == (404, missing.body)
+
+
+def test_bodies_need_their_own_right(paged: Server) -> None:
+    def seen(token: str, topic: str) -> bytes:
+        path = f"/page/messages?topic={topic}&channel=pack"
+        return bytes(http(paged, "GET", path, token).body)
+
+    assert b"everybody" in seen(VIEWER, "open")
+    assert b"customer" not in seen(VIEWER, "orders")
+    assert b"customer" in seen(ADMIN, "orders")
+
+
+def test_the_ticks_of_the_page_are_filtered_and_end_at_a_reload(paged: Server, file: File) -> None:
+    request = (
+        f"GET /page/ticks HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {VIEWER}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", paged.port("http")), WATCHDOG) as sock:
+        sock.sendall(request.encode())
+        data = b""
+        while b"event: tick" not in data:
+            more = sock.recv(65536)
+            assert more
+            data += more
+        for topic in ("hidden", "open"):
+            path = f"/channel/create?topic={topic}&channel=another"
+            assert http(paged, "POST", path, ADMIN).status == 200
+        while b"another" not in data:
+            data += sock.recv(65536)
+        assert b"hidden" not in data
+        file.reload(paged, PAGES.replace('"open"', '"closed"'))
+        while not data.endswith(b"\r\n0\r\n\r\n"):  # the end of the answer
+            more = sock.recv(65536)
+            assert more
+            data += more
+        assert b"hidden" not in data
+
+
 # ---- proofs without a secret ----
 
 
