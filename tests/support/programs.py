@@ -23,8 +23,8 @@ from support.processes import ROOT
 _MINIMUM_WORDS: Final = """
     apt-get bash cat cc chmod chown cp dd df dpkg dpkg-deb echo env false find findmnt flock gcc
     grep head id ionice ln ls mkdir mkfifo mknod mount mv nice nohup nsenter prlimit rm sed setarch
-    setpriv setsid sh sleep stat stdbuf su tail tar taskset tee test timeout touch true umount
-    uname unshare wc
+    setpriv setsid sh sleep stat stdbuf su tail tar taskset tee test timeout touch true truncate
+    umount uname unshare wc
 """
 MINIMUM: Final = frozenset(_MINIMUM_WORDS.split())
 #: The further words of these programs are a command.
