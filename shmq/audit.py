@@ -112,14 +112,17 @@ def by_peer(transport: Any) -> str:
 def credentials(transport: Any) -> tuple[int, int] | None:
     """The pid and the uid of the peer of an asyncio transport on a Unix socket; None if the kernel
     does not say."""
-    import socket  # slow to import; who has a transport has it
+    return credentials_of(transport.get_extra_info("socket"))
 
-    sock = transport.get_extra_info("socket")
+
+def credentials_of(sock: Any) -> tuple[int, int] | None:
+    """As `credentials`, of a socket."""
+    import socket  # slow to import; who has a socket has it
+
     try:
         size = struct.calcsize("iII")
-        pid, uid, _ = struct.unpack(
-            "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        )
+        found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, uid, _ = struct.unpack("iII", found)
     except (AttributeError, OSError):
         return None
     return pid, uid

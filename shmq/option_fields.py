@@ -433,8 +433,8 @@ class OptionFields:
     max_connections: int = _gateway(
         0,
         Kind.COUNT,
-        "most TCP connections of one gateway process, as far as its descriptors allow: HTTP and "
-        "topics have a reserve (0: only that)",
+        "most connections of one gateway process, TCP and HTTP together, as far as its descriptors "
+        "allow: topics and administration have a reserve (0: only that)",
         bounds=(0, _MAX_INT32),
         nsqd=False,
         reload=True,
@@ -442,7 +442,8 @@ class OptionFields:
     max_connections_per_address: int = _gateway(
         0,
         Kind.COUNT,
-        "most TCP connections of one gateway process from one IP address (0: any number)",
+        "most connections of one gateway process from one IP address, or from one other user by "
+        "Unix sockets (0: any number)",
         bounds=(0, _MAX_INT32),
         nsqd=False,
         reload=True,

@@ -161,6 +161,12 @@ METRICS: list[Metric] = [
 
 #: Counters of the processes of the gateway, by the names in their reports.
 _GATEWAY: dict[str, Metric] = {
+    "connections": Metric("gateway_connections", "gauge",
+        "Connections of the gateway, of TCP and HTTP together."),
+    "connections_refused": Metric("gateway_connections_refused_total", "counter",
+        "Connections for which the gateway had no place."),
+    "connections_ended": Metric("gateway_connections_ended_total", "counter",
+        "Connections that waited for their client and had to give their place to another one."),
     "proofs_failed": Metric("gateway_proofs_failed_total", "counter",
         "Wrong tokens, passwords and secrets that were shown to the gateway."),
     "proofs_delayed": Metric("gateway_proofs_delayed_total", "counter",

@@ -14,6 +14,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from shmq import audit
 from shmq.door.peer import peer_of
+from shmq.door.seats import Seat, Seats
 from shmq.door.seldom import Seldom
 
 #: A request line whose method aiohttp's parser does not know, or whose target is not a path.
@@ -22,6 +23,7 @@ _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\
 _NO_REQUEST: Final = "UNKNOWN"
 
 _log = logging.getLogger(__name__)
+_NOWHERE: Final = Seats(lambda: 1, lambda: 0)
 
 
 class RawResponse(web.Response):
@@ -57,12 +59,37 @@ class Connection(web.RequestHandler):
         """The client's name in the audit log."""
         self.who = ""
         """The peer that it counts among: an IP address, or `uid:N` on a Unix socket."""
+        self.seat = Seat(_NOWHERE, "HTTP", "", "", False)
+        """The place of the connection; set before it is made."""
         self.proven = b""
         """The token that the client has shown on this connection, and that was right."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.by, self.who = audit.by_peer(transport), peer_of(transport)
+        self.seat.close = self._give_up
         super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.seat.leave()
+        super().connection_lost(exc)
+
+    def _give_up(self) -> None:
+        """End the connection: another one needs its place."""
+        transport: Any = self.transport
+        if transport is None:
+            return
+        if transport.get_write_buffer_size() or transport.get_extra_info("sslcontext"):
+            transport.abort()
+        else:
+            transport.close()
+
+    def pause_writing(self) -> None:
+        self.seat.rests()  # until the client reads
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.seat.works()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         self._last = data
@@ -105,6 +132,7 @@ class Connection(web.RequestHandler):
         unread = not lost and not resp.keep_alive and not request.content.is_eof()
         if unread and transport is not None and transport.can_write_eof():
             transport.write_eof()
+        self.seat.rests()
         return resp, lost
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -139,7 +167,8 @@ class Server(web.Server):
                 message = message._replace(version=HttpVersion11)
             return Request(message, payload, protocol, writer, task, loop)
 
-        super().__init__(handler, request_factory=make_request)
+        super().__init__(self._serve, request_factory=make_request)
+        self._handle = handler
         self._how = {"loop": loop, "access_log": None, **how}
         self.unparsed = unparsed
         self.bad = Seldom(_log, "bad requests")
@@ -147,6 +176,29 @@ class Server(web.Server):
 
     def __call__(self) -> Connection:
         return self.connection(self, **self._how)
+
+    def at(self, seat: Seat) -> Connection:
+        """A connection that has this seat."""
+        made = self()
+        made.seat = seat
+        return made
+
+    async def _serve(self, request: Any) -> web.StreamResponse:
+        client = request.protocol
+        client.seat.works()
+        response: web.StreamResponse = await self._handle(request)
+        if client.seat.reserved:  # it is for one request
+            response.force_close()
+        return response
+
+
+def refusal(reason: str) -> bytes:
+    """The answer to a connection for which there is no place."""
+    body = f'{{"message":"TOO_MANY_CONNECTIONS","reason":"{reason}"}}'.encode()
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+        b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
 
 
 def _kind(exc: BaseException | None) -> str:

@@ -1,24 +1,24 @@
-"""The TCP connections of one gateway process, and their limits: how many there are, and how many
-bytes their buffers hold."""
+"""The connections of one gateway process, and their limits: how many there are of all kinds, and
+how many bytes the buffers of TCP connections hold."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import resource
 import time
-from collections import Counter
 from typing import Any, Final, Protocol
 
+from shmq.door.seats import Seats
 from shmq.gateway.context import Context
 from shmq.gateway.delivery_waiter import DeliveryWaiter
 
-#: Descriptors that TCP connections leave free for other uses: an eighth of the limit, within these
+#: Descriptors that connections leave free for other uses: an eighth of the limit, within these
 #: bounds.
 _RESERVE_LEAST: Final = 32
 _RESERVE_MOST: Final = 256
-
-_log = logging.getLogger(__name__)
+#: Seconds between two counts of the descriptors that are not connections.
+_COUNT_EVERY: Final = 1.0
 
 
 class Connection(Protocol):
@@ -58,53 +58,33 @@ class Connections:
         self.held = 0
         """Bytes in the connections' buffers, by their last reports."""
         self._files = len(os.listdir("/proc/self/fd"))  # descriptors that are not connections
-        self._addresses: Counter[str] = Counter()
+        self._counted_at = time.monotonic()
         self._sheds = False
-        self._refused = 0
-        self._refused_at = -1.0
+        self.seats = Seats(self._most, lambda: context.options.max_connections_per_address)
+        """The places of all connections of the process, HTTP's too."""
 
-    def enter(self, connection: Connection) -> str:
-        """Register an accepted connection. Returns the reason to refuse it, empty if it may
-        stay."""
-        ip, options = connection.session.ip, self._context.options
-        most = self._most()
-        each = options.max_connections_per_address
-        reason = ""
-        if len(self.all) >= most:
-            reason = f"connections exceed limit of {most}"
-        elif each and ip and self._addresses[ip] >= each:
-            reason = f"connections of {ip} exceed limit of {each}"
-        if not reason:
-            self.all.add(connection)
-            self._addresses[ip] += 1
-            return ""
-        self._refused += 1
-        now = time.monotonic()
-        if now - self._refused_at >= 1.0:  # many refused connections must not flood the log
-            address = connection.session.address
-            _log.warning("TCP: client(%s) refused (%d so far): %s", address, self._refused, reason)
-            self._refused_at = now
-        return reason
+    def enter(self, connection: Connection) -> None:
+        """Register a connection that has a seat."""
+        self.all.add(connection)
 
-    def leave(self, connection: Connection) -> bool:
-        """Forget a connection that has ended. Returns false if it had been refused."""
-        if connection not in self.all:
-            return False
-        self.all.remove(connection)
-        ip = connection.session.ip
-        self._addresses[ip] -= 1
-        if not self._addresses[ip]:
-            del self._addresses[ip]
-        return True
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        self.all.discard(connection)
 
     def _most(self) -> int:
-        """Return the configured limit, or less if there are not enough descriptors: HTTP, threads
-        and mapped topics need some too. It is computed each time because the process's limit of
-        descriptors may change."""
+        """Return the configured limit, or less if there are not enough descriptors: threads, mapped
+        topics and the reserve need some too. It is computed each time because their number and the
+        process's limit of descriptors may change."""
         configured = self._context.options.max_connections
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files == resource.RLIM_INFINITY:
             return configured or 1 << 30
+        taken = len(self.seats.taken) + len(self.seats.reserve)
+        now = time.monotonic()
+        if taken * 2 > files - self._files and now - self._counted_at >= _COUNT_EVERY:
+            self._counted_at = now
+            with contextlib.suppress(OSError):  # there is no descriptor for this either
+                self._files = max(len(os.listdir("/proc/self/fd")) - taken, self._files)
         reserve = min(max(files // 8, _RESERVE_LEAST), _RESERVE_MOST)
         allowed = max(files - self._files - reserve, 1)
         return min(configured, allowed) if configured else allowed

@@ -22,6 +22,7 @@ from shmq import _native, audit, prometheus
 from shmq.door import target
 from shmq.door.http_server import RawResponse
 from shmq.door.page_pass import is_public
+from shmq.door.seats import Seats
 from shmq.door.seldom import Seldom
 from shmq.errors import Full, Gone, MessageTooBig, NotSealed, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
@@ -64,14 +65,21 @@ from shmq.users import name_in
 _ROOM_EVERY: Final = 0.002
 _TABLE_FULL: Final = _native.STATUS["TABLE_FULL"][2]
 
+#: Beginnings of paths that are answered even if all connections are taken.
+_ADMINISTRATION: Final = (
+    *("/ping", "/info", "/stats", "/metrics", "/topic/", "/channel/", "/config/", "/debug/"),
+)
+
 _log = logging.getLogger(__name__)
 
 
 class Http:
     """The routes of one gateway process."""
 
-    def __init__(self, context: Context, tokens: Tokens) -> None:
+    def __init__(self, context: Context, tokens: Tokens, seats: Seats | None = None) -> None:
+        """seats: the places of the process; None: any number."""
         self._context = context
+        self._seats = seats or Seats(lambda: 1 << 30, lambda: 0)
         self._tokens = tokens
         self._access = Access(context.options, tokens.accepted)
         self._config = ConfigPages(context)
@@ -99,7 +107,7 @@ class Http:
             **DebugPages(context).routes(),
         }
 
-    def server(self, secure: bool, sock: socket.socket | None = None) -> web.Server:
+    def server(self, secure: bool, sock: socket.socket | None = None) -> http_server.Server:
         """Return the server of a listening socket; `secure` if its connections use TLS."""
         listener = Listener(secure, local=False, unix=False)
         if sock is not None:
@@ -163,6 +171,10 @@ class Http:
         if request.version[0] != 1:
             reason = "HTTP Version Not Supported: unsupported protocol version"
             return RawResponse(505, reason)
+        if client.seat.reserved and not self._is_urgent(path):
+            full = failure(503, "TOO_MANY_CONNECTIONS")
+            full.headers["Retry-After"] = "1"
+            return full
         refusal = await self._refusal(request, path, client)
         if refusal is not None:
             return refusal
@@ -247,6 +259,13 @@ class Http:
             client.proven = b""
             audit.note("login", result="refused", method=request.method, path=target.path_of(path))
         return http_page.refused(refusal) if of_page else refused(refusal)
+
+    def _is_urgent(self, path: str) -> bool:
+        """Whether a connection for which there is no place gets an answer: while few of these are
+        there, each that needs no place for long."""
+        if path.startswith(_ADMINISTRATION):
+            return True
+        return path != "/page/ticks" and not self._seats.is_crowded()
 
     async def _is_right(self, shown: bytes, client: http_server.Connection) -> bool:
         """Have the brake look at what a client shows. Returns false if there is no turn for it."""

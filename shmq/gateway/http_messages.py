@@ -82,6 +82,9 @@ async def read_body(request: web.BaseRequest, most: int, text: str) -> bytes:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # these bytes are not the beginning of the answer
     body = bytearray()
+    client: Any = request.protocol
+    if not request.content.is_eof():
+        client.seat.rests()  # until the client has sent it
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
             async for part in request.content.iter_any():
@@ -90,6 +93,7 @@ async def read_body(request: web.BaseRequest, most: int, text: str) -> bytes:
                     raise HttpError(413, text, close=True)
     except TimeoutError:
         raise HttpError(408, "REQUEST_TIMEOUT", close=True) from None
+    client.seat.works()
     return bytes(body)
 
 

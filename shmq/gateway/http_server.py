@@ -173,6 +173,7 @@ class Connection(http_server.Connection):
         if answers:
             transport: Any = self.transport
             transport.write(_Ok.now() * answers)
+            self.seat.rests()
             # aiohttp ends a connection that is silent for so long
             self._next_keepalive_close_time = self._loop.time() + self.keepalive_timeout
         return data[at:]

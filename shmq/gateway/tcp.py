@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from shmq import _native, audit
 from shmq.door.peer import peer_of, uid_of
+from shmq.door.seats import Seat
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -47,7 +48,8 @@ class Connection(asyncio.BufferedProtocol):
     peer: str
     """Whose connections it counts among: an IP address, or `uid:N` on a Unix socket."""
 
-    def __init__(self, context: Context, connections: Connections) -> None:
+    def __init__(self, context: Context, connections: Connections, seat: Seat) -> None:
+        self._seat = seat
         self._context = context
         self._connections = connections
         self._loop = asyncio.get_running_loop()
@@ -98,11 +100,8 @@ class Connection(asyncio.BufferedProtocol):
         self._by = audit.by_peer(transport)
         self.peer = peer_of(transport)
         self._fd = transport.get_extra_info("socket").fileno()
-        refusal = self._connections.enter(self)
-        if refusal:
-            self.session.refuse("E_CONNECT_FAILED", refusal)
-            self._settle()
-            return
+        self._connections.enter(self)
+        self._seat.close, self._seat.silent = self.stop, self._is_silent
         _log.info("TCP: new client(%s)", address)
         self.count()
         self._arm()
@@ -177,7 +176,8 @@ class Connection(asyncio.BufferedProtocol):
         self._intake.close()
         if self._outlet is not None:
             self._outlet.end()
-        known = self._connections.leave(self)
+        self._connections.leave(self)
+        self._seat.leave()
         self._connections.hold(-self.held)
         self.held = 0
         if self._timer is not None:
@@ -193,8 +193,7 @@ class Connection(asyncio.BufferedProtocol):
             with contextlib.suppress(RuntimeError):  # the process is ending
                 self._context.later(consumer.close)
         self._view.release()
-        if known:
-            _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
+        _log.info("PROTOCOL(V2): [%s] exiting", self.session.address)
 
     # ---- called by `Connections` ----
 
@@ -203,6 +202,12 @@ class Connection(asyncio.BufferedProtocol):
         self._end_direct()
         self.session.abort()
         self._settle()
+
+    def _is_silent(self) -> bool:
+        """Whether the client has asked for nothing yet."""
+        session = self.session
+        worked = self._direct or session.publishing.counts or session.grant is not None
+        return not (worked or session.delivery.consumer is not None or session.leasing is not None)
 
     def changed(self) -> None:
         """The process's options have changed."""

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from shmq import _native
 from shmq.broker import attach_gateway
+from shmq.door.acceptor import Acceptor
 from shmq.gateway import tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
 from shmq.gateway.control import Control
 from shmq.gateway.lookupd import Lookupd
+from shmq.gateway.protocol import ProtocolError
 from shmq.gateway.tcp import Connection
 from shmq.gateway.tokens import Tokens
 from shmq.logs import set_log_level, set_up_logging
@@ -48,7 +50,6 @@ except ImportError:
 else:
     _run = uvloop.run
 
-_BACKLOG = 1024
 _ATTACH_SECONDS = 30.0
 _MOST_FDS = 253  # the most descriptors that one message can carry (SCM_MAX_FD)
 _KEEP_ALIVE_SECONDS = 15
@@ -169,11 +170,11 @@ class Worker:
         # Before a client is served: else a change would be confirmed that it does not have.
         await control.start()
         self._change(*control.changes())
-        self._servers = await self._serve_tcp()
+        self._servers = self._serve_tcp()
         if self._index == 0 and context.options.statsd_address:
             statsd = await asyncio.to_thread(_load_statsd)
             tasks.append(loop.create_task(statsd(context).run()))
-        self._secure: list[asyncio.AbstractServer] = []
+        self._secure: list[Acceptor] = []
         http = loop.create_task(self._serve_http())
         following = await self._follow_supervisor()
         _log.info("gateway %d: serving", self._index)
@@ -194,12 +195,15 @@ class Worker:
             self._connections.waiter.close()
             context.close()
 
-    async def _serve_tcp(self) -> list[asyncio.AbstractServer]:
-        loop = asyncio.get_running_loop()
+    def _serve_tcp(self) -> list[Acceptor]:
         context, connections = self._context, self._connections
         return [
-            await loop.create_server(
-                lambda: Connection(context, connections), sock=sock, backlog=_BACKLOG
+            Acceptor(
+                sock,
+                "TCP",
+                connections.seats,
+                lambda seat: Connection(context, connections, seat),
+                lambda reason: ProtocolError("E_CONNECT_FAILED", reason).frame,
             )
             for sock in self._sockets("tcp")
         ]
@@ -210,8 +214,8 @@ class Worker:
         await self._first_connection("http", "https")
         try:
             loaded = await asyncio.to_thread(_load_http)
-            self._http = http = loaded(self._context, self._tokens)
-            self._servers += await self._serve_web(http, "http", None)
+            self._http = http = loaded(self._context, self._tokens, self._connections.seats)
+            self._servers += self._serve_web(http, "http", None)
             await self._serve_https(http)
         except Exception:
             self._stopped.set()
@@ -220,7 +224,7 @@ class Worker:
     async def _serve_https(self, http: Http) -> None:
         """Serve HTTPS with the present certificates, in place of the servers before."""
         async with self._renewing:
-            again = await self._serve_web(http, "https", self._context.tls_context)
+            again = self._serve_web(http, "https", self._context.tls_context)
             before, self._secure = self._secure, again
             for server in before:
                 server.close()
@@ -237,16 +241,19 @@ class Worker:
             for fd in fds:
                 loop.remove_reader(fd)
 
-    async def _serve_web(
+    def _serve_web(
         self, http: Http, kind: str, tls_context: ssl.SSLContext | None
-    ) -> list[asyncio.AbstractServer]:
-        loop = asyncio.get_running_loop()
+    ) -> list[Acceptor]:
+        from shmq.door.http_server import refusal  # with aiohttp, which is slow to import
+
         return [
-            await loop.create_server(
-                http.server(tls_context is not None, sock),
-                sock=sock,
-                ssl=tls_context,
-                backlog=_BACKLOG,
+            Acceptor(
+                sock,
+                kind.upper(),
+                self._connections.seats,
+                http.server(tls_context is not None, sock).at,
+                refusal,
+                tls_context,
             )
             for sock in self._sockets(kind)
         ]
@@ -301,7 +308,7 @@ class Worker:
         if question["ask"] == "connections":
             return self._connections.describe()
         if question["ask"] == "counts":
-            return self._context.brake.counts()
+            return {**self._context.brake.counts(), **self._connections.seats.counts()}
         if question["ask"] == "change":
             self._change(question["version"], question["options"])
             return True

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +22,8 @@ except ImportError as exc:
 
 from shmq import audit
 from shmq.door import http_server, wishes
+from shmq.door.acceptor import Acceptor
+from shmq.door.seats import Seats
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.ownership import OWNER_VARIABLE
 from shmq.page import actions, arrow, detail, past
@@ -43,6 +47,8 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _MOST_BYTES: Final = 64 << 10
 _WISH_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 60.0
+_LAST_SECONDS: Final = 1.0
+_BACKLOG: Final = 1024
 
 
 class Page:
@@ -328,8 +334,7 @@ async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) 
     path: of a Unix socket, with mode 0600, instead of host and port. ready: called with the port
     (0 for a socket file) when browsers may come. Raises OSError if the address is taken.
     """
-    runner = web.ServerRunner(page.server(), shutdown_timeout=1.0)
-    await runner.setup()
+    server, seats = page.server(), Seats(_places, lambda: 0)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -338,27 +343,34 @@ async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) 
         if path is not None:
             _remove_left_socket(path)
             before = os.umask(0o177)
+            sock = socket.socket(socket.AF_UNIX)
             try:
-                await web.UnixSite(runner, path).start()
+                sock.bind(path)
             finally:
                 os.umask(before)
-            ready(0)
+            sock.listen(_BACKLOG)
         else:
-            await web.TCPSite(runner, host, port).start()
-            ready(runner.addresses[0][1])
+            sock = socket.create_server((host, port), backlog=_BACKLOG)
+        acceptor = Acceptor(sock, "HTTP", seats, server.at, http_server.refusal)
+        ready(0 if path is not None else sock.getsockname()[1])
         await ended.wait()
+        acceptor.close()
     finally:
         await page.close()
-        await runner.cleanup()
+        await server.shutdown(_LAST_SECONDS)
         if path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
 
+def _places() -> int:
+    """How many connections there may be: what the segments of the instance need is left free."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(files // 2, 1) if files != resource.RLIM_INFINITY else 1 << 30
+
+
 def _remove_left_socket(path: str) -> None:
     """Remove a socket on which nobody listens any more."""
-    import socket
-
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(f"{path} is there and no socket: name another --socket, or remove it")

@@ -73,6 +73,8 @@ class Viewers:
     async def watch(self, request: web.BaseRequest) -> web.StreamResponse:
         """Send all rows and then each tick, until the browser goes (server-sent events)."""
         client: Any = request.protocol
+        if client.seat.reserved:
+            return web.Response(status=503, text="no connection is left\n", headers=guard.HEADERS)
         viewer = _Viewer(client.who, request.get(GUEST, False), sight_of(request))
         if not self._has_room(viewer):
             text = f"{len(self._watching)} browsers watch already: "
@@ -91,6 +93,8 @@ class Viewers:
             await response.write(b"\n\n")
             del first
             self._start()
+            if viewer.guest:
+                client.seat.rests()  # who needs the place gets it
             while viewer in self._watching:
                 await response.write(await viewer.ticks.get())
         except (ConnectionError, asyncio.CancelledError):
