@@ -41,8 +41,10 @@ from shmq.gateway.http_messages import (
     Params,
     Routes,
     allow,
+    binary_bodies,
     braked,
     check_declared,
+    count_of,
     failure,
     in_chunks,
     not_allowed,
@@ -286,8 +288,11 @@ class Http:
     ) -> web.StreamResponse | None:
         """Find out which user of the access file sends a request. Returns the answer to somebody
         who is none; None: `client.grant` has his rights, or there is no such file."""
-        rights, client.grant = self._context.rights, None
-        if rights.users is None or path == "/ping" or (is_public(path) and is_public(request.path)):
+        client.grant = None
+        if not self._context.options.access_file or path == "/ping":
+            return None
+        rights = self._context.rights
+        if rights.users is None or (is_public(path) and is_public(request.path)):
             return None
         header = request.headers.get("Authorization")
         if header is None:
@@ -489,14 +494,14 @@ class Http:
         body = await read_body(request, options.max_body_size, "BODY_TOO_BIG")
         binary = "binary" in params and params["binary"] not in ("false", "0")
         if binary:
-            count = _count_of(body, options.max_msg_size, options.max_body_size)
+            count = count_of(body, options.max_msg_size, options.max_body_size)
             try:
                 await self._publish(topic, lambda p: p.publish_framed(body, 4, count, None, 0))
                 self._spend(request, count)
                 self._again(request, topic, options.max_body_size, self._publish_binary)
                 return "OK"
             except MessageTooBig:  # all of them never fit into memory; the halves may
-                messages = _binary_bodies(body, count)
+                messages = binary_bodies(body, count)
         else:
             messages = [line for line in body.split(b"\n") if line]
             if any(len(line) > options.max_msg_size for line in messages):
@@ -530,7 +535,7 @@ class Http:
 
     def _publish_binary(self, producer: Any, body: bytes) -> None:
         options = self._context.options
-        count = _count_of(body, options.max_msg_size, options.max_body_size)
+        count = count_of(body, options.max_msg_size, options.max_body_size)
         producer.publish_framed(body, 4, count, None, 0)
 
     async def _make(self, topic: str) -> None:
@@ -687,25 +692,3 @@ def _action_of(method: str, path: str) -> tuple[Action, str]:
     if path.startswith("/config/"):
         return Action.CONFIG, path.removeprefix("/config/")
     return Action.WRITE, ""
-
-
-def _count_of(body: bytes, max_msg_size: int, max_body_size: int) -> int:
-    """Return the number of messages in a binary body: MPUB's format without the leading size.
-    Raises HttpError if they are not all there and of a valid size."""
-    count = int.from_bytes(body[:4], "big", signed=True)
-    if len(body) < 4 or not 0 < count <= (max_body_size - 4) // 5:
-        raise HttpError(413, "BAD_BODY")
-    _, whole, _ = _native.scan_bodies(body, 4, len(body), count, max_msg_size)
-    if whole < count:
-        raise HttpError(413, "BAD_MESSAGE")
-    return count
-
-
-def _binary_bodies(body: bytes, count: int) -> list[bytes]:
-    """Return the messages of a binary body that `_count_of` has checked."""
-    messages, at = [], 4
-    for _ in range(count):
-        size = int.from_bytes(body[at : at + 4], "big")
-        messages.append(body[at + 4 : at + 4 + size])
-        at += 4 + size
-    return messages

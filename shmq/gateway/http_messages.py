@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from shmq import _native
 from shmq.door import brake
 from shmq.gateway.access import Refusal
 from shmq.names import valid_name
@@ -95,6 +96,28 @@ async def read_body(request: web.BaseRequest, most: int, text: str) -> bytes:
         raise HttpError(408, "REQUEST_TIMEOUT", close=True) from None
     client.seat.works()
     return bytes(body)
+
+
+def count_of(body: bytes, max_msg_size: int, max_body_size: int) -> int:
+    """Return the number of messages in a binary body: MPUB's format without the leading size.
+    Raises HttpError if they are not all there and of a valid size."""
+    count = int.from_bytes(body[:4], "big", signed=True)
+    if len(body) < 4 or not 0 < count <= (max_body_size - 4) // 5:
+        raise HttpError(413, "BAD_BODY")
+    _, whole, _ = _native.scan_bodies(body, 4, len(body), count, max_msg_size)
+    if whole < count:
+        raise HttpError(413, "BAD_MESSAGE")
+    return count
+
+
+def binary_bodies(body: bytes, count: int) -> list[bytes]:
+    """Return the messages of a binary body that `count_of` has checked."""
+    messages, at = [], 4
+    for _ in range(count):
+        size = int.from_bytes(body[at : at + 4], "big")
+        messages.append(body[at + 4 : at + 4 + size])
+        at += 4 + size
+    return messages
 
 
 # ---- answers ----

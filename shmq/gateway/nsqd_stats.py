@@ -253,8 +253,10 @@ def permitted(stats: BrokerStats, allows: Allows) -> BrokerStats:
         channels = [one for one in topic.channels if allows(_READ, topic.name, one.name or "")]
         whole = allows(_READ, topic.name, "")
         if channels or whole:
-            backlog = topic.backlog if whole else None
-            topics.append(dataclasses.replace(topic, channels=channels, backlog=backlog))
+            shown = dataclasses.replace(topic, channels=channels)
+            if not whole:  # what was published to it tells of its other channels
+                shown = dataclasses.replace(shown, message_count=0, message_bytes=0, backlog=None)
+            topics.append(shown)
     return dataclasses.replace(stats, topics=topics)
 
 

@@ -75,6 +75,14 @@ INPUTS: dict[str, dict[str, bytes]] = {
         "hold": CUT + LEASES + b'LHOLD t c\n\0\0\0\x19{"name":"x","ttl":null,"x"}',
         "stage": CUT + LEASES + b"STAGE t\n\0\0\0\x06\0\0\0\2{}",
     },
+    "access": {
+        "all": bytes(range(0, 250, 3)),
+        "one": b"\1\1\xff\0\0\1\x04\1\2\1\0\1" + bytes(range(80)),
+    },
+    "requests": {
+        "all": bytes(range(0, 250, 3)),
+        "one": b"\1\1\xff\0\0\1\x20\1\2\1\0\1" + bytes(range(80)),
+    },
     "wire": {
         "bodies": b"\0\0\0\0\1x\0\0\0\3abc",
         "bad": b"\5\0\0\0\1x\xff\xff\xff\xff",

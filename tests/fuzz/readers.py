@@ -24,12 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import atheris
+import rules
 from support.session_without_socket import Direct, Host, drive
 
 import shmq
-from shmq import _native, option_types, settings
+from shmq import _native, option_types, settings, users
 from shmq.client import properties
-from shmq.gateway import delivery, identify, protocol, publish
+from shmq.gateway import acts, delivery, identify, leasing, protocol, publish
 from shmq.gateway import session as gateway
 from shmq.storage import deferred, metadata, positions, records, results_file
 from shmq.storage.positions import parse_meta, unpack
@@ -251,6 +252,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "chunk": chunk,
     "record": record,
     "session": session,
+    "access": rules.session,
+    "requests": rules.requests,
 }
 
 
@@ -301,6 +304,10 @@ def weaken(name: str) -> None:
         properties.unpack = lambda block: {}  # type: ignore[assignment]
     elif name == "chunk":
         deferred._LEAST_ENTRY = 1
+    elif name in ("access", "requests"):
+        users.Rule.covers = lambda self, act, topic, channel: (  # type: ignore[method-assign]
+            act in self.acts and users._covers(self.topics, topic)
+        )
     elif name == "session":
         whole = gateway.Session._whole
         gateway.Session._whole = (
@@ -343,6 +350,9 @@ def main() -> None:
         identify,
         publish,
         delivery,
+        users,
+        leasing,
+        acts,
     )
     classes = (
         gateway.Session,
@@ -350,6 +360,10 @@ def main() -> None:
         delivery.Delivery,
         settings.Settings,
         ResultsFile,
+        leasing.Leasing,
+        users.Rule,
+        users.User,
+        users.Users,
     )
     names = {module.__name__ for module in modules}
     for place in (*modules, *classes):  # an editable install has an importer of its own
@@ -361,6 +375,9 @@ def main() -> None:
     )
     if name == "session":
         _subscribe()
+    if name == "requests":
+        directory = tempfile.mkdtemp(prefix="shmq-fuzz-")
+        rules.prepare(directory, os.environ.get("FUZZ_INSTANCE"))
     _results = ResultsFile(Path(tempfile.gettempdir()), f"fuzz-{os.getpid()}")
     fuzz(TARGETS[name], arguments)
 

@@ -8,6 +8,8 @@ record, meta, chunk, metadata, reserve   the same and the other files' readers, 
 settings, results   the settings in shmq.dat, the file of a results store
 properties   blocks of properties and their envelopes, as Python programs read them
 session      nsqd's TCP protocol, whole and in pieces
+access, requests   commands of TCP, requests of HTTP, by users whose access rules are drawn: nothing
+             is done or told that the rules do not allow
 wire         those parts of it that the core reads, in C
 
 New inputs that they find are kept in build/fuzz/corpus. Exit status 1 if anything is found; the
@@ -46,6 +48,8 @@ READERS = (
     "results",
     "properties",
     "session",
+    "access",
+    "requests",
 )
 SOME = 4000  # runs where no number is given: a moment each
 LONGEST = {

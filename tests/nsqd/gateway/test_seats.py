@@ -23,7 +23,7 @@ from shmq.door.seats import RESERVE, Seats
 Start = Callable[..., Server]
 
 HEAD = b"POST /pub?topic=t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
-#: What a client may send and then wait for ever.
+#: Bytes after which a client may wait for ever.
 WAYS = {
     "silent": b"",
     "head": HEAD,
