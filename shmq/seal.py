@@ -2,10 +2,11 @@
 unpickled.
 
 To unpickle is to run code that the writer chose. A process that may attach to an instance may run
-code as its user anyway; everybody else comes in by a gateway, or by a file in the data path. So the messages of
-pools and queues are sealed (`Producer.seal`): in memory by a bit that only attached processes can
-set, on disk by a tag that only who knows the instance's key can make. The outcomes of durable pools
-begin with a secret that is derived from the key. `Message.sealed` and `objects` check them.
+code as its user anyway; everybody else comes in by a gateway, or by a file in the data path. So the
+messages of pools and queues are sealed (`Producer.seal`): in memory by a bit that only attached
+processes can set, on disk by a tag that only who knows the instance's key can make. The outcomes of
+durable pools begin with a secret that is derived from the key. `Message.sealed` and `objects` check
+them.
 """
 
 from __future__ import annotations

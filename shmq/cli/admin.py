@@ -61,8 +61,8 @@ _add_verbs(channel, "channel", "topic", "channel")
 
 _SET = """Change settings: max_messages=1000, max_bytes=64MiB,
 overflow=disk|block|reject|drop-oldest|drop-newest, message_ttl=10m, max_attempts=5,
-retry_delay=1s..5m, dead_letter=TOPIC, expired_to_dead=true, overflow_to_dead=true, sealed=true. `none` takes a
-limit away.
+retry_delay=1s..5m, dead_letter=TOPIC, expired_to_dead=true, overflow_to_dead=true, sealed=true.
+`none` takes a limit away.
 """
 _topic_argument = click.argument("topic", shell_complete=COMPLETIONS["topic"])
 _channel_argument = click.argument("channel", shell_complete=COMPLETIONS["channel"])

@@ -81,7 +81,7 @@ class Producer(_native.Producer, metaclass=Shown):
     """
 
     # not in __dict__, which stays empty: to look up a method is faster then
-    __slots__ = ("__dict__", "__weakref__", "_home", "_priorities")
+    __slots__ = ("__dict__", "__weakref__", "_home", "_is_sealed", "_priorities")
     _internal = frozenset(
         {"mark", "publish_fixed", "publish_framed", "publish_list", "publish_once", "seal"}
         | {"publish_arrow", "publish_arrow_stream", "publish_object", "publish_run"}
@@ -99,6 +99,7 @@ class Producer(_native.Producer, metaclass=Shown):
         super().__init__(broker, topic, generation, name, on_backlog, on_forked)
         self._home = home_of(on_forked)
         self._priorities: dict[str, Producer] | None = None
+        self._is_sealed = False
 
     def __reduce__(self) -> Reduction:
         return reduction(self._home, "producer", self.topic)
@@ -188,6 +189,13 @@ class Producer(_native.Producer, metaclass=Shown):
             lambda: self.publish_many(batch, defer, 0, properties, ttl, priority), timeout
         )
 
+    def seal(self) -> None:
+        """As of the extension, and its priorities too."""
+        super().seal()
+        self._is_sealed = True
+        for lane in (self._priorities or {}).values():
+            lane.seal()
+
     def _lane(self, priority: str) -> Producer:
         """The producer of the topic for messages of this priority. Raises BadName, Gone, and what
         `Broker.producer` raises."""
@@ -197,7 +205,9 @@ class Producer(_native.Producer, metaclass=Shown):
             return found
         if self._home is None:
             raise TypeError("this producer was not made by a Broker, so it has no priorities")
-        made = self._home.producer(name)
+        made: Producer = self._home.producer(name)
+        if self._is_sealed:
+            made.seal()
         if self._priorities is None:
             self._priorities = {}
         return self._priorities.setdefault(name, made)

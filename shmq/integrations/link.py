@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from shmq.broker import Broker, attach
 from shmq.client import Consumer, Message, MultiConsumer, Producer, Results
 from shmq.errors import Gone
+from shmq.seal import refuse
 
 T = TypeVar("T")
 
@@ -18,6 +19,10 @@ T = TypeVar("T")
 NOT_BEFORE: Final = "not-before"
 #: Seconds before its time at which such a message counts as due.
 _EARLY: Final = 0.001
+
+
+def _never() -> bool:
+    return False
 
 
 class Link:
@@ -39,6 +44,9 @@ class Link:
         self._broker = self._given
         self._producers: dict[tuple[str, str], Producer] = {}
         self._stores: dict[tuple[str, int | None, int | None], Results] = {}
+        self.unpickles: Callable[[], bool] = _never
+        """Whether who takes a message unpickles it: then what is sent is sealed, and what is not
+        sealed is refused."""
 
     @property
     def broker(self) -> Broker:
@@ -85,7 +93,16 @@ class Link:
         if found is None:
             self.broker.create_channel(topic, channel)
             found = self._producers[topic, channel] = self.broker.producer(topic)
+        if self.unpickles():
+            found.seal()
         return found
+
+    def refuses(self, message: Message) -> bool:
+        """Make a message that must not be unpickled a dead letter. Returns whether it was one."""
+        if message.sealed or not self.unpickles():
+            return False
+        refuse(message)
+        return True
 
     def publish(self, topic: str, channel: str, body: bytes, delay: float = 0.0) -> None:
         """Publish to the channel; not to be delivered for `delay` seconds. Raises what

@@ -23,6 +23,7 @@ from shmq.integrations.celery import frame
 from shmq.integrations.celery.deliveries import Deliveries
 from shmq.integrations.celery.exchanges import Binding, Exchanges
 from shmq.integrations.celery.queues import Queue, Queues
+from shmq.seal import refuse
 
 _STEPS: Final = (0, 3, 6, 9)
 #: A task that is due in less than this is not deferred: the worker waits for it.
@@ -254,6 +255,7 @@ class Channel(virtual.Channel):
             self._step(message),
             defer,
             frame.seconds(properties.get("expiration")),
+            frame.unpickles(message),
         )
 
     def _step(self, message: Any) -> int:
@@ -302,6 +304,9 @@ class Channel(virtual.Channel):
         """The next message of a source; None if there is none."""
         while (message := source.consumer.take(0)) is not None:
             payload = frame.unpack(message.body)
+            if frame.unpickles(payload) and not message.sealed:
+                refuse(message)
+                continue
             if self.defer_eta:
                 at = frame.due(payload)
                 if at is not None and (left := at - time.time()) > _SOON:

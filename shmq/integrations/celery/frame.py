@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from kombu.serialization import registry
 from kombu.utils import json as rich_json
 
 Payload = dict[str, Any]
@@ -13,6 +14,9 @@ Payload = dict[str, Any]
 _END: Final = b"\n"
 #: kombu's JSON writes this for values that plain JSON does not have.
 _RICH: Final = b'"__type__"'
+
+#: Names of kombu's serializers whose bodies may run code.
+_PICKLES: Final = ("pickle", "dill", "cloudpickle")
 
 _dumps: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -36,6 +40,12 @@ def unpack(data: bytes) -> Payload:
     payload: Payload = rich_json.loads(head) if _RICH in head else json.loads(head)
     payload["body"] = body
     return payload
+
+
+def unpickles(payload: Payload) -> bool:
+    """Whether kombu unpickles the body, if the program accepts that."""
+    kind = payload.get("content-type")
+    return kind is not None and kind in {registry.name_to_type.get(name) for name in _PICKLES}
 
 
 def due(payload: Payload) -> float | None:

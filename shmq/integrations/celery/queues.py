@@ -24,6 +24,7 @@ class Queue:
         self.topic = names.topic_of(name, ephemeral)
         self.channel = names.channel_of(ephemeral)
         self._producer: shmq.Producer | None = None
+        self._sealed: shmq.Producer | None = None
         self._made: set[str] = set()
 
     def make(self) -> None:
@@ -46,9 +47,12 @@ class Queue:
         lanes = [names.pattern(self._lane(step)) if step else self.topic for step in steps]
         return self._broker.consumer(lanes, self.channel, _MOST_HELD, None, policy="strict")
 
-    def publish(self, body: bytes, step: int, defer: float | None, ttl: float | None) -> None:
-        """Publish to it. A `defer` beyond the broker's limit is shortened: the consumer that takes
-        the message defers it again. Raises Gone if an ephemeral queue is not there."""
+    def publish(
+        self, body: bytes, step: int, defer: float | None, ttl: float | None, seal: bool = False
+    ) -> None:
+        """Publish to it. seal: who takes the message unpickles it. A `defer` beyond the broker's
+        limit is shortened: the consumer that takes the message defers it again. Raises Gone if an
+        ephemeral queue is not there."""
         if defer is not None:
             defer = min(defer, self._broker.limits["max_req_timeout"] / 1e9)
         if self.ephemeral and not self.exists():
@@ -59,7 +63,11 @@ class Queue:
             self._made.add(topic)
         if self._producer is None:
             self._producer = self._broker.producer(self.topic)
-        self._producer.publish(body, defer, None, None, ttl, names.lane(step))
+        producer = self._sealed if seal else self._producer
+        if producer is None:
+            producer = self._sealed = self._broker.producer(self.topic)
+            producer.seal()
+        producer.publish(body, defer, None, None, ttl, names.lane(step))
 
     def depth(self) -> int:
         """How many messages wait."""
@@ -148,13 +156,19 @@ class Queues:
             self._known.pop((name, ephemeral), None)
 
     def publish(
-        self, name: str, body: bytes, step: int, defer: float | None, ttl: float | None
+        self,
+        name: str,
+        body: bytes,
+        step: int,
+        defer: float | None,
+        ttl: float | None,
+        seal: bool,
     ) -> None:
         """Publish to a queue. A message for a queue that has gone with its last consumer is
         dropped, and so are the queue's bindings."""
         queue = self.get(name)
         try:
-            queue.publish(body, step, defer, ttl)
+            queue.publish(body, step, defer, ttl, seal)
             return
         except Gone:
             if self.broker.ended:
@@ -164,7 +178,7 @@ class Queues:
         self._known.pop((name, queue.ephemeral), None)
         queue = self.get(name)
         try:
-            queue.publish(body, step, defer, ttl)
+            queue.publish(body, step, defer, ttl, seal)
         except Gone:
             if self.broker.ended or not queue.ephemeral:
                 raise

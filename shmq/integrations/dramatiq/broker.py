@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import dramatiq
+from dramatiq.encoder import PickleEncoder
 from dramatiq.errors import (
     ConnectionClosed,
     ConnectionFailed,
@@ -71,6 +72,7 @@ class Broker(dramatiq.Broker):
         self.namespace = namespace
         self.max_priority = check_max_priority(max_priority)
         self._link = Link(instance, owner, timeout)
+        self._link.unpickles = lambda: isinstance(dramatiq.get_encoder(), PickleEncoder)
         self._lanes: dict[str, list[str]] = {}
 
     @property
@@ -130,7 +132,7 @@ class Broker(dramatiq.Broker):
             raise QueueNotFound(queue_name)
         with connection_errors():
             taker = self._link.consumer(self.topics(queue_name), CHANNEL, prefetch)
-        return Consumer(taker, timeout)
+        return Consumer(taker, timeout, self._link.refuses)
 
     # ---- looking and cleaning ----
 

@@ -36,8 +36,15 @@ class Consumer(dramatiq.Consumer):
     rejected when it is closed, or when its process dies, are delivered again.
     """
 
-    def __init__(self, consumer: shmq.Consumer | shmq.MultiConsumer, timeout: int) -> None:
-        """timeout: milliseconds that a call waits for the next message."""
+    def __init__(
+        self,
+        consumer: shmq.Consumer | shmq.MultiConsumer,
+        timeout: int,
+        refuses: Callable[[shmq.Message], bool],
+    ) -> None:
+        """timeout: milliseconds that a call waits for the next message. refuses: makes a message
+        that must not be decoded a dead letter, and says whether it was one."""
+        self._refuses = refuses
         self.logger = get_logger(__name__, type(self))
         self._consumer = consumer
         self._seconds = timeout / 1e3
@@ -47,7 +54,7 @@ class Consumer(dramatiq.Consumer):
         was stopped."""
         try:
             delivery = self._consumer.take(self._seconds)
-            if delivery is None or put_off(delivery):
+            if delivery is None or self._refuses(delivery) or put_off(delivery):
                 return None
         except shmq.Gone as exc:
             raise ConnectionClosed(str(exc)) from exc

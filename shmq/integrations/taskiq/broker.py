@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+from taskiq.serializers import PickleSerializer
 
 import shmq
 from shmq.integrations.lanes import check_max_priority, lane_number, lanes_of
@@ -62,6 +63,7 @@ class Broker(AsyncBroker):
         self.queue_name = queue_name
         self.max_priority = check_max_priority(max_priority)
         self._link = AsyncLink(instance, owner, timeout)
+        self._link.unpickles = lambda: isinstance(self.serializer, PickleSerializer)
         self._consumer: shmq.Consumer | shmq.MultiConsumer | None = None
 
     @property
@@ -117,7 +119,7 @@ class Broker(AsyncBroker):
                 _log.warning("the instance was stopped: looking for it again")
                 consumer = await self._consume()
                 continue
-            if not put_off(delivery):
+            if not self._link.refuses(delivery) and not put_off(delivery):
                 yield AckableMessage(data=delivery.body, ack=self._ack_of(delivery))
 
     async def _consume(self) -> shmq.Consumer | shmq.MultiConsumer:

@@ -8,18 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
 import kombu
 import pytest
+from support import traps
 from support.processes import HELPERS, WATCHDOG, Child, eventually
 
 import shmq
 import shmq.integrations.celery.alias
 from shmq.integrations.celery import attachment, frame, names
 from shmq.names import matches, valid_name
+from shmq.seal import REASON
 
 TEXT = st.text(min_size=1, max_size=100).filter(lambda text: text.isprintable())
 
@@ -246,3 +249,35 @@ def test_a_forked_child_leaves_its_parents_messages_alone(connect: Callable[...,
     os.waitpid(child, 0)
     message.requeue()
     assert eventually(lambda: queue(channel).get(no_ack=True)).payload == "a"
+
+
+# ---- pickles ----
+
+
+def test_only_a_pickle_that_kombu_has_sent_is_delivered(
+    connect: Callable[..., Any], broker: shmq.Broker, tmp_path: Path
+) -> None:
+    """Also to a program that accepts pickles."""
+    trace = tmp_path / "unpickled"
+    channel, queue = connect(), kombu.Queue("jobs")
+    published(channel, queue, "text")
+    assert queue.bind(channel).get(no_ack=True).decode() == "text"
+    forged = {
+        "body": traps.item(trace),
+        "content-type": "application/x-python-serialize",
+        "content-encoding": "binary",
+        "headers": {},
+        "properties": {"delivery_info": {}, "delivery_tag": "1", "body_encoding": None},
+    }
+    topic = names.topic_of("jobs", False)
+    broker.producer(topic).publish(frame.pack(forged))
+    published(channel, queue, {"a": {1, 2}}, serializer="pickle")
+    published(channel, queue, {"a": {1, 2}}, serializer="pickle", priority=9)
+    bound = queue.bind(channel)
+    for _ in range(2):
+        message = bound.get(no_ack=True, accept=["pickle"])
+        assert message.decode() == {"a": {1, 2}}
+    assert bound.get(no_ack=True) is None
+    dead = broker.dead(topic, names.CHANNEL)
+    eventually(lambda: [each.error for each in dead.peek()] == [REASON])
+    assert not trace.exists()

@@ -9,15 +9,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import dramatiq
 import pytest
+from dramatiq.encoder import JSONEncoder, PickleEncoder
 from dramatiq.errors import ConnectionFailed, QueueNotFound
 from dramatiq.results import Results
+from support import traps
 from support.processes import eventually
 
 import shmq
 from shmq.integrations.dramatiq import Broker, RateLimiterBackend, ResultBackend
+from shmq.seal import REASON
 
 
 def test_a_message_is_processed_and_its_result_waits(broker: shmq.Broker) -> None:
@@ -114,6 +118,30 @@ def test_a_message_that_cannot_be_decoded_is_a_dead_letter(broker: shmq.Broker) 
     assert letter.body == b"not JSON"
     assert (letter.error or "").startswith("Failed to decode message.")
     consumer.close()
+
+
+def test_with_pickles_only_what_a_broker_has_sent_is_decoded(
+    broker: shmq.Broker, tmp_path: Path
+) -> None:
+    app = Broker(broker, middleware=[])
+    app.declare_queue("default")
+    (topic,) = app.topics("default")
+    consumer = app.consume("default", timeout=10)
+    trace = tmp_path / "unpickled"
+    dramatiq.set_encoder(PickleEncoder())
+    try:
+        broker.producer(topic).publish(traps.item(trace))
+        dead = broker.dead(topic, "workers")
+        (letter,) = eventually(lambda: next(consumer) or dead.peek())
+        assert letter.error == REASON
+        app.enqueue(dramatiq.Message("default", "actor", (1,), {}, {}))
+        found = eventually(lambda: next(consumer))
+        assert found.args == (1,)
+        consumer.ack(found)
+    finally:
+        dramatiq.set_encoder(JSONEncoder())
+        consumer.close()
+    assert not trace.exists()
 
 
 def test_names_of_queues_never_share_a_topic() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from support import processes
+from support import processes, traps
 from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
 from taskiq.receiver import Receiver
+from taskiq.serializers import PickleSerializer
 
 import shmq
 from shmq.integrations.taskiq import Broker, DeadLetters, ResultBackend
+from shmq.seal import REASON
 
 WATCHDOG = processes.WATCHDOG
 
@@ -42,6 +45,30 @@ def counts(app: Broker, number: int = 0) -> tuple[int, int, int]:
     """The numbers of messages in a lane that wait, are in flight and are deferred."""
     stats = app.attachment.channel_stats(app.topics()[number], "workers")
     return stats.depth, stats.in_flight, stats.deferred
+
+
+def test_with_pickles_only_what_a_broker_has_sent_is_decoded(
+    broker: shmq.Broker, tmp_path: Path
+) -> None:
+    trace = tmp_path / "unpickled"
+
+    async def main() -> None:
+        backend: ResultBackend[Any] = ResultBackend(broker)
+        app = Broker(broker).with_result_backend(backend).with_serializer(PickleSerializer())
+
+        @app.task
+        async def add(a: int, b: int) -> int:
+            return a + b
+
+        async with app, working(app):
+            broker.producer(app.topics()[0]).publish(traps.item(trace))
+            task = await add.kiq(2, 3)
+            assert (await task.wait_result(timeout=WATCHDOG)).return_value == 5
+            dead = broker.dead(app.topics()[0], "workers")
+            await eventually(lambda: [each.error for each in dead.peek()] == [REASON])
+
+    asyncio.run(main())
+    assert not trace.exists()
 
 
 def test_a_task_runs_and_its_result_waits(broker: shmq.Broker) -> None:
