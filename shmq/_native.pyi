@@ -301,9 +301,20 @@ class Broker:
     # bytes, parts, replays, on_disk), a run of records on disk (from, to, bytes, count, positions
     # of its parts as bytes)
     def lease_holder_open(
-        self, queue: int, serial: int, name: str, ttl: int = 0, grace: int = 0
+        self,
+        queue: int,
+        serial: int,
+        name: str,
+        ttl: int = 0,
+        grace: int = 0,
+        proof: int = 0,
+        proof2: int = 0,
+        whose: int = 0,
+        known: bool = False,
+        most: int = 0,
     ) -> tuple[int, int, int, int]:
-        """Become the owner of a lease holder's name. ttl, grace: ns, 0 for never."""
+        """Become the owner of a lease holder's name. ttl, grace: ns, 0 for never. The others: see
+        shmq_lease_settings."""
 
     def lease_holder_touch(self, holder: tuple[int, int, int, int]) -> None:
         """Give a sign of life, which begins the ttl again."""
@@ -314,6 +325,9 @@ class Broker:
     def lease_holder_close(self, holder: tuple[int, int, int, int]) -> None:
         """Leave the name without an owner; its leases wait for `grace`."""
 
+    def lease_holder_leave(self, holder: tuple[int, int, int, int]) -> None:
+        """The same, if this process is the owner."""
+
     def lease_take(
         self,
         holder: tuple[int, int, int, int],
@@ -322,10 +336,11 @@ class Broker:
         max_bytes: int,
         parts: int,
         run: tuple[int, int, int, int, bytes] | None = None,
+        most: int = 0,
     ) -> tuple[int, int, int, int, int, int, int] | None:
         """Lease up to n messages with max_bytes of bodies, split into parts, and the run on disk
         that follows them. Returns None if there is no message, if the in-flight limit is reached,
-        or if the run does not begin at the read position."""
+        or if the run does not begin at the read position. most: see shmq_lease_wish."""
 
     def lease_look(
         self, holder: tuple[int, int, int, int], id: int, replay: bool = False
@@ -778,11 +793,12 @@ class Producer:
         timeout: float | None = None,
         properties: bytes | Sequence[bytes] | None = None,
         ttl: float | None = None,
+        whose: int = 0,
     ) -> int | None:
         """As publish_list, in Arrow's layout: body i is data[offsets[start + i]:offsets[start + i +
         1]]; wide: the offsets are int64, not int32. At most once: they are the messages `after`
         (exclusive) to `upto` of the key's epoch. Returns None if they were published before. Their
-        properties and ttl are no part of the comparison."""
+        properties and ttl are no part of the comparison. whose: see shmq_sequence."""
 
     def mark(self, key0: int, key1: int) -> tuple[int, int]:
         """How far publish_once got under a key: (its last epoch + 1, or 0; the last message)."""

@@ -76,11 +76,13 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
 
     _internal = frozenset(
         {
+            "check_reader",
             "consumer_type",
             "directory",
             "join",
             "lane",
             "lease_holder_again",
+            "lease_holder_for",
             "lease_holder_known",
             "max_msg_size",
             "native",

@@ -74,6 +74,8 @@ class Keywords(TypedDict, total=False):
     min_output_buffer_timeout: float | None
     output_buffer_timeout: float | None
     max_channel_consumers: int | None
+    max_lease_ttl: float | None
+    staged_ttl: float | None
     max_connections: int | None
     max_connections_per_address: int | None
     max_buffered_bytes: int | None

@@ -3,6 +3,7 @@ network. Nothing here needs the extension or numpy."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,6 +19,28 @@ if TYPE_CHECKING:
 #: Default number of messages, and of bytes of bodies, of one batch that is read.
 READ_ROWS: Final = 16_384
 READ_BYTES: Final = 4 << 20
+
+
+#: Characters of a secret.
+_SECRET: Final = (16, 200)
+
+
+def checked_secret(secret: str) -> str:
+    """The secret. Raises ValueError if it is none: it has 16 to 200 printable characters."""
+    if not (_SECRET[0] <= len(secret) <= _SECRET[1] and secret.isprintable()):
+        raise ValueError(
+            f"secret must have {_SECRET[0]} to {_SECRET[1]} printable characters, and this one has "
+            f"{len(secret)}: take `python3 -c 'import secrets; print(secrets.token_hex())'`"
+        )
+    return secret
+
+
+def proof_of(secret: str) -> tuple[int, int]:
+    """The hash that a broker keeps of the secret of a lease holder's name, 128 bits and not 0.
+    Raises ValueError as `checked_secret`."""
+    data = checked_secret(secret).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(data, digest_size=16, person=b"shmq lease name").digest()
+    return int.from_bytes(digest[:8], "little") | 1, int.from_bytes(digest[8:], "little")
 
 
 @dataclass(frozen=True)

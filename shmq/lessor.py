@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from shmq import _native
 from shmq.client.arguments import number
-from shmq.client.lease import LeasedBatch, LeaseHolder, read_lease
+from shmq.client.lease import Elsewhere, LeasedBatch, LeaseHolder, read_lease
+from shmq.errors import LeaseFenced, LeaseLost
 from shmq.finder import Finder
-from shmq.leased import READ_BYTES, READ_ROWS
+from shmq.leased import READ_BYTES, READ_ROWS, proof_of
 from shmq.names import check_name
 from shmq.option_types import to_ns
 
@@ -34,6 +35,7 @@ class Lessor(Finder):
         ttl: float | None = 600.0,
         grace: float | None = None,
         keepalive: bool = False,
+        secret: str | None = None,
     ) -> LeaseHolder:
         """Return a holder of leases of the channel under a name; topic and channel are created if
         they are missing.
@@ -44,23 +46,42 @@ class Lessor(Finder):
         to 1e9); None: never.
         grace: the same after the holder was closed or its process ended; None: as ttl.
         keepalive: a thread of this process gives the signs of life.
+        secret: 16 to 200 characters with which clients on the network may open the name again and
+        read its leases, see `shmq.connect`; None: they may not while it has an owner or leases.
 
-        Raises BadName, NotRunning, Gone, ValueError or TypeError for the times, and ShmqError if
-        64 other names are taken.
+        Raises BadName, NotRunning, Gone, ValueError or TypeError for the times and the secret, and
+        ShmqError if 64 other names are taken.
         """
+        proof = (0, 0) if secret is None else proof_of(secret)
+        return self.lease_holder_for(topic, channel, name, (ttl, grace), keepalive, proof)
+
+    def lease_holder_for(
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        times: tuple[float | None, float | None],
+        keepalive: bool,
+        proof: tuple[int, int],
+        elsewhere: Elsewhere | None = None,
+    ) -> LeaseHolder:
+        """`lease_holder`, also for a holder that is elsewhere, for the rest of the package. times:
+        ttl and grace. proof: `proof_of` its secret. Raises LeaseFenced if the name is another's."""
+        ttl, grace = times
         check_name(topic, "topic")
         check_name(channel, "channel")
-        times: list[int] = []
+        both: list[int] = []
         for label, seconds in (("ttl", ttl), ("grace", ttl if grace is None else grace)):
             if seconds is not None and not 0.001 <= number(label, seconds) <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
-            times.append(0 if seconds is None else to_ns(seconds))
-        ttl_ns, grace_ns = times
+            both.append(0 if seconds is None else to_ns(seconds))
+        ttl_ns, grace_ns = both
 
         def opened(native: _native.Broker, queue: int, serial: int) -> LeaseHolder:
             files = functools.partial(self._files, queue, serial)
+            names = (topic, channel, name)
             return LeaseHolder(
-                native, queue, serial, topic, channel, name, ttl_ns, grace_ns, keepalive, files
+                native, queue, serial, *names, ttl_ns, grace_ns, keepalive, files, proof, elsewhere
             )
 
         return self._opened(functools.partial(self._queue, topic, channel), opened)
@@ -83,20 +104,54 @@ class Lessor(Finder):
         return read_lease(native, queue, serial, lease, part, files, rows, max_bytes, properties)
 
     def lease_holder_again(
-        self, topic: str, channel: str, name: str, holder: tuple[int, int, int, int]
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        holder: tuple[int, int, int, int],
+        most: int = 0,
     ) -> LeaseHolder:
         """Another handle of a holder, which fences nobody, for the rest of the package. holder:
-        (queue, serial, index, incarnation)."""
+        (queue, serial, index, incarnation). most: of `LeaseHolder.reopened`."""
         files = functools.partial(self._files, *holder[:2])
-        return LeaseHolder.reopened(self.native(), topic, channel, name, holder, files)
+        return LeaseHolder.reopened(self.native(), topic, channel, name, holder, files, most)
 
     def lease_holder_known(
-        self, topic: str, channel: str, name: str, incarnation: tuple[int, int]
+        self, topic: str, channel: str, incarnation: tuple[int, int], most: int
     ) -> LeaseHolder:
         """Another handle of the holder that has this `LeaseHolder.incarnation`. Its calls raise
         LeaseFenced if there is none. Raises Gone if there is no such channel, and BadName."""
         _, queue, serial = self._existing_queue(topic, channel)
-        return self.lease_holder_again(topic, channel, name, (queue, serial, *incarnation))
+        return self.lease_holder_again(topic, channel, "", (queue, serial, *incarnation), most)
+
+    def check_reader(
+        self,
+        topic: str,
+        channel: str,
+        lease: int,
+        holder: tuple[int, int] | None,
+        proof: tuple[int, int] | None,
+    ) -> None:
+        """Check, for the rest of the package, that an open lease is of the holder with this
+        incarnation, or of one whose secret has this `proof_of`. Raises LeaseFenced if it is not,
+        LeaseLost if there is no such lease, and Gone."""
+        _, queue, serial = self._existing_queue(topic, channel)
+        view = self.views().queue_at(queue, serial)
+        rows, holders = view.leases, view.lease_holders
+        row = rows[lease % len(rows)].copy() if len(rows) else None
+        if row is None or int(row["word"]) >> 8 != lease:
+            raise LeaseLost(f"read lease {lease} of {topic}/{channel}: it is not open")
+        index = int(row["holder"]) % len(holders)
+        its = holders[index].copy()
+        if holder is not None and (index, int(its["incarnation"])) == holder:
+            return
+        found = int(its["proof"][0]), int(its["proof"][1])
+        if proof is not None and found == proof:
+            return
+        raise LeaseFenced(
+            f"read lease {lease} of {topic}/{channel}: it is another holder's; over the network "
+            "only that holder reads it, and clients with its secret"
+        )
 
     def _files(self, queue: int, serial: int) -> Files:
         from shmq.client.disk import Files

@@ -430,6 +430,24 @@ class OptionFields:
         bounds=(0, _MAX_INT32),
         reload=True,
     )
+    max_lease_ttl: float = _gateway(
+        3600.0,
+        Kind.DURATION,
+        "longest time without a sign of life after which a lease holder on the network loses its "
+        "leases, and its grace",
+        bounds=(0.001, _MAX_DURATION),
+        nsqd=False,
+        reload=True,
+    )
+    staged_ttl: float = _gateway(
+        4 * 3600.0,
+        Kind.DURATION,
+        "time after which rows that clients have staged and not committed are removed, since the "
+        "last were staged for the same commit",
+        bounds=(0.001, _MAX_DURATION),
+        nsqd=False,
+        reload=True,
+    )
     max_connections: int = _gateway(
         0,
         Kind.COUNT,

@@ -134,6 +134,14 @@ class Private:
         """Seconds since a file was last written. Raises FileNotFoundError."""
         return time.time() - os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False).st_mtime
 
+    def touch(self, name: str) -> None:
+        """Make a file as young as one that was just written."""
+        os.utime(_plain(name), dir_fd=self._fd, follow_symlinks=False)
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises FileNotFoundError."""
+        return os.stat(_plain(name), dir_fd=self._fd, follow_symlinks=False).st_size
+
     def free(self, kept: float = 0.0) -> int:
         """Bytes that its file system has room for while this part of it stays free; negative if
         less is free."""

@@ -24,18 +24,33 @@ NONE_METHOD(lease_holder_adopt, (HOLDER, holder), BROKER_CALL,
             shmq_lease_holder_adopt(self->handle, &holder, until), "keep the leases")
 NONE_METHOD(lease_holder_close, (HOLDER, holder), BROKER_CALL,
             shmq_lease_holder_close(self->handle, &holder, until), "leave the leases")
+NONE_METHOD(lease_holder_leave, (HOLDER, holder), BROKER_CALL,
+            shmq_lease_holder_leave(self->handle, &holder, until), "leave the leases")
 
 METHOD(broker, lease_holder_open, (U32, queue)(U64, serial)(TEXT, name),
-       (I64, ttl, 0)(I64, grace, 0))
+       (I64, ttl, 0)(I64, grace, 0)(U64, proof, 0)(U64, proof2, 0)(U64, whose, 0)(BOOL, known,
+                                                                                  false)(U32, most,
+                                                                                         0))
 {
-	const shmq_lease_settings settings = {.name = name, .ttl_ns = ttl, .grace_ns = grace};
+	const shmq_lease_settings settings = {.name = name,
+	                                      .ttl_ns = ttl,
+	                                      .grace_ns = grace,
+	                                      .proof = {proof, proof2},
+	                                      .whose = whose,
+	                                      .known = known,
+	                                      .most = most};
 	shmq_lease_holder holder;
 	int status;
 
 	BROKER_CALL(self, status,
 	            shmq_lease_holder_open(self->handle, queue, serial, &settings, until, &holder));
 	if (status != SHMQ_OK)
-		return raise_status(self->state, status, NULL, "lease as '%s'", name);
+		return raise_status(
+				self->state, status,
+				status == SHMQ_LEASE_FENCED
+						? "give the secret with which it was opened, or wait until its time is over"
+						: NULL,
+				"lease as '%s'", name);
 	return Py_BuildValue("(IKIK)", queue, (unsigned long long)serial, holder.index,
 	                     (unsigned long long)holder.incarnation);
 }
@@ -99,9 +114,10 @@ static int run_parse(PyObject *tuple, shmq_run *out)
 }
 
 METHOD(broker, lease_take, (HOLDER, holder)(U64, parent)(U32, n)(U64, max_bytes)(U32, parts),
-       (OBJECT, run, Py_None))
+       (OBJECT, run, Py_None)(U32, most, 0))
 {
-	shmq_lease_wish wish = {.parent = parent, .max_bytes = max_bytes, .n = n, .parts = parts};
+	shmq_lease_wish wish = {
+		.parent = parent, .max_bytes = max_bytes, .n = n, .parts = parts, .most = most};
 	shmq_run on_disk = {0};
 	shmq_lease lease;
 	int status;

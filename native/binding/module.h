@@ -412,6 +412,7 @@ int forked_call(module_state *state, PyObject *on_forked, broker_object **broker
 	X(adopt) X(rebuild) X(audit) X(reap_scan) X(reap_spare) X(reap)
 #define LEASE_METHODS(X) \
 	X(lease_holder_open) X(lease_holder_touch) X(lease_holder_adopt) X(lease_holder_close) \
+	X(lease_holder_leave) \
 	X(lease_take) X(lease_look) \
 	X(lease_list) X(lease_finish) X(lease_return) X(lease_end) X(lease_wait) X(lease_open) \
 	X(lease_read) X(lease_properties)

@@ -131,10 +131,10 @@ static int publish_marked(producer_object *self, const body_source *source, cons
 METHOD(producer, publish_once,
        (OBJECT, data)(OBJECT, offsets)(BOOL, wide)(U64, start)(U32, count)
        (U64, key0)(U64, key1)(U64, epoch)(U64, after)(U64, upto),
-       (TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0))
+       (TIMEOUT, timeout, FOR_EVER)(OBJECT, properties, Py_None)(TTL, ttl, 0)(U64, whose, 0))
 /* clang-format on */
 {
-	const shmq_sequence mark = {{key0, key1}, epoch, after, upto};
+	const shmq_sequence mark = {{key0, key1}, epoch, after, upto, whose};
 	shmq_terms terms = terms_after(0, ttl);
 	property_blocks packed = {0};
 	int status = CORE_RAISED;

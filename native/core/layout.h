@@ -65,7 +65,7 @@ enum shmq_segment_kind {
 	SHMQ_SEGMENT_STORE = 3
 };
 
-/* Readiness of a segment; stored last by its creator. */
+/* Readiness of a segment, stored last. */
 enum shmq_ready { SHMQ_RAW_STATE = 0, SHMQ_READY_STATE = 1, SHMQ_CLOSED_STATE = 2 };
 
 /* ---- the state word ---------------------------------------------------------------------------
@@ -114,10 +114,9 @@ typedef struct shmq_slot_desc {
 	uint16_t attempts; /* deliveries, this one included; wraps as nsqd's */
 	uint8_t previous;  /* SPILLING, MOVING, RESTORED: the state it comes from; FREE: from disk */
 	uint8_t flags;     /* enum shmq_slot_flag: which of the rare fields below mean something */
-	/* The second cache line: the consumer's side, and rare fields. */
 	/* REQUEUED: waits for READY messages below this seq; 0: may go first. CONVICTED with `previous`
 	 * IN_FLIGHT: when, CLOCK_REALTIME ns. */
-	uint64_t after;
+	uint64_t after; /* begins the second cache line: the consumer's side, and rare fields */
 	/* SPILLING, RESTORED: disk position. REQUEUED with `previous` FREE: the position from which it
 	 * was read ahead, so that it can be evicted. */
 	uint64_t pos;
@@ -288,7 +287,7 @@ typedef struct shmq_settings_desc {
 } shmq_settings_desc;
 _Static_assert(sizeof(shmq_settings_desc) == 192, "settings");
 
-/* Bits of a `policy` word: the policies that the hot paths have to look at. */
+/* Bits of a `policy` word: what the hot paths look at. */
 enum shmq_policy {
 	SHMQ_POLICY_SECOND = 1,   /* settings[1] holds, else settings[0] */
 	SHMQ_POLICY_LIMITS = 2,   /* max_messages, max_bytes, or another overflow than disk */
@@ -328,7 +327,7 @@ _Static_assert(offsetof(shmq_topic_desc, committed) == 192, "topic: commit word"
 
 enum shmq_role { SHMQ_ROLE_BACKLOG = 0, SHMQ_ROLE_CHANNEL = 1 };
 
-/* A queue's entry. `role` turns once from BACKLOG to CHANNEL: that store is the take-over. */
+/* `role` turns once from BACKLOG to CHANNEL: that store is the take-over. */
 typedef struct shmq_entry_desc {
 	_Atomic uint32_t state;
 	_Atomic uint32_t generation;
@@ -343,7 +342,7 @@ typedef struct shmq_entry_desc {
 } shmq_entry_desc;
 _Static_assert(sizeof(shmq_entry_desc) == 192, "entry");
 
-/* Options that the data path itself needs; set by the supervisor at creation and adoption. */
+/* Options of the data path; set by the supervisor at creation and adoption. */
 typedef struct shmq_limits_desc {
 	int64_t msg_timeout;     /* ns */
 	int64_t max_msg_timeout; /* ns */
@@ -414,9 +413,7 @@ typedef struct shmq_session_desc {
 	uint32_t max_in_flight;
 	_Atomic uint32_t in_flight; /* derived; waiters read it without D */
 	int64_t since;              /* CLOCK_REALTIME ns */
-	uint64_t delivered;
-	uint64_t finished;
-	uint64_t requeued;
+	uint64_t delivered, finished, requeued;
 	uint64_t timed_out;
 	/* The suspect that was handed out last: slot + 1; 0: none. A hint: the slot's own state and flag
 	 * say whether it still is one of this session. */
@@ -433,8 +430,7 @@ enum shmq_lease_state {
 	SHMQ_LEASE_RETURNED = 4  /* death: its messages are REQUEUED, in front of all others */
 };
 
-/* A set of messages held under a name. `word` is the commit word of all of them (lease.c). Under
- * D. */
+/* A set of messages held under a name. `word` is the commit word of all of them (lease.c), under D. */
 typedef struct shmq_lease_desc {
 	_Atomic uint64_t word; /* bits 0-7 state, above them the id; ids rise */
 	uint64_t parent;       /* the lease that its holder took before it; 0: none */
@@ -471,7 +467,8 @@ _Static_assert(sizeof(shmq_run_desc) == 296, "run");
 typedef struct shmq_lease_holder_desc {
 	_Atomic uint32_t state;  /* 0: free. Written last */
 	_Atomic uint32_t client; /* the owner's index + 1; 0: it has no owner */
-	/* Raised by every new owner; the owner before is then fenced. */
+	/* Other 64 random bits for every new owner: its proof, which nothing shows. The owner before is
+	 * fenced then. A death after this store: nobody knows them, the next owner makes others. */
 	_Atomic uint64_t incarnation;
 	int64_t ttl;              /* ns without a sign of life; INT64_MAX: never */
 	int64_t grace;            /* ns without an owner; INT64_MAX: never */
@@ -482,22 +479,25 @@ typedef struct shmq_lease_holder_desc {
 	_Atomic uint64_t finished; /* highest lease that it finished */
 	_Atomic uint64_t lost;     /* leases returned because its time was over */
 	char name[SHMQ_NAME];
-	uint64_t reserved[13];
+	/* Hashes: of the secret with which the network may open the name again; of whose it is, 0: shared
+	 * memory's. An open stores them before `client`; after a death the next open replaces them. */
+	uint64_t proof[2], whose;
+	uint64_t reserved[10];
 } shmq_lease_holder_desc;
 _Static_assert(sizeof(shmq_lease_holder_desc) == 256, "holder");
 
-/* The progress of a producer that publishes in epochs, so that a repeated publish publishes nothing
- * twice (writer.c). Under the topic's P. */
+/* The progress of a producer in epochs, so that nothing is published twice (writer.c). Under P. */
 typedef struct shmq_writer_desc {
 	_Atomic uint64_t topic; /* index + 1, generation << 32; bit 31: being made; 0: free */
 	uint64_t key[2];
-	uint64_t used;        /* rises with every use */
+	uint64_t used,
+			whose; /* last use (CLOCK_MONOTONIC ns); hash of its client on the network, or 0 */
 	uint64_t epoch, rows; /* epoch + 1, 0: none; messages of it that are published */
 	/* A pending update: (next_epoch, next_rows) take effect once topic.committed >= next_seq.
 	 * next_seq 0: none is pending. */
 	uint64_t next_epoch, next_rows;
 	_Atomic uint64_t next_seq;
-	uint64_t reserved[7];
+	uint64_t reserved[6];
 } shmq_writer_desc;
 _Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 
@@ -629,8 +629,7 @@ typedef struct shmq_queue_desc {
 	_Atomic uint32_t leases_committed; /* 1: the pages of leases and lease_holders exist */
 	_Atomic uint64_t lease_id;         /* last id given, never lowered */
 	_Atomic uint32_t leased;           /* messages in leases; derived */
-	/* Derived: the index after the requeue ring's last entry that may go first (`after` 0). */
-	uint32_t requeue_head_group_end;
+	uint32_t requeue_head_group_end;   /* derived: after the ring's last entry that may go first */
 	/* 768 */
 	shmq_lock_desc deliver; /* D */
 	/* D side. With SHMQ_POLICY_BYTES: bytes of the bodies that are READY no more; derived. */

@@ -94,9 +94,10 @@ static const shmq_field fields[] = {
 	U4(lease_holder, state) U4(lease_holder, client) U8(lease_holder, incarnation) I8(lease_holder, ttl)
 	I8(lease_holder, grace) I8(lease_holder, deadline) U8(lease_holder, start_time) F(lease_holder, pid, "<i4")
 	U8(lease_holder, finished) U8(lease_holder, lost) F(lease_holder, name, "S80")
+	A(lease_holder, proof, "<u8", 2) U8(lease_holder, whose)
 
 	U8(writer, topic) A(writer, key, "<u8", 2) U8(writer, used) U8(writer, epoch)
-	U8(writer, rows) U8(writer, next_epoch) U8(writer, next_rows) U8(writer, next_seq)
+	U8(writer, rows) U8(writer, next_epoch) U8(writer, next_rows) U8(writer, next_seq) U8(writer, whose)
 
 	I8(histogram, since) U8(histogram, count) U8(histogram, sum)
 	A(histogram, buckets, "<u8", SHMQ_LATENCY_BUCKETS)

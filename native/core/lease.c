@@ -353,24 +353,67 @@ int lease_tables_commit(shmq_map *map)
 	return r;
 }
 
-shmq_lease_holder_desc *lease_holder_find(shmq_map *map, const char *name)
+bool lease_none_of(shmq_map *map, uint32_t holder)
 {
-	shmq_lease_holder_desc *unused = NULL, *idle = NULL;
+	return !newest_of(map, holder);
+}
+
+uint32_t leases_of(shmq_map *map, uint64_t whose)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < SHMQ_LEASES; i++) {
+		const shmq_lease_desc *e = &map->leases[i];
+
+		n += LEASE_STATE(ld(&e->word)) == SHMQ_LEASE_HELD &&
+		     map->lease_holders[e->holder % SHMQ_LEASE_HOLDERS].whose == whose;
+	}
+	return n;
+}
+
+/* When a holder with an owner gave its last sign of life, or one without was left. */
+static int64_t silent_since(const shmq_lease_holder_desc *l)
+{
+	int64_t time = ld(&l->client) ? l->ttl : l->grace;
+
+	return time == INT64_MAX ? time : ld(&l->deadline) - time;
+}
+
+static void older(shmq_lease_holder_desc **found, shmq_lease_holder_desc *l)
+{
+	if (!*found || silent_since(l) < silent_since(*found))
+		*found = l;
+}
+
+shmq_lease_holder_desc *lease_holder_find(shmq_map *map, const shmq_lease_settings *settings)
+{
+	/* Entries that hold nothing: [0] without an owner, [1] with one that is elsewhere. */
+	shmq_lease_holder_desc *unused = NULL, *idle[2] = {NULL}, *mine[2] = {NULL};
+	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < SHMQ_LEASE_HOLDERS; i++) {
 		shmq_lease_holder_desc *l = &map->lease_holders[i];
+		bool owned = ld(&l->client), of_mine = settings->whose && l->whose == settings->whose;
 
 		if (!ld(&l->state)) { /* SYNC(lease-holder) */
 			if (!unused)
 				unused = l;
-		} else if (!strncmp(l->name, name, SHMQ_NAME)) {
-			return l;
-		} else if (!ld(&l->client) && !newest_of(map, i) &&
-		           (!idle || ld(&l->deadline) < ld(&idle->deadline))) {
-			idle = l; /* it has no owner and no lease; the one left longest ago gives way */
+			continue;
 		}
+		if (!strncmp(l->name, settings->name, SHMQ_NAME))
+			return l;
+		n += of_mine;
+		if ((owned && !l->whose) || !lease_none_of(map, i))
+			continue;
+		older(&idle[owned], l);
+		if (of_mine)
+			older(&mine[owned], l);
 	}
-	return unused ? unused : idle;
+	if (settings->whose && n >= settings->most)
+		return mine[0] ? mine[0] : mine[1];
+	if (unused)
+		return unused;
+	return idle[0] ? idle[0] : idle[1];
 }
 
 void lease_describe(const shmq_lease_desc *e, shmq_lease *out)

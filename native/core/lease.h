@@ -37,7 +37,12 @@ void lease_expire(shmq_map *map, int64_t now, uint32_t limit, uint32_t *returned
 void lease_orphan(shmq_broker *b, shmq_map *map, uint32_t client);
 /* Back the two lease tables with pages if they are not backed yet. */
 int lease_tables_commit(shmq_map *map);
-shmq_lease_holder_desc *lease_holder_find(shmq_map *map, const char *name);
+/* The entry of the name, or one for it; NULL if there is no room. */
+shmq_lease_holder_desc *lease_holder_find(shmq_map *map, const shmq_lease_settings *settings);
+/* Whether the holder has no open lease. */
+bool lease_none_of(shmq_map *map, uint32_t holder);
+/* The open leases of all holders that are of the same `whose`. */
+uint32_t leases_of(shmq_map *map, uint64_t whose);
 void lease_describe(const shmq_lease_desc *e, shmq_lease *out);
 /* The next lease id whose entry is free, and that entry. */
 shmq_lease_desc *lease_entry_new(shmq_map *map, uint64_t *id);

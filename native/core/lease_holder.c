@@ -10,6 +10,7 @@
 #include "lease.h"
 #include "locking.h"
 #include "mapping.h"
+#include "process.h"
 #include "segment.h"
 #include "settings.h"
 #include "shmq.h"
@@ -18,28 +19,40 @@
 
 #include <string.h>
 
-int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
-                           const shmq_lease_settings *settings, int64_t until,
-                           shmq_lease_holder *out)
+/* Another incarnation than the one before; 0 if the kernel gives no random bits. */
+static uint64_t incarnation_new(uint64_t before)
 {
-	const char *name = settings->name;
-	shmq_client_desc *client = &b->clients[b->client];
-	shmq_lease_holder_desc *l;
-	shmq_map *map;
-	int r = usable_status(b);
+	uint64_t random[2];
 
-	if (!r && (!*name || strlen(name) >= SHMQ_NAME))
-		r = fail(SHMQ_INVALID, "a lease holder's name has 1 to %d bytes", SHMQ_NAME - 1);
-	if (!r)
-		r = queue_enter_serial(b, queue, serial, until, &map);
-	if (r)
-		return r;
-	r = lease_tables_commit(map);
-	l = r ? NULL : lease_holder_find(map, name);
-	if (!r && !l)
-		r = fail(SHMQ_TABLE_FULL, "%d names lease from this channel", SHMQ_LEASE_HOLDERS);
-	if (r)
-		goto out;
+	do
+		if (!random_bits(random))
+			return 0;
+	while (!random[0] || random[0] == before);
+	return random[0];
+}
+
+/* Whether the caller may become the owner of a name that is known. */
+static bool may_open(shmq_map *map, const shmq_lease_holder_desc *l,
+                     const shmq_lease_settings *settings)
+{
+	if (!settings->whose)
+		return true;
+	if (settings->known && l->whose == settings->whose)
+		return true;
+	if ((l->proof[0] | l->proof[1]) && l->proof[0] == settings->proof[0] &&
+	    l->proof[1] == settings->proof[1])
+		return true;
+	return (!ld(&l->client) || ld(&l->deadline) <= now_ns()) &&
+	       lease_none_of(map, (uint32_t)(l - map->lease_holders));
+}
+
+/* Store the owner in the entry, which is the name's already or is given to it now. */
+static void holder_fill(shmq_broker *b, shmq_lease_holder_desc *l,
+                        const shmq_lease_settings *settings, uint64_t incarnation)
+{
+	const shmq_client_desc *client = &b->clients[b->client];
+	const char *name = settings->name;
+
 	if (!ld(&l->state) || strncmp(l->name, name, SHMQ_NAME)) {
 		st_release(&l->state, 0); /* SYNC(lease-holder) */
 		memset(l->name, 0, sizeof(l->name));
@@ -51,16 +64,49 @@ int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
 	l->grace = settings->grace_ns > 0 ? settings->grace_ns : INT64_MAX;
 	l->pid = client->pid;
 	l->start_time = client->start_time;
+	l->proof[0] = settings->proof[0];
+	l->proof[1] = settings->proof[1];
+	l->whose = settings->whose;
 	st(&l->deadline, later(now_ns(), l->ttl));
-	st(&l->incarnation, ld(&l->incarnation) + 1);
+	st(&l->incarnation, incarnation);
 	SHMQ_KILLPOINT("holder.filled");
 	st(&l->client, b->client + 1);
 	st_release(&l->state, 1); /* SYNC(lease-holder) */
-	*out = (shmq_lease_holder){.queue = queue,
-	                           .index = (uint32_t)(l - map->lease_holders),
-	                           .serial = serial,
-	                           .incarnation = ld(&l->incarnation)};
-out:
+}
+
+int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
+                           const shmq_lease_settings *settings, int64_t until,
+                           shmq_lease_holder *out)
+{
+	const char *name = settings->name;
+	shmq_lease_holder_desc *l;
+	uint64_t incarnation;
+	shmq_map *map;
+	int r = usable_status(b);
+
+	if (!r && (!*name || strlen(name) >= SHMQ_NAME))
+		r = fail(SHMQ_INVALID, "a lease holder's name has 1 to %d bytes", SHMQ_NAME - 1);
+	if (!r)
+		r = queue_enter_serial(b, queue, serial, until, &map);
+	if (r)
+		return r;
+	r = lease_tables_commit(map);
+	l = r ? NULL : lease_holder_find(map, settings);
+	if (!r && !l)
+		r = fail(SHMQ_TABLE_FULL, "%d names lease from this channel",
+		         settings->whose ? (int)settings->most : SHMQ_LEASE_HOLDERS);
+	if (!r && ld(&l->state) && !strncmp(l->name, name, SHMQ_NAME) && !may_open(map, l, settings))
+		r = SHMQ_LEASE_FENCED;
+	incarnation = r ? 0 : incarnation_new(ld(&l->incarnation));
+	if (!r && !incarnation)
+		r = fail(SHMQ_NO_MEMORY, "the kernel gives no random bits");
+	if (!r) {
+		holder_fill(b, l, settings, incarnation);
+		*out = (shmq_lease_holder){.queue = queue,
+		                           .index = (uint32_t)(l - map->lease_holders),
+		                           .serial = serial,
+		                           .incarnation = incarnation};
+	}
 	queue_unlock(map);
 	map_release(map);
 	return r;
@@ -140,6 +186,27 @@ int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t 
 	return 0;
 }
 
+int shmq_lease_holder_leave(shmq_broker *b, const shmq_lease_holder *l, int64_t until)
+{
+	shmq_lease_holder_desc *holder;
+	shmq_map *map;
+	int r = queue_enter_serial(b, l->queue, l->serial, until, &map);
+
+	if (r)
+		return r;
+	holder = &map->lease_holders[l->index % SHMQ_LEASE_HOLDERS];
+	if (!lease_any(map) || !ld(&holder->state) || ld(&holder->incarnation) != l->incarnation) {
+		r = SHMQ_LEASE_FENCED;
+	} else if (ld(&holder->client) == b->client + 1) {
+		st(&holder->deadline, later(now_ns(), holder->grace));
+		SHMQ_KILLPOINT("holder.left");
+		st(&holder->client, 0);
+		deadline_note(b, map);
+	}
+	lease_holder_unlock(map);
+	return r;
+}
+
 /* Take messages, and the run, into a new lease. */
 static int lease_fill(shmq_broker *b, shmq_map *map, const shmq_lease_holder *l,
                       const shmq_lease_wish *wish, shmq_lease_desc **out)
@@ -200,6 +267,10 @@ int shmq_lease_take(shmq_broker *b, const shmq_lease_holder *l, const shmq_lease
 	r = lease_holder_lock(b, l, until, &map, &holder);
 	if (r)
 		return r;
+	if (wish->most && holder->whose && leases_of(map, holder->whose) >= wish->most) {
+		lease_holder_unlock(map);
+		return fail(SHMQ_TABLE_FULL, "this client has %u leases of this channel open", wish->most);
+	}
 	q = map->q;
 	if (ld(&q->defer_head) != ld_acquire(&q->defer_tail)) /* SYNC(defer-tail) */
 		defer_drain(b, map);

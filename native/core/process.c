@@ -1,5 +1,6 @@
 #include "process.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -113,9 +114,19 @@ void boot_identity(uint64_t out[2])
 	out[0] = strtoull(digits, NULL, 16);
 }
 
+bool random_bits(uint64_t out[2])
+{
+	ssize_t got;
+
+	do
+		got = getrandom(out, 16, 0);
+	while (got < 0 && errno == EINTR);
+	return got == 16;
+}
+
 void random_identity(uint64_t out[2])
 {
-	if (getrandom(out, 16, 0) != 16) {
+	if (!random_bits(out)) {
 		out[0] = (uint64_t)getpid();
 		out[1] = 1;
 	}

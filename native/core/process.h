@@ -19,6 +19,8 @@ process_identity process_identify(pid_t pid);
 bool process_may_map(pid_t thread, const void *address);
 uint64_t pid_namespace_inode(void);
 void boot_identity(uint64_t out[2]);
+/* Returns false if the kernel gives none. */
+bool random_bits(uint64_t out[2]);
 void random_identity(uint64_t out[2]);
 
 #endif

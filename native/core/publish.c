@@ -25,6 +25,23 @@ typedef struct messages {
 	uint32_t n;
 } messages;
 
+/* Find or make the writer's entry. If one of another topic gives way, that topic's P is only tried:
+ * its holder might want the one that is held here. */
+static int writer_enter(shmq_producer *p, const shmq_sequence *mark, shmq_writer_desc **out)
+{
+	uint32_t other;
+	int r = writer_begin(p->b, p->topic, mark, out, &other);
+
+	if (r != SHMQ_AGAIN || other >= SHMQ_TOPICS)
+		return r;
+	r = topic_lock(p->b, &p->b->topics[other], 0);
+	if (r)
+		return r;
+	writer_give_way(p->b, other, p->topic, mark);
+	topic_unlock(&p->b->topics[other]);
+	return writer_begin(p->b, p->topic, mark, out, &other);
+}
+
 static int publish_small(shmq_producer *p, const messages *m, const shmq_sequence *mark,
                          int64_t until, uint64_t *first_id)
 {
@@ -47,7 +64,7 @@ static int publish_small(shmq_producer *p, const messages *m, const shmq_sequenc
 	if (r)
 		return r;
 	if (mark)
-		r = writer_begin(p->b, p->topic, mark, &writer);
+		r = writer_enter(p, mark, &writer);
 	if (!r)
 		r = fanout_room(&f, until);
 	if (!r) {
@@ -150,18 +167,18 @@ int shmq_publish_once(shmq_producer *p, const shmq_body *bodies, uint32_t n,
 int shmq_sequence_read(shmq_producer *p, const uint64_t key[2], int64_t until, shmq_sequence *out)
 {
 	shmq_map **targets;
-	shmq_writer_desc *writer;
+	const shmq_writer_desc *writer;
 	uint32_t count;
 	int r = producer_lock(p, until, &targets, &count);
 
 	if (r)
 		return r;
-	*out = (shmq_sequence){.key = {key[0], key[1]}, .epoch = UINT64_MAX - 1};
-	r = writer_begin(p->b, p->topic, out, &writer);
-	if (!r) {
+	*out = (shmq_sequence){.key = {key[0], key[1]}};
+	writer = writer_find(p->b, p->topic, key);
+	if (writer) {
 		out->epoch = writer->epoch;
 		out->upto = writer->rows;
 	}
 	topic_unlock(p->t);
-	return r;
+	return 0;
 }

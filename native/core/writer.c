@@ -9,17 +9,20 @@
  * A death before the commit word leaves next_seq above it; a death after it leaves next_seq at or
  * below it. The repair of the topic, which comes before any seq is given again, discards the former
  * and completes the latter. The publish lock (P) of the topic protects all of this except claiming
- * a free entry, for which publishers of two topics may race (hence the compare-and-swap).
+ * a free entry, for which publishers of two topics may race (hence the compare-and-swap). An entry of
+ * another topic gives way under that topic's P, which is only tried while this one's is held.
  */
 #include "writer.h"
 
 #include "atomics.h"
+#include "clock.h"
 #include "handles.h"
 #include "killpoint.h"
 #include "shmq.h"
 #include "status.h"
 
 #define BEING_MADE UINT64_C(0x80000000)
+#define OF_ONE 64u /* entries of one client on the network */
 
 static uint64_t name_of(const shmq_broker *b, uint32_t topic)
 {
@@ -56,11 +59,21 @@ static bool unused(const shmq_broker *b, uint64_t name, uint64_t mine)
 	return topic >= SHMQ_TOPICS || ld(&b->topics[topic].generation) != name >> 32;
 }
 
+/* Returns true if the entry is in use, and nobody is making it. */
+static bool made(const shmq_broker *b, uint64_t name)
+{
+	return !(name & BEING_MADE) && !unused(b, name, 0);
+}
+
+/* Claim a free entry and make it the key's; NULL if there is none. oldest: an entry of this topic
+ * that gives way instead; NULL: none does. */
 static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
                                     shmq_writer_desc *oldest)
 {
-	shmq_writer_desc *w = NULL;
+	shmq_writer_desc *w = oldest;
 
+	if (w)
+		st_release(&w->topic, mine | BEING_MADE); /* SYNC(writer-name) */
 	for (uint32_t i = 0; i < SHMQ_WRITERS && !w; i++) {
 		uint64_t name = ld(&b->writers[i].topic);
 
@@ -68,15 +81,12 @@ static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_se
 		    atomic_compare_exchange_strong(&b->writers[i].topic, &name, mine | BEING_MADE))
 			w = &b->writers[i];
 	}
-	if (!w) {
-		if (!oldest)
-			return NULL;
-		w = oldest;
-		st_release(&w->topic, mine | BEING_MADE); /* SYNC(writer-name) */
-	}
+	if (!w)
+		return NULL;
 	SHMQ_KILLPOINT("writer.being_made");
 	w->key[0] = mark->key[0];
 	w->key[1] = mark->key[1];
+	w->whose = mark->whose;
 	w->epoch = w->rows = 0;
 	st(&w->next_seq, 0);
 	SHMQ_KILLPOINT("writer.filled");
@@ -84,28 +94,100 @@ static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_se
 	return w;
 }
 
-int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out)
+shmq_writer_desc *writer_find(shmq_broker *b, uint32_t topic, const uint64_t key[2])
 {
-	uint64_t mine = name_of(b, topic), used = 0;
-	shmq_writer_desc *w = NULL, *oldest = NULL;
+	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
+		shmq_writer_desc *w = &b->writers[i];
+
+		if (ld(&w->topic) == name_of(b, topic) && /* SYNC(writer-name) */
+		    w->key[0] == key[0] && w->key[1] == key[1])
+			return w;
+	}
+	return NULL;
+}
+
+/* Which entry gives way to a new one, and why. */
+typedef struct choice {
+	uint32_t n;               /* entries that count against the same limit */
+	shmq_writer_desc *oldest; /* of them */
+} choice;
+
+static void count(choice *c, shmq_writer_desc *w)
+{
+	c->n++;
+	if (!c->oldest || w->used < c->oldest->used)
+		c->oldest = w;
+}
+
+/* The entries of the client on the network that has most of them. Another topic's may change
+ * meanwhile: the choice is a hint until its P is held. */
+static choice of_greediest(shmq_broker *b)
+{
+	choice most = {0, NULL};
 
 	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
-		shmq_writer_desc *at = &b->writers[i];
+		choice its = {0, NULL};
+		uint64_t whose = b->writers[i].whose;
 
-		if (ld(&at->topic) != mine)
+		for (uint32_t j = i; whose && j < SHMQ_WRITERS; j++)
+			if (b->writers[j].whose == whose && made(b, ld(&b->writers[j].topic)))
+				count(&its, &b->writers[j]);
+		if (its.n > most.n)
+			most = its;
+	}
+	return most;
+}
+
+/* The entry that gives way to a new one: of the same client if that has OF_ONE; if all
+ * are taken, of the client on the network that has most, else of this topic. NULL: a free one will
+ * do. *full: there is no free one. */
+static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
+                                   bool *full)
+{
+	choice own = {0, NULL}, here = {0, NULL}, most;
+
+	*full = true;
+	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
+		shmq_writer_desc *w = &b->writers[i];
+		uint64_t name = ld(&w->topic);
+
+		if (unused(b, name, mine))
+			*full = false;
+		if (!made(b, name))
 			continue;
-		if (at->used > used)
-			used = at->used;
-		if (!oldest || at->used < oldest->used)
-			oldest = at;
-		if (at->key[0] == mark->key[0] && at->key[1] == mark->key[1])
-			w = at;
+		if (mark->whose && w->whose == mark->whose)
+			count(&own, w);
+		if (name == mine)
+			count(&here, w);
+	}
+	if (own.n >= OF_ONE)
+		return own.oldest;
+	if (!*full)
+		return NULL;
+	most = of_greediest(b);
+	return most.n > own.n ? most.oldest : here.oldest;
+}
+
+int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out,
+                 uint32_t *other)
+{
+	uint64_t mine = name_of(b, topic), its;
+	shmq_writer_desc *w = writer_find(b, topic, mark->key), *leaving;
+	bool full;
+
+	*other = SHMQ_NONE;
+	if (!w) {
+		leaving = gives_way(b, mine, mark, &full);
+		its = leaving ? ld(&leaving->topic) : mine;
+		if (its != mine) {
+			*other = (uint32_t)(its & 0xffff) - 1;
+			return SHMQ_AGAIN;
+		}
+		w = full && !leaving ? NULL : entry_make(b, mine, mark, leaving);
 	}
 	if (!w)
-		w = entry_make(b, mine, mark, oldest);
-	if (!w)
 		return fail(SHMQ_TABLE_FULL, "%d writers publish in epochs already", SHMQ_WRITERS);
-	w->used = used + 1;
+	w->used = (uint64_t)now_ns();
 	*out = w;
 	if (mark->epoch + 1 < w->epoch)
 		return SHMQ_REPEATED;
@@ -116,6 +198,16 @@ int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq
 		            (unsigned long long)mark->after,
 		            (unsigned long long)(mark->epoch + 1 == w->epoch ? w->rows : 0));
 	return 0;
+}
+
+void writer_give_way(shmq_broker *b, uint32_t topic, uint32_t mine, const shmq_sequence *mark)
+{
+	bool full;
+	shmq_writer_desc *w = gives_way(b, name_of(b, mine), mark, &full);
+
+	if (w && ld(&w->topic) == name_of(b, topic))
+		st_release(&w->topic, 0); /* SYNC(writer-name) */
+	SHMQ_KILLPOINT("writer.gave_way");
 }
 
 void writer_prepare(shmq_writer_desc *w, const shmq_sequence *mark, uint64_t seq)

@@ -368,17 +368,19 @@ int shmq_publish_on(shmq_producer *p, const shmq_body *bodies, uint32_t n, const
  *
  * The publisher names a key, an epoch, and the range of its messages in that epoch: numbers `after`
  * (exclusive) to `upto`. The topic remembers for each key the last epoch and the last number in it;
- * one store decides both this and the publish. An instance remembers 256 keys; of a topic's keys it
- * forgets the one that was used longest ago.
+ * one store decides both this and the publish. An instance remembers 256 keys, and 64 of one `whose`,
+ * a hash of a client on the network (0: the caller's own). Where there is no room it forgets the key
+ * that was used longest ago: of that `whose`, else of the one that has most, else of this topic.
  * SHMQ_REPEATED: the key has reached `upto` already, or is in a later epoch; nothing was published.
  * SHMQ_INVALID: messages before `after` are missing. SHMQ_TABLE_FULL: every entry belongs to
- * another topic. Otherwise as shmq_publish_on.
+ * another topic of callers on this host. Otherwise as shmq_publish_on.
  * death: messages and mark are both there, or neither is.
  */
 typedef struct shmq_sequence {
 	uint64_t key[2];
 	uint64_t epoch; /* below 2^64 - 2 */
 	uint64_t after, upto;
+	uint64_t whose;
 } shmq_sequence;
 int shmq_publish_once(shmq_producer *p, const shmq_body *bodies, uint32_t n,
                       const shmq_terms *terms, const shmq_sequence *mark, int64_t until,

@@ -16,8 +16,8 @@ extern "C" {
  * often as it likes, and gets the same rows each time; then it is finished or returned as a whole.
  *
  * A lease holder is the name together with its present owner. A process that opens the name becomes
- * its next incarnation, and every earlier one is fenced (SHMQ_LEASE_FENCED). The leases are
- * returned to the head of the queue, with attempts + 1, when the holder gave no sign of life for
+ * its next incarnation, and every earlier one is fenced (SHMQ_LEASE_FENCED). An incarnation is 64
+ * random bits: who knows them is the owner. The leases are returned to the head of the queue, with attempts + 1, when the holder gave no sign of life for
  * `ttl`, or had no owner for `grace`; a death of the owner begins `grace` at once.
  *
  * The state word of a lease decides over all of its messages. A holder's leases have rising ids.
@@ -43,6 +43,14 @@ typedef struct shmq_run {
 typedef struct shmq_lease_settings {
 	const char *name;
 	int64_t ttl_ns, grace_ns;
+	/* A hash of the secret with which the network may open the name again; 0, 0: it may not. */
+	uint64_t proof[2];
+	/* For a process that speaks for holders which are elsewhere: a hash of whose the holder is (0: it
+	 * is this process's own); whether that is a user who has proven who he is, so that he may open
+	 * what is his without the secret; and the most names of the queue that are of one `whose`. */
+	uint64_t whose;
+	bool known;
+	uint32_t most;
 } shmq_lease_settings;
 /* The messages that a new lease is to have. */
 typedef struct shmq_lease_wish {
@@ -50,6 +58,7 @@ typedef struct shmq_lease_wish {
 	uint64_t max_bytes;  /* most bytes of bodies together; at least one message is leased */
 	uint32_t n;          /* most messages */
 	uint32_t parts;      /* most parts to split them into, 1 to 32 */
+	uint32_t most;       /* most open leases of holders of the same `whose`; 0: no limit */
 	const shmq_run *run; /* NULL, or the records on disk that follow the messages in memory */
 } shmq_lease_wish;
 /* Messages in columns. ids, timestamps (CLOCK_REALTIME ns), attempts (the present delivery
@@ -62,7 +71,16 @@ typedef struct shmq_columns {
 	uint8_t *data;
 } shmq_columns;
 
-/* Become the owner of a name. SHMQ_TABLE_FULL: 64 other names hold leases or have an owner. */
+/*
+ * Become the owner of a name. SHMQ_TABLE_FULL: 64 other names hold leases or have an owner, or `most`
+ * names of this `whose` hold leases.
+ *
+ * A process that may attach opens any name for itself. For somebody else (`whose`) it opens a name
+ * that has an owner or leases only with the secret of its last open, or if it is of the same `whose`
+ * and that is `known`: else SHMQ_LEASE_FENCED, and nothing has changed. Where there is no room, the name that holds nothing and was silent for the
+ * longest time gives way: of the same `whose` if that has `most`, else one without an owner, else one
+ * that was opened for somebody else.
+ */
 int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
                            const shmq_lease_settings *settings, int64_t until,
                            shmq_lease_holder *out);
@@ -74,10 +92,13 @@ int shmq_lease_holder_touch(shmq_broker *b, const shmq_lease_holder *l, int64_t 
 int shmq_lease_holder_adopt(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
 /* Leave the name without an owner; its leases wait for `grace`. SHMQ_LEASE_FENCED. */
 int shmq_lease_holder_close(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
+/* The same, but only if this process is the owner: another that speaks for the holder stays. No sign
+ * of life. SHMQ_LEASE_FENCED. death: it has the owner or none. */
+int shmq_lease_holder_leave(shmq_broker *b, const shmq_lease_holder *l, int64_t until);
 /*
  * Lease messages as wished, in the order in which a take would hand them out. SHMQ_EMPTY: no
  * message is available, or the limit of held messages is reached. SHMQ_TABLE_FULL: 64 leases of
- * this queue are open. SHMQ_LEASE_FENCED.
+ * this queue are open, or `most` of this holder's `whose`. SHMQ_LEASE_FENCED.
  *
  * The lease takes the whole run; or none of it, if that would exceed n or max_bytes or other
  * messages come first. The run stays on disk and is read there; nothing is read back into memory

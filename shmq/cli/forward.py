@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import signal
 import socket
 import sys
@@ -144,7 +145,7 @@ def _there(
     from shmq.forward.target import Source
 
     topic, channel, target = names
-    with _broker(instance, address) as broker:
+    with _broker(instance, address, names, login) as broker:
         source = Source(host or address or socket.gethostname(), broker.instance, topic, channel)
         to = open_target(target, source, create, login)
         # A lease that is stored and not finished must wait for this name, however long that takes.
@@ -201,8 +202,16 @@ def _run(
     return INTERRUPTED if interrupted.is_set() else OK
 
 
-def _broker(instance: str, address: str | None) -> shmq.Broker | RemoteBroker:
-    return shmq.attach(instance) if address is None else shmq.connect(address)
+def _broker(
+    instance: str, address: str | None, ends: tuple[str, ...], login: dict[str, str]
+) -> shmq.Broker | RemoteBroker:
+    """The broker to forward from. A broker on another host knows the forwarder again by its ends
+    and what it logs in with at the target, so the next run has the leases of this one."""
+    if address is None:
+        return shmq.attach(instance)
+    data = "\0".join((*ends, *(f"{name}={login[name]}" for name in sorted(login))))
+    secret = hashlib.blake2b(data.encode("utf-8", "surrogateescape"), digest_size=16)
+    return shmq.connect(address, secret=secret.hexdigest())
 
 
 @contextlib.contextmanager

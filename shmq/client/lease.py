@@ -6,6 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from shmq import _native, leased
@@ -70,6 +71,19 @@ def read_lease(
             yield LeasedBatch(count, *found, blocks)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Whose a holder is for which this process speaks, because it is on the network."""
+
+    whose: int
+    """A hash of its client, 64 bits and not 0."""
+    known: bool
+    """The client has proven who it is, so it may open its own names without their secret."""
+    names: int
+    """The most names of a channel that one client may have, and its most open leases there."""
+    leases: int
+
+
 class LeaseHolder(metaclass=Shown):
     """Holds leases of one channel under a name; returned by `Broker.lease_holder`. A context
     manager.
@@ -88,7 +102,7 @@ class LeaseHolder(metaclass=Shown):
     deleted or the broker closed or stopped.
     """
 
-    _internal = frozenset({"adopt", "reopened"})
+    _internal = frozenset({"adopt", "leave", "reopened"})
 
     def __init__(
         self,
@@ -102,13 +116,20 @@ class LeaseHolder(metaclass=Shown):
         grace_ns: int,
         keepalive: bool,
         files: Callable[[], Files],
+        proof: tuple[int, int] = (0, 0),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.topic = topic
         self.channel = channel
         self.name = name
         self._native = native
         self._queue, self._serial = queue, serial
-        self._holder = native.lease_holder_open(queue, serial, name, ttl_ns, grace_ns)
+        far = elsewhere
+        more = () if far is None else (far.whose, far.known, far.names)
+        self._holder = native.lease_holder_open(
+            queue, serial, name, ttl_ns, grace_ns, *proof, *more
+        )
+        self._most = 0 if far is None else far.leases
         self._files = files
         self._home = home_of(files)
         self._closed = threading.Event()
@@ -134,26 +155,34 @@ class LeaseHolder(metaclass=Shown):
         name: str,
         holder: tuple[int, int, int, int],
         files: Callable[[], Files],
+        most: int = 0,
     ) -> Self:
-        """Another handle of the holder that was opened as `holder`."""
+        """Another handle of the holder that was opened as `holder`. most: the open leases of the
+        channel that its client may have; 0: no limit."""
         self = object.__new__(cls)
         self.topic, self.channel, self.name = topic, channel, name
         self._native, self._holder, self._files = native, holder, files
         self._queue, self._serial = holder[:2]
+        self._most = most
         self._home = home_of(files)
         self._closed = threading.Event()
         return self
 
     @property
     def incarnation(self) -> tuple[int, int]:
-        """The entry of the name, and how often it was opened: they tell this holder from every
-        other of the channel."""
+        """The entry of the name, and 64 random bits that were made when it was opened. They tell
+        this holder from every other of the channel, and whoever knows them is this holder: they
+        are a secret."""
         return self._holder[2], self._holder[3]
 
     def adopt(self) -> None:
         """Have the holder live as long as this process, for the rest of the package. A sign of
         life."""
         self._native.lease_holder_adopt(self._holder)
+
+    def leave(self) -> None:
+        """Have `grace` begin, if the holder lives as long as this process."""
+        self._native.lease_holder_leave(self._holder)
 
     def lease(
         self,
@@ -201,10 +230,10 @@ class LeaseHolder(metaclass=Shown):
     ) -> tuple[int, int, int, int, int, int, int] | None:
         for _ in range(_TRIES):
             run = self._files().find(n, limit, parts)
-            found = self._native.lease_take(self._holder, parent, n, limit, parts, run)
+            found = self._native.lease_take(self._holder, parent, n, limit, parts, run, self._most)
             if found is not None or run is None:
                 return found
-        return self._native.lease_take(self._holder, parent, n, limit, parts)
+        return self._native.lease_take(self._holder, parent, n, limit, parts, None, self._most)
 
     def wait(self, timeout: float) -> bool:
         """Sleep until there may be something to lease, at most `timeout` seconds. Returns False if

@@ -81,7 +81,9 @@ class Context:
         """The delays of those who show wrong tokens and secrets to this process."""
         self.rights = rights or Rights(options)
         """The access file: who may do what."""
-        self.leases = LeaseDesk(broker, self.create_topic, self.create_channel, layout.VERSION)
+        self.leases = LeaseDesk(
+            broker, self.create_topic, self.create_channel, layout.VERSION, lambda: self.options
+        )
 
     @property
     def health(self) -> str:

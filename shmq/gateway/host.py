@@ -136,6 +136,7 @@ class Owner(Protocol):
     """The session, as its parts see it. It is passed to each call and the parts do not keep it, so
     there is no reference cycle that would outlive the connection."""
 
+    address: str
     now: float
     need: int
     closing: bool
@@ -149,6 +150,14 @@ class Owner(Protocol):
     @property
     def who(self) -> str:
         """The user's name, if the access file names one, else the address."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the client has proven that it is a user."""
+
+    @property
+    def origin(self) -> str:
+        """Whose the client's holders, staged rows and topics are."""
 
     @property
     def quota(self) -> Quota:

@@ -84,18 +84,27 @@ def _switch(**how: Any) -> _Key:
     return _Key(lambda value: type(value) is bool, "true or false", default=False, **how)
 
 
+def _is_hex(value: Any, digits: int) -> bool:
+    return type(value) is str and len(value) == digits and set(value) <= set("0123456789abcdef")
+
+
 def _is_holder(value: Any) -> bool:
+    """A number of 64 bits is a text, because many a JSON parser makes it a float."""
     return (
         type(value) is list
         and len(value) == 2
-        and all(type(number) is int for number in value)
+        and type(value[0]) is int
         and 0 <= value[0] <= _U32
-        and 0 <= value[1] <= _U64
+        and _is_hex(value[1], 16)
     )
 
 
+def _is_secret(value: Any) -> bool:
+    return type(value) is str and 16 <= len(value) <= 200 and value.isprintable()
+
+
 def _is_attempt(value: Any) -> bool:
-    return type(value) is str and len(value) == 32 and set(value) <= set("0123456789abcdef")
+    return _is_hex(value, 32)
 
 
 def _are_attempts(value: Any) -> bool:
@@ -113,7 +122,9 @@ def _are_attempts(value: Any) -> bool:
 
 
 _IDENTITY: Final = {"identity": _text(64)}
-_HOLDER: Final = _Key(_is_holder, "two whole numbers, the incarnation", needed=True)
+_HOLDER: Final = _Key(_is_holder, "[entry, 16 hexadecimal digits], as LHOLD gives it", needed=True)
+_SECRET: Final = _Key(_is_secret, "16 to 200 printable characters")
+_OWN: Final = _Key(_is_secret, f"{_SECRET.words}, as STAGE had or gave it", needed=True)
 _OF_HOLDER: Final = {**_IDENTITY, "holder": _HOLDER}
 _LEASE: Final = _whole(1, _U64, needed=True)
 _TIME: Final = _seconds(1e9, 0.001)
@@ -129,6 +140,7 @@ COMMANDS: Final[dict[bytes, Command]] = {
             "ttl": _TIME,
             "grace": _TIME,
             "holder": _Key(_is_holder, _HOLDER.words),
+            "secret": _SECRET,
             **_IDENTITY,
         },
     ),
@@ -155,6 +167,8 @@ COMMANDS: Final[dict[bytes, Command]] = {
         (2,),
         {
             **_IDENTITY,
+            "holder": _Key(_is_holder, _HOLDER.words),
+            "secret": _SECRET,
             "lease": _LEASE,
             "part": _whole(0, 31, default=0),
             "from": _whole(0, _U64, default=0),
@@ -168,6 +182,7 @@ COMMANDS: Final[dict[bytes, Command]] = {
         (1,),
         {
             **_WRITER,
+            "secret": _SECRET,
             "attempt": _Key(_is_attempt, "32 hexadecimal digits", needed=True),
             "at": _whole(0, _I62, needed=True),
             "rows": _whole(1, _U32, needed=True),
@@ -179,12 +194,14 @@ COMMANDS: Final[dict[bytes, Command]] = {
         (1,),
         {
             **_WRITER,
+            "secret": _OWN,
             "attempts": _Key(_are_attempts, "the attempts", needed=True),
             "memory": _text(64),
+            "skip": _switch(),
         },
         _LONG_BODY,
     ),
-    b"ABANDON": Command((1,), _WRITER),
+    b"ABANDON": Command((1,), {**_WRITER, "secret": _OWN}),
 }
 
 

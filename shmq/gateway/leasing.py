@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from shmq.errors import ShmqError
 from shmq.gateway import protocol
+from shmq.gateway.asker import Asker
 from shmq.gateway.host import Host, Job, Owner, Send
 from shmq.gateway.lease_requests import COMMANDS, Values, parse
 from shmq.gateway.protocol import ProtocolError
@@ -54,7 +55,7 @@ class _Reading:
 
     def goes_on_with(self, names: tuple[str, ...], values: Values) -> bool:
         """Whether an LREAD asks for the messages that come next."""
-        keys = ("lease", "part", "rows", "bytes", "properties", "identity")
+        keys = ("lease", "part", "rows", "bytes", "properties", "identity", "holder", "secret")
         return (
             self.names == names
             and self.at == values["from"]
@@ -76,10 +77,11 @@ class _Done(NamedTuple):
 class Leasing:
     """The present request of a client that has negotiated leases."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, asker: Asker) -> None:
         self._host = host
         self._names: tuple[str, ...] = ()
         self._reading: _Reading | None = None
+        self.asker = asker
 
     @property
     def held(self) -> int:
@@ -138,13 +140,16 @@ class Leasing:
 
     def _execute(self, session: Owner, name: bytes, values: Values, rows: bytes) -> None:
         desk, names = self._host.leases, self._names
+        asker = self.asker
+        asker.origin, asker.known = session.origin, session.known
+        asker.address, asker.quota = session.address, session.quota
         if name == b"LREAD":
             self._read_part(session, values)
             return
         if name in (b"LEASE", b"LWAIT") and values["timeout"]:
             self._look(session, name, values, session.now + values["timeout"], _FIRST_LOOK)
             return
-        call = functools.partial(desk.answer, name, names, values, rows)
+        call = functools.partial(desk.answer, asker, name, names, values, rows)
         session.job = Job(call, functools.partial(self._answer, session), kind=self._kind(name))
 
     def _kind(self, name: bytes) -> str:
@@ -160,7 +165,9 @@ class Leasing:
         self, session: Owner, name: bytes, values: Values, until: float, pause: float
     ) -> None:
         """Execute LEASE or LWAIT, and again after `pause` seconds if there is no message."""
-        call = functools.partial(self._host.leases.answer, name, self._names, values, b"")
+        call = functools.partial(
+            self._host.leases.answer, self.asker, name, self._names, values, b""
+        )
 
         def after(found: Any, error: BaseException | None) -> None:
             nothing = error is None and not found.get("lease") and not found.get("ready")

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from shmq.errors import ShmqError
 from shmq.gateway import acts, identify, protocol
+from shmq.gateway.asker import Asker
 from shmq.gateway.delivery import CONNECTED, DELIVERY_COMMANDS, Delivery
 from shmq.gateway.host import NO_QUOTA, After, Grant, Host, Job, Reader
 from shmq.gateway.identify import Settings
@@ -39,6 +40,10 @@ _CLIENT_TIMEOUT: Final = 60.0
 #: other clients of the process get their turn, even if a few compressed bytes hold many commands.
 _COMMANDS_MOST: Final = 1024
 
+#: Clients of leases that have no secrets yet. Without leases they say that they need a gateway of
+#: their own version.
+_OLD_CLIENTS: Final = ("shmq-remote/1",)
+
 _MAY_PUBLISH: Final = b"MP"
 
 _SIZE = struct.Struct(">i")
@@ -54,6 +59,8 @@ class Session:
         self._host = host
         self.address = address
         self.ip = ip
+        self.ends: tuple[Any, Any] = (None, None)
+        """The names of the connection's two sockets, the client's first."""
         self.uid: int | None = None
         """Of the process at the other end of a Unix socket; None: it is no Unix socket."""
         self.connected_at = wall
@@ -412,8 +419,8 @@ class Session:
             wanted = identify.upgrades(wishes, host.has_tls, host.options, self.layers)
             must = host.auth_enabled and self._greeted() is None and host.needs_auth(wanted)
             answer = identify.answer(self.settings, wanted, must, host.options)
-            if wishes.get("leases"):
-                self.leasing = self.leasing or Leasing(host)
+            if wishes.get("leases") and self.settings.user_agent not in _OLD_CLIENTS:
+                self.leasing = self.leasing or Leasing(host, Asker(ends=self.ends))
                 answer["leases"] = True
             self.say(protocol.frame(protocol.RESPONSE, _json(answer)))
             self.upgrades = wanted
@@ -579,6 +586,25 @@ class Session:
     def who(self) -> str:
         """The user's name, if the access file names one, else the address."""
         return self.user or self.address
+
+    @property
+    def known(self) -> bool:
+        """Whether the client has proven that it is a user, of the access file or of an
+        authorisation server."""
+        grant = self.grant
+        if grant is None or not grant.identity:
+            return False
+        return grant.known is None or grant.known.proof.kind != "none"
+
+    @property
+    def origin(self) -> str:
+        """Whose the client's holders, staged rows and topics are: a user's name if it is `known`,
+        else its address, and on this host its uid."""
+        grant = self.grant
+        if self.known and grant is not None:
+            return grant.identity
+        uid = self.uid
+        return (self.ip or "@") if uid is None else f"{self.ip or '@'} uid {uid}"
 
     @property
     def quota(self) -> Quota:

@@ -1,17 +1,19 @@
 """Rows that clients have staged: each attempt of a task in a file of its own, in a directory in
 /dev/shm that only this user may read; and their commit, which publishes them once.
 
+A writer is a name together with a secret, of which only a hash is kept. A client that does not know
+the secret is another writer: neither its commits nor its ABANDON reach these rows and this mark.
+
 The first commit of an epoch writes the manifest, which decides which attempts belong to it. The
 rows are published in pieces that fit in the broker's memory, split the same way every time. The
 store that publishes a piece also advances the writer's mark, so a repeated commit goes on after the
-last published piece. Finally the files are removed, the manifest last. Two processes may commit the
-same epoch at the same time.
+last published piece. The mark of a whole epoch has the number of its rows and bytes, which tell a
+repeated commit from another one. Finally the files are removed, the manifest last. Two processes
+may commit the same epoch at the same time.
 
 A file is a sequence of pieces as they were uploaded: the number of rows and the bytes that follow,
 then the size of each body, then the bodies. A piece that was uploaded twice is there once, because
-its place is told with it. Attempts that no commit has named are removed after a day. Those of
-memory that has ended, which no commit can publish, are removed by a supervisor that stops in order,
-by `shmq rm`, and when rows are staged next.
+its place is told with it. `staged_space` has how much there may be, and what is removed when.
 """
 
 from __future__ import annotations
@@ -21,21 +23,25 @@ import fcntl
 import hashlib
 import json
 import os
-import re
+import secrets
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MemoryLost, MessageTooBig, Rejected, ShmqError
+from shmq.gateway.asker import Asker
 from shmq.gateway.lease_requests import Values
+from shmq.gateway.staged_space import Space, sweep
 from shmq.option_fields import TRANSIT
 from shmq.private import Private, staging_directory
 
-#: The position of the mark that says: the whole epoch is published.
+#: A mark from here on says: the whole epoch is published. Above it are the number of its rows and
+#: that of their bytes, modulo _COUNT.
 _DONE: Final = 1 << 62
+_COUNT: Final = 1 << 31
 #: Rows, and bytes, that are published at once.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
@@ -43,13 +49,8 @@ _BYTES: Final = 4 << 20
 #: so a host that has nothing to say is soon known to be away.
 _ROOM: Final = 2.0
 _PUBLISHING: Final = 2.0
-#: Seconds after which an attempt that no commit has named is removed.
-_ABANDONED: Final = 24 * 3600.0
-#: The part of /dev/shm that is left for queues, whatever clients stage.
-_KEPT: Final = 0.25
 
 _PIECE: Final = struct.Struct("<II")
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{32}\.[0-9]+\.[0-9a-f]{32}\.rows")
 
 _Attempt = dict[str, Any]
 """`attempt`, `rows` and `size`, as a commit names them."""
@@ -58,8 +59,11 @@ _Attempt = dict[str, Any]
 class StagedRows:
     """The staged rows of one instance; any process of its gateway."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, age: Callable[[], float]) -> None:
+        """age: the option staged_ttl."""
         self._broker = broker
+        self._age = age
+        self._space = Space()
         self._tidied = False
 
     def _directory(self) -> Private:
@@ -90,23 +94,32 @@ class StagedRows:
                         other.unlink(each)
                     other.remove()
 
+    def sweep(self) -> None:
+        """Remove what nobody has touched for `staged_ttl`. It costs next to nothing while nothing
+        is staged."""
+        if os.path.exists(os.path.join(*self._all)):
+            with contextlib.suppress(FileNotFoundError), Private(*self._all, self._memory) as here:
+                sweep(here, self._age())
+
     # ---- STAGE ----
 
-    def stage(self, topic: str, values: Values, rows: bytes) -> int:
-        """Add a piece to an attempt's file. Returns the size of the file. Raises BadArgument for
-        a piece that is none or does not belong there, MessageTooBig, and Full."""
+    def stage(self, asker: Asker, topic: str, values: Values, rows: bytes) -> dict[str, Any]:
+        """Add a piece to an attempt's file. Returns the size of the file, and the writer's secret
+        if the client gave none. Raises BadArgument for a piece that is none or does not belong
+        there, MessageTooBig, and Full."""
         count, at = int(values["rows"]), int(values["at"])
         self._check(count, rows)
-        name = _name(topic, values, values["attempt"])
+        more: dict[str, Any] = {}
+        if values["secret"] is None:
+            more["secret"] = secrets.token_hex(16)
+            values = {**values, **more}
+        name = f"{_epoch(topic, values)}.{values['attempt']}.{Space.owner(topic, asker)}.rows"
         self._tidy()
+        piece = _PIECE.pack(count, len(rows)) + rows
         while True:
             with contextlib.suppress(FileNotFoundError), self._directory() as here:
-                if here.free(_KEPT) < len(rows):
-                    raise Full(
-                        f"stage {len(rows)} bytes for {topic}: a quarter of /dev/shm is kept for "
-                        "queues; commit or abandon what was staged before"
-                    )
-                return _append(here.append(name), topic, at, _PIECE.pack(count, len(rows)) + rows)
+                self._space.take(here, asker, topic, name, at, len(piece))
+                return {"size": _append(here.append(name), topic, at, piece), **more}
 
     def _check(self, count: int, rows: bytes) -> None:
         """Raises BadArgument, MessageTooBig."""
@@ -123,10 +136,11 @@ class StagedRows:
 
     # ---- COMMIT ----
 
-    def commit(self, topic: str, values: Values) -> tuple[int, bool]:
+    def commit(self, asker: Asker, topic: str, values: Values) -> tuple[int, bool]:
         """Publish an epoch, unless it is published already. Returns the number of rows that were
         published now, and whether all are; if there was no room or no time for the rest, the next
-        call goes on. Raises MemoryLost, Rejected, and ShmqError if rows are gone."""
+        call goes on. Raises MemoryLost, Rejected, BadArgument if the epoch was published with other
+        rows or a later one was published, and ShmqError if rows are gone."""
         epoch, writer = int(values["epoch"]), str(values["writer"])
         if values["memory"] is not None and values["memory"] != self._broker.identity:
             raise MemoryLost(
@@ -134,6 +148,8 @@ class StagedRows:
                 "memory, so it is not known how many of them were published; look at the topic, "
                 "and go on under another writer"
             )
+        named = {str(item["attempt"]): item for item in values["attempts"]}  # each counts once
+        values = {**values, "attempts": list(named.values())}
         producer = self._broker.producer(topic)
         with self._directory() as here:
             with _locked(here, fcntl.LOCK_SH):
@@ -142,15 +158,18 @@ class StagedRows:
                 if after < _DONE:
                     try:
                         attempts = _decide(here, topic, values, bool(after))
-                        found = self._publish(producer, here, topic, values, attempts, after)
-                        published, done = found
+                        published, done = self._publish(
+                            producer, here, topic, values, attempts, after, asker.whose
+                        )
                     except (FileNotFoundError, ShmqError):
                         if _published(producer, values) < _DONE:
                             raise
                         # another request has published the rest meanwhile and removed the files
+                elif not values["skip"]:
+                    _compare(here, topic, values, after)
                 if done:
-                    _clear(here, topic, writer, epoch)
-            _sweep(here)
+                    _clear(here, topic, values)
+            here.remove()
         return published, done
 
     def _publish(
@@ -161,25 +180,25 @@ class StagedRows:
         values: Values,
         attempts: Sequence[_Attempt],
         after: int,
+        whose: int,
     ) -> tuple[int, bool]:
         limits = self._broker.limits
         most = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
         size = min(_BYTES, limits["arena_size"] // 8)
-        key, epoch = _key(values["writer"]), int(values["epoch"])
-        at = published = 0
+        key, epoch = _key(values), int(values["epoch"])
+        at = published = bodies = 0
         end = time.monotonic() + _PUBLISHING
-        names = [(_name(topic, values, item["attempt"]), item["size"]) for item in attempts]
-        pieces = _pieces(here, names, most, size)
+        pieces = _pieces(here, _files(here, topic, values, attempts), most, size)
         piece = next(pieces, None)
         while piece is not None:
             following = next(pieces, None)
             data, ends, count = piece
-            upto = at + count
+            upto, bodies = at + count, bodies + len(data)
             if upto > after:
-                mark = _DONE if following is None else upto
+                mark = _whole(upto, bodies) if following is None else upto
                 arguments = (data, ends, True, 0, count, *key, epoch, at, mark, _ROOM)
                 try:
-                    found = producer.publish_once(*arguments)
+                    found = producer.publish_once(*arguments, whose=whose)
                 except Rejected:
                     raise
                 except Full:
@@ -190,39 +209,103 @@ class StagedRows:
             at, piece = upto, following
         return published, True
 
-    def abandon(self, topic: str, values: Values) -> None:
-        """Remove the attempts of an epoch, unless its commit has begun."""
+    def abandon(self, topic: str, values: Values) -> int:
+        """Remove the writer's attempts of an epoch and those before it, unless its commit has
+        begun. Returns the number of files."""
+        count = 0
         with self._directory() as here:
             with _locked(here, fcntl.LOCK_SH):
                 if not here.exists(_manifest(topic, values)):
-                    _clear(here, topic, values["writer"], int(values["epoch"]))
-            _sweep(here)
+                    count = _clear(here, topic, values)
+            here.remove()
+        return count
 
 
 def _published(producer: Any, values: Values) -> int:
-    """How many rows of an epoch are published already; `_DONE`: all of them."""
+    """How many rows of an epoch are published already; from `_DONE` on: all of them, or those of a
+    later epoch (`_DONE` itself)."""
     epoch = int(values["epoch"])
-    reached, rows = producer.mark(*_key(values["writer"]))
+    reached, rows = producer.mark(*_key(values))
     if reached - 1 < epoch:
         return 0
     return int(rows) if reached - 1 == epoch else _DONE
 
 
-def _prefix(topic: str, writer: str) -> str:
-    return hashlib.blake2b(f"{topic}\0{writer}".encode(), digest_size=16).hexdigest()
+def _whole(rows: int, size: int) -> int:
+    """The mark of a whole epoch. size: of the bodies."""
+    return _DONE | (rows % _COUNT) * _COUNT | size % _COUNT
 
 
-def _key(writer: str) -> tuple[int, int]:
-    digest = hashlib.blake2b(f"gateway\0{writer}".encode(), digest_size=16).digest()
+def _compare(here: Private, topic: str, values: Values, mark: int) -> None:
+    """Check that a commit is that of the epoch that is published. Raises BadArgument: to say `done`
+    would hide that its rows are not published."""
+    attempts = values["attempts"]
+    rows = sum(int(item["rows"]) for item in attempts)
+    what = f"commit epoch {values['epoch']} of {values['writer']!r} to {topic}"
+    if mark == _DONE and rows:
+        raise BadArgument(
+            f"{what}: a later epoch of this writer is published already, so these {rows} rows are "
+            "not: go on with an epoch above that one, or `skip` this one"
+        )
+    there = list(_found(here, topic, values))
+    size = mark % _COUNT
+    if attempts and all(item["attempt"] in there for item in attempts):
+        size = _measured(here, _files(here, topic, values, attempts))[1] % _COUNT
+    if mark != _DONE and (rows % _COUNT, size) != (mark // _COUNT % _COUNT, mark % _COUNT):
+        raise BadArgument(
+            f"{what}: it is published already, with {mark // _COUNT % _COUNT} rows, and not with "
+            f"these {rows}: go on with the next epoch, or `skip` this one"
+        )
+
+
+def _prefix(topic: str, values: Values) -> str:
+    writer, secret = values["writer"], values["secret"]
+    return hashlib.blake2b(f"{topic}\0{writer}\0{secret}".encode(), digest_size=16).hexdigest()
+
+
+def _key(values: Values) -> tuple[int, int]:
+    text = f"gateway\0{values['writer']}\0{values['secret']}"
+    digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
-def _name(topic: str, values: Values, attempt: str) -> str:
-    return f"{_prefix(topic, values['writer'])}.{values['epoch']}.{attempt}.rows"
+def _epoch(topic: str, values: Values) -> str:
+    """How the names of an epoch's files begin."""
+    return f"{_prefix(topic, values)}.{values['epoch']}"
 
 
 def _manifest(topic: str, values: Values) -> str:
-    return f"{_prefix(topic, values['writer'])}.{values['epoch']}.manifest"
+    return f"{_epoch(topic, values)}.manifest"
+
+
+def _found(here: Private, topic: str, values: Values) -> dict[str, str]:
+    """The attempts of an epoch that are staged, and the names of their files."""
+    begin = f"{_epoch(topic, values)}."
+    names = (name for name in here.names() if name.startswith(begin) and name.endswith(".rows"))
+    return {name.split(".")[2]: name for name in names}
+
+
+def _files(
+    here: Private, topic: str, values: Values, attempts: Sequence[_Attempt]
+) -> list[tuple[str, int]]:
+    """The files of the attempts, and their sizes. Raises FileNotFoundError."""
+    found = _found(here, topic, values)
+    try:
+        return [(found[item["attempt"]], item["size"]) for item in attempts]
+    except KeyError as exc:
+        raise FileNotFoundError(f"the attempt {exc} is not staged") from None
+
+
+def _measured(here: Private, files: Sequence[tuple[str, int]]) -> tuple[int, int]:
+    """The rows of these files, and the bytes of their bodies."""
+    rows = size = 0
+    for name, length in files:
+        data, at = memoryview(here.read(name)), 0
+        while at + _PIECE.size <= min(length, len(data)):
+            count, nbytes = _PIECE.unpack_from(data, at)
+            rows, size = rows + count, size + nbytes - 4 * count
+            at += _PIECE.size + nbytes
+    return rows, size
 
 
 def _append(fd: int, topic: str, at: int, piece: bytes) -> int:
@@ -269,47 +352,45 @@ def _decide(here: Private, topic: str, values: Values, begun: bool) -> Sequence[
                 f"a part of epoch {values['epoch']} of {values['writer']!r} was published before, "
                 f"and the rest was in {here.path}, which is gone: publish it by hand"
             )
-        lost = [item for item in named if not here.exists(_name(topic, values, item["attempt"]))]
+        found = _found(here, topic, values)
+        lost = [item for item in named if item["attempt"] not in found]
         if lost:
             raise ShmqError(
                 f"{len(lost)} of {len(named)} attempts of epoch {values['epoch']} of "
-                f"{values['writer']!r} are not staged here: they were committed under another "
-                "epoch, abandoned, or older than a day"
+                f"{values['writer']!r} are not staged here: they were staged with another secret, "
+                "committed under another epoch, abandoned, or nobody touched them for staged_ttl"
             )
         if not named:
             return []
+        rows = sum(int(item["rows"]) for item in named)
+        staged = _measured(here, _files(here, topic, values, named))[0]
+        if staged != rows:
+            raise BadArgument(
+                f"commit epoch {values['epoch']} of {values['writer']!r} to {topic}: {rows} rows "
+                f"are named, and {staged} are staged"
+            )
         mine = f"{manifest}.{uuid.uuid4().hex}"
         with open(here.create(mine), "w") as file:
             json.dump(named, file)
         with contextlib.suppress(FileExistsError):
             here.link(mine, manifest)
         here.unlink(mine)
-    found: list[_Attempt] = json.loads(bytes(here.read(manifest)))
-    return found
+    here.touch(manifest)
+    decided: list[_Attempt] = json.loads(bytes(here.read(manifest)))
+    return decided
 
 
-def _clear(here: Private, topic: str, writer: str, epoch: int) -> None:
-    """Remove the files of this writer's epochs up to this one, manifests last."""
-    prefix = _prefix(topic, writer)
-    names = [name for name in here.names() if name.startswith(prefix)]
+def _clear(here: Private, topic: str, values: Values) -> int:
+    """Remove the files of this writer's epochs up to this one, manifests last. Returns their
+    number."""
+    begin, count = f"{_prefix(topic, values)}.", 0
+    names = [name for name in here.names() if name.startswith(begin)]
     for name in sorted(names, key=lambda name: ".manifest" in name):
         number = name.split(".")[1]
-        if number.isdigit() and int(number) <= epoch:
+        if number.isdigit() and int(number) <= int(values["epoch"]):
             here.unlink(name)
-
-
-def _sweep(here: Private) -> None:
-    """Remove attempts that were left, and the directory once it is empty. Does nothing while a
-    commit is running."""
-    with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        names = here.names()
-        begun = {name.rpartition(".manifest")[0] for name in names if ".manifest" in name}
-        for name in names:
-            if _ATTEMPT.fullmatch(name) and ".".join(name.split(".")[:2]) not in begun:
-                with contextlib.suppress(FileNotFoundError):
-                    if here.age(name) > _ABANDONED:
-                        here.unlink(name)
-        here.remove()
+            count += 1
+    return count
 
 
 _Piece = tuple[memoryview, Any, int]

@@ -97,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
             address = f"[{ip}]:{peer[1]}" if ":" in ip else f"{ip}:{peer[1]}"
         self.session = Session(self._context, address, ip, self._loop.time(), time.time())
         self.session.uid = uid_of(transport)
+        self.session.ends = (peer, transport.get_extra_info("sockname"))
         self._by = audit.by_peer(transport)
         self.peer = peer_of(transport)
         self._fd = transport.get_extra_info("socket").fileno()
@@ -185,9 +186,12 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
         if self._drop is not None:
             self._drop()
-        consumer = self.session.delivery.consumer
+        consumer, leasing = self.session.delivery.consumer, self.session.leasing
         self.session.abort()
         self.session.left()
+        if leasing is not None:
+            leasing.asker.gone = True
+            self._context.later(functools.partial(self._context.leases.leave, leasing.asker))
         if consumer is not None:
             self._connections.waiter.unwatch(consumer)
             with contextlib.suppress(RuntimeError):  # the process is ending

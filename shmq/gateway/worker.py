@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.door.acceptor import Acceptor
+from shmq.errors import ShmqError
 from shmq.gateway import tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -52,6 +53,8 @@ else:
 
 _ATTACH_SECONDS = 30.0
 _MOST_FDS = 253  # the most descriptors that one message can carry (SCM_MAX_FD)
+#: Seconds between two looks at what is staged.
+_SWEEP_SECONDS = 60.0
 _KEEP_ALIVE_SECONDS = 15
 
 _log = logging.getLogger(__name__)
@@ -165,6 +168,7 @@ class Worker:
         tasks = []
         if self._index == 0:
             tasks.append(loop.create_task(self._lookupd.run()))
+            tasks.append(loop.create_task(self._sweep()))
         self._connections = Connections(context)
         self._tokens = Tokens(options)
         # Before a client is served: else a change would be confirmed that it does not have.
@@ -194,6 +198,16 @@ class Worker:
             await control.close()
             self._connections.waiter.close()
             context.close()
+
+    async def _sweep(self) -> None:
+        """Remove staged rows whose time is over, also if nobody stages any more."""
+        context = self._context
+        while True:
+            await asyncio.sleep(min(_SWEEP_SECONDS, max(1.0, context.options.staged_ttl)))
+            try:
+                await context.call(context.leases.sweep)
+            except (ShmqError, OSError) as exc:
+                _log.warning("gateway %d: cannot remove staged rows: %s", self._index, exc)
 
     def _serve_tcp(self) -> list[Acceptor]:
         context, connections = self._context, self._connections

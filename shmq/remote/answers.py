@@ -6,6 +6,7 @@ that the client reads has its type here; a document that is not so ends in a Shm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Final
@@ -54,11 +55,19 @@ def _leases(item: dict[str, Any], key: str) -> None:
 
 def _holder(item: dict[str, Any], key: str) -> None:
     found = item.get(key)
-    if not isinstance(found, list) or not 2 <= len(found) <= 8:
+    if not isinstance(found, list) or len(found) != 2:
         raise BadAnswer(f"{key} is no holder")
-    for each in found:
-        if not isinstance(each, int) or isinstance(each, bool) or not 0 <= each < 2**64:
-            raise BadAnswer(f"{key} has something that is no count")
+    entry, bits = found
+    if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry < 2**32:
+        raise BadAnswer(f"{key} has something that is no count")
+    if not isinstance(bits, str) or not re.fullmatch("[0-9a-f]{16}", bits):
+        raise BadAnswer(f"{key} has something that is no proof")
+
+
+def _seconds(item: dict[str, Any], key: str) -> None:
+    found = item.get(key, 0)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < 2**40:
+        raise BadAnswer(f"{key} is no number of seconds")
 
 
 def _limits(item: dict[str, Any], key: str) -> None:
@@ -99,7 +108,7 @@ _SHAPES: Final[dict[str, dict[str, _Check]]] = {
     "LINFO": {"memory": _word, "instance": _word, "limits": _limits},
     "LINFO/2": {"memory": _word, "identity": _word, "depth": number, "stats": _counts},
     "LMAKE": {},
-    "LHOLD": {**_ASKED_TWICE, "holder": _holder},
+    "LHOLD": {**_ASKED_TWICE, "holder": _holder, "ttl": _seconds},
     "LEASE": {**_ASKED_TWICE, "lease": _perhaps_lease},
     "LWAIT": {"ready": flag},
     "LLOOK": {"lease": _lease},

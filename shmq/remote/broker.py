@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from shmq.errors import Gone
-from shmq.leased import READ_BYTES, READ_ROWS
+from shmq.leased import READ_BYTES, READ_ROWS, checked_secret
 from shmq.names import check_name
 from shmq.remote.address import Address
 from shmq.remote.connection import MOST_BODY, Login
@@ -43,18 +44,20 @@ class RemoteBroker:
         auth_secret: str | bytes | None = None,
         timeout: float = _TIMEOUT,
         token: str | bytes | None = None,
+        secret: str | None = None,
     ) -> None:
         """As `connect`."""
         if token is not None and auth_secret is not None:
             raise ValueError("token and auth_secret are two names for one thing: give one of them")
-        secret = auth_secret if token is None else token
+        shown = auth_secret if token is None else token
         if not timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         self.address = str(Address.parse(address))
         """Where the gateway listens: `host:port`."""
-        self._settings = (address, tls, secret, timeout)
+        self._secret = secrets.token_hex(16) if secret is None else checked_secret(secret)
+        self._settings = (address, tls, shown, timeout, None, self._secret)
         context = ssl.create_default_context() if tls is True else tls or None
-        login = Login(context, secret)
+        login = Login(context, shown)
         self._connections = Connections(Address.parse(address), login, timeout)
         self._about = self._connections.ask("LINFO")
         largest = self._about["limits"].get("max_msg_size", MOST_BODY)
@@ -168,11 +171,15 @@ class RemoteBroker:
         they are missing. The arguments are those of `Broker.lease_holder`.
 
         resume: the `incarnation` of a holder of this name; the new handle is the same holder and
-        fences nobody. Only one handle of a holder may lease: a request that is repeated might
-        return a lease that another has taken.
+        fences nobody: it is a secret. Only one handle of a holder may lease: a request that is
+        repeated might return a lease that another has taken.
 
-        Raises LeaseFenced if the name was opened since, BadName, Unreachable, Unauthorized,
-        ValueError for the times, and ShmqError if 64 other names are taken.
+        The name is this client's: another one opens it only with the same `secret` (of `connect`),
+        as the same user where the broker knows its users, or when it holds nothing any more.
+
+        Raises LeaseFenced if the name was opened since or is another's, BadName, Unreachable,
+        Unauthorized, ValueError for the times, and ShmqError if 64 other names are taken, or if too
+        many are this client's.
         """
         check_name(topic, "topic")
         check_name(channel, "channel")
@@ -180,7 +187,9 @@ class RemoteBroker:
             if seconds is not None and not 0.001 <= seconds <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
         times = (ttl, ttl if grace is None else grace)
-        return RemoteLeaseHolder(self._connections, topic, channel, name, times, keepalive, resume)
+        return RemoteLeaseHolder(
+            self._connections, topic, channel, name, times, keepalive, self._secret, resume
+        )
 
     def read_lease(
         self,
@@ -193,15 +202,19 @@ class RemoteBroker:
         properties: bool = False,
         identity: str | None = None,
     ) -> Iterator[RemoteBatch]:
-        """Yield one part of an open lease, whoever holds it, in batches, as `Broker.read_lease`
-        does; a broken connection is made again, and reading goes on after the last message.
+        """Yield one part of an open lease in batches, as `Broker.read_lease` does; a broken
+        connection is made again, and reading goes on after the last message. The holder's name must
+        have been opened with this client's `secret`, by whichever process.
 
         identity: of the channel in which the lease was taken; None: the present one. Raises
         MemoryLost if the channel has another identity, Gone if there is no such channel, LeaseLost
-        if the lease has ended, and Unreachable.
+        if the lease has ended, LeaseFenced if it is another's, and Unreachable.
         """
         where, which = (topic, channel), (lease, part)
-        reader = Reader(self._connections, where, which, identity, rows, max_bytes, properties)
+        mine = {"secret": self._secret}
+        reader = Reader(
+            self._connections, where, which, identity, mine, rows, max_bytes, properties
+        )
         return reader.batches()
 
     # ---- topics and channels ----
@@ -239,19 +252,35 @@ class RemoteBroker:
         """Upload bodies that nobody sees before `commit` names them; None if there are none. A task
         that is repeated stages again: each attempt has its own.
 
-        writer: the key of the write, 1 to 200 characters. epoch: rises with each of its commits.
+        writer: the key of the write, 1 to 200 characters; it is this client's, by its `secret`:
+        under another secret the same key is another writer. epoch: rises with each of its commits.
         """
-        return Writer(self._connections, topic, writer).stage(epoch, bodies)
+        return self._writer(topic, writer).stage(epoch, bodies)
 
-    def commit(self, topic: str, writer: str, epoch: int, staged: Sequence[Staged]) -> int:
+    def commit(
+        self,
+        topic: str,
+        writer: str,
+        epoch: int,
+        staged: Sequence[Staged],
+        skip: bool = False,
+    ) -> int:
         """Publish staged bodies, once for each writer and epoch: a repeated commit goes on after
-        the last message that was published. Returns the number that this call published. Raises
-        ShmqError if staged bodies are gone."""
-        return Writer(self._connections, topic, writer).commit(epoch, staged)
+        the last message that was published. Returns the number that this call published.
+
+        skip: an epoch that was published with other rows, or that is below one that was published,
+        counts as published. Else that raises BadArgument, because these rows are not. Raises
+        ShmqError if staged bodies are gone.
+        """
+        return self._writer(topic, writer).commit(epoch, staged, skip)
 
     def abandon(self, topic: str, writer: str, epoch: int) -> None:
-        """Forget what was staged for an epoch, unless its commit has begun."""
-        Writer(self._connections, topic, writer).abandon(epoch)
+        """Forget what this client's `writer` has staged for an epoch, unless its commit has
+        begun."""
+        self._writer(topic, writer).abandon(epoch)
+
+    def _writer(self, topic: str, writer: str) -> Writer:
+        return Writer(self._connections, topic, writer, self._secret)
 
 
 def connect(
@@ -261,6 +290,7 @@ def connect(
     token: str | bytes | None = None,
     auth_secret: str | bytes | None = None,
     timeout: float = _TIMEOUT,
+    secret: str | None = None,
 ) -> RemoteBroker:
     """Connect to a broker on another host (or on this one), through its gateway. Needs no extension
     and nothing but the standard library.
@@ -273,8 +303,12 @@ def connect(
     auth_secret: the same, by the name that NSQ's libraries have for it.
     timeout: seconds within which a call is answered; calls that may be repeated are repeated
     meanwhile if connections break.
+    secret: 16 to 200 characters that only the processes of one program know, and keep. A client
+    that has it is this one: it may open the names of its lease holders again, read its leases, and
+    repeat its commits. None: a random one for this object and its pickled copies, so that a process
+    that comes later cannot go on where this one ended: give one for exactly-once writes.
 
-    Raises Unreachable, Unauthorized, ssl.SSLCertVerificationError, ValueError for the address, and
-    ShmqError if the server there is no gateway of shmq.
+    Raises Unreachable, Unauthorized, ssl.SSLCertVerificationError, ValueError for the address and
+    the secret, and ShmqError if the server there is no gateway of shmq.
     """
-    return RemoteBroker(address, tls, auth_secret, timeout, token)
+    return RemoteBroker(address, tls, auth_secret, timeout, token, secret)

@@ -119,7 +119,7 @@ class Connection:
             **asked,
             "client_id": socket.gethostname(),
             "hostname": socket.gethostname(),
-            "user_agent": "shmq-remote/1",
+            "user_agent": "shmq-remote/2",
             "feature_negotiation": True,
             "leases": True,
         }

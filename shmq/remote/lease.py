@@ -30,8 +30,9 @@ class RemoteLeaseHolder:
     The holder is known by its name and its incarnation, not by a connection: when a connection
     breaks or a gateway process dies, the next call goes on over another connection, and fences
     nobody. The leases go back to the channel when the holder gave no sign of life for `ttl`
-    seconds; and when it was closed, or when the gateway process that it spoke to last has died and
-    the holder has not called since, after `grace` seconds.
+    seconds; and when it was closed, its last connection has ended, or the gateway process that it
+    spoke to last has died, and the holder has not called since, after `grace` seconds. Both are at
+    most the broker's max_lease_ttl; with `ttl=None` a thread gives the signs of life.
 
     Every method raises LeaseFenced if the name was opened again, MemoryLost if the broker was
     started with new memory since, Gone if the channel was deleted, and Unreachable if there is no
@@ -46,6 +47,7 @@ class RemoteLeaseHolder:
         name: str,
         times: tuple[float | None, float | None],
         keepalive: bool,
+        secret: str,
         resume: tuple[int, int] | None = None,
     ) -> None:
         self.topic = topic
@@ -55,15 +57,19 @@ class RemoteLeaseHolder:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         ttl, grace = times
-        document: dict[str, Any] = {"name": name, "ttl": ttl, "grace": grace}
+        document: dict[str, Any] = {"name": name, "ttl": ttl, "grace": grace, "secret": secret}
         if resume is not None:
-            document["holder"] = list(resume)
+            document["holder"] = _words(resume)
         answer = connections.ask("LHOLD", (topic, channel), document)
         self.identity = str(answer["identity"])
         """The identity of the channel, see `RemoteBroker.channel_identity`."""
-        self.incarnation: tuple[int, int] = (int(answer["holder"][0]), int(answer["holder"][1]))
+        entry, bits = answer["holder"]
+        self.incarnation: tuple[int, int] = (int(entry), int(bits, 16))
         """The holder, for `RemoteBroker.lease_holder(resume=...)` in another process, which then is
-        the same holder and fences nobody."""
+        the same holder and fences nobody. A client that knows it is the holder: it is a secret."""
+        most = float(answer.get("ttl") or 0)  # the broker's, if it is less than was wished
+        keepalive = keepalive or ttl is None
+        ttl = min(ttl or most, most or ttl or 0)
         self._newest = max((lease.id for lease in self.leases()), default=0)
         if keepalive and ttl:
             thread = threading.Thread(
@@ -75,7 +81,7 @@ class RemoteLeaseHolder:
             thread.start()
 
     def _ask(self, command: str, more: float = 0.0, **document: Any) -> dict[str, Any]:
-        document |= {"identity": self.identity, "holder": list(self.incarnation)}
+        document |= {"identity": self.identity, "holder": _words(self.incarnation)}
         return self._connections.ask(command, (self.topic, self.channel), document, more)
 
     def lease(
@@ -133,11 +139,14 @@ class RemoteLeaseHolder:
         properties: bool = False,
     ) -> Iterator[RemoteBatch]:
         """Yield one part of the lease in batches, any number of times, with the same rows each
-        time. Other processes read it with `RemoteBroker.read_lease`. The arguments are those of
-        `LeaseHolder.read_lease`. Raises LeaseLost if the lease has ended; the batches before were
-        valid."""
+        time. Other processes of this client read it with `RemoteBroker.read_lease`. The arguments
+        are those of `LeaseHolder.read_lease`. Raises LeaseLost if the lease has ended; the batches
+        before were valid."""
         where, which = (self.topic, self.channel), (lease, part)
-        reader = Reader(self._connections, where, which, self.identity, rows, max_bytes, properties)
+        mine = {"holder": _words(self.incarnation)}
+        reader = Reader(
+            self._connections, where, which, self.identity, mine, rows, max_bytes, properties
+        )
         return reader.batches()
 
     def finish_lease(self, through: int) -> int:
@@ -181,6 +190,11 @@ class RemoteLeaseHolder:
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.channel} on {self._connections.address}"
         return f"<shmq.RemoteLeaseHolder {self.name!r} of {where}>"
+
+
+def _words(incarnation: tuple[int, int]) -> list[Any]:
+    """An incarnation as the protocol has it: JSON's numbers need not hold 64 bits."""
+    return [incarnation[0], f"{incarnation[1]:016x}"]
 
 
 def _lease(row: list[int]) -> Lease:

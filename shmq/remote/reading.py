@@ -28,12 +28,13 @@ class Reader:
         channel: tuple[str, str],
         lease: tuple[int, int],
         identity: str | None,
+        mine: dict[str, Any],
         rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
         properties: bool = False,
     ) -> None:
         """channel: topic and channel. lease: its id and the part. identity: of the channel; None:
-        the present one."""
+        the present one. mine: `holder` or `secret`, which prove that the lease may be read."""
         if rows < 1 or max_bytes < 1:
             raise ValueError(f"rows and max_bytes must be 1 or more, not {rows} and {max_bytes}")
         self._connections = connections
@@ -46,6 +47,7 @@ class Reader:
             "bytes": min(max_bytes, _FRAME),
             "credit": _CREDIT,
             "properties": properties,
+            **mine,
         }
         # the bodies, the columns beside them, and the properties
         of_row = 64 + (MOST_PROPERTIES if properties else 0)

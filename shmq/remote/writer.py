@@ -44,20 +44,21 @@ class Staged:
 
 
 class Writer:
-    """Stages and commits under one key."""
+    """Stages and commits under one key, which is of whoever has the secret."""
 
-    def __init__(self, connections: Connections, topic: str, key: str) -> None:
+    def __init__(self, connections: Connections, topic: str, key: str, secret: str) -> None:
         check_name(topic, "topic")
         if not 1 <= len(key) <= _LONGEST_KEY:
             raise ValueError(f"writer must have 1 to {_LONGEST_KEY} characters, not {key!r}")
         self._connections = connections
         self._topic = topic
         self._key = key
+        self._secret = secret
 
     def _document(self, epoch: int) -> dict[str, Any]:
         if not 0 <= epoch < 1 << 62:
             raise ValueError(f"epoch must be from 0 to 2^62 - 1, not {epoch}")
-        return {"writer": self._key, "epoch": epoch}
+        return {"writer": self._key, "epoch": epoch, "secret": self._secret}
 
     def stage(self, epoch: int, bodies: Iterable[Any]) -> Staged | None:
         """Upload the bodies; see `RemoteBroker.stage`."""
@@ -92,7 +93,7 @@ class Writer:
 
         return self._connections.again(once, tried)
 
-    def commit(self, epoch: int, staged: Sequence[Staged]) -> int:
+    def commit(self, epoch: int, staged: Sequence[Staged], skip: bool = False) -> int:
         """Publish; see `RemoteBroker.commit`."""
         memories = {item.memory for item in staged}
         if len(memories) > 1:
@@ -100,7 +101,7 @@ class Writer:
         attempts = [
             {"attempt": item.attempt, "rows": item.rows, "size": item.size} for item in staged
         ]
-        document = self._document(epoch) | {"attempts": attempts}
+        document = self._document(epoch) | {"attempts": attempts, "skip": skip}
         if memories:
             document["memory"] = memories.pop()
         deadline = self._connections.deadline(_COMMIT)

@@ -65,14 +65,18 @@ class Chain:
         """The holder of the name that the offset has, which is opened if it is not open."""
         if self._holder is None or self._holder.name != consumer:
             self.close()
-            settings = self._settings
-            self._holder = self._broker().lease_holder(
+            settings, broker = self._settings, self._broker()
+            more: dict[str, Any] = {}
+            if settings.many and isinstance(broker, shmq.Broker):  # tasks may read from elsewhere
+                more["secret"] = settings.proof
+            self._holder = broker.lease_holder(
                 settings.topic,
                 settings.channel,
                 consumer,
                 ttl=settings.leaseTtl,
                 grace=self._grace,
                 keepalive=True,
+                **more,
             )
         return self._holder
 

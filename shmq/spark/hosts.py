@@ -73,7 +73,7 @@ class Place:
     address: of its gateway. identity: of the memory that it must have; None: any. owner: the user
     whose broker it may be, if it is on this host. timeout: seconds for an answer. shared: it may be
     read in shared memory. patient: a task waits for it. tls: the option of this name;
-    secret: token or authSecret.
+    secret: token or authSecret. proof: `Settings.proof`.
     """
 
     address: str
@@ -84,6 +84,7 @@ class Place:
     patient: bool = False
     tls: str | None = None
     secret: str | None = field(default=None, repr=False)
+    proof: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, settings: Settings, address: str) -> Place:
@@ -97,6 +98,7 @@ class Place:
             settings.onMissingHost == "wait",
             settings.tls,
             settings.token or settings.authSecret,
+            settings.proof,
         )
 
 
@@ -105,7 +107,13 @@ def dial(place: Place) -> Any:
     tls: bool | ssl.SSLContext | None = None
     if place.tls is not None:
         tls = place.tls == "true" or ssl.create_default_context(cafile=place.tls)
-    return shmq.connect(place.address, tls=tls, auth_secret=place.secret, timeout=place.timeout)
+    return shmq.connect(
+        place.address,
+        tls=tls,
+        auth_secret=place.secret,
+        timeout=place.timeout,
+        secret=place.proof,
+    )
 
 
 def memory_identity(directory: DirectoryView) -> str:

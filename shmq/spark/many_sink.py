@@ -94,6 +94,7 @@ def commit(staged: Sequence[Sent], settings: Settings, key: str, epoch: int) -> 
     waiting: dict[str, list[Any]] = {}
     for item in staged:
         waiting.setdefault(item.address, []).append(item.staged)
+    skip = settings.txnVersion is not None or not settings.failOnDataLoss
     deadline = None
     if settings.onMissingHost != "wait" and settings.timeout is not None:
         deadline = time.monotonic() + settings.timeout
@@ -103,7 +104,8 @@ def commit(staged: Sequence[Sent], settings: Settings, key: str, epoch: int) -> 
         for address in sorted(waiting):
             try:
                 broker = remote_at(Place.of(settings, address))
-                published += broker.commit(settings.topic, _short(key), epoch, waiting[address])
+                rows = waiting[address]
+                published += broker.commit(settings.topic, _short(key), epoch, rows, skip)
             except UNREACHABLE as exc:
                 error = exc
                 continue

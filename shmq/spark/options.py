@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import urllib.parse
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shmq.leased import checked_secret
 from shmq.names import check_instance, check_name
 from shmq.remote.address import Address
 
@@ -185,6 +187,13 @@ OPTIONS: Final = (
         None,
         _text,
         "the same as token, by the name that NSQ has for it",
+    ),
+    SparkOption(
+        "secret",
+        None,
+        checked_secret,
+        "16 characters or more that only the runs of this query know: with it a later run proves "
+        "to the instances that leases and writes are its own; else made of token or authSecret",
     ),
     SparkOption(
         "transport",
@@ -400,6 +409,15 @@ class Settings:
             return self.__dict__["_values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    @property
+    def proof(self) -> str:
+        """With what a run of the query proves to other hosts that leases, staged rows and marks are
+        its own: the option secret, else what follows from token or authSecret."""
+        if self.secret is not None:
+            return str(self.secret)
+        data = f"shmq spark\0{self.token or self.authSecret or ''}".encode()
+        return hashlib.blake2b(data, digest_size=16).hexdigest()
 
     @property
     def many(self) -> bool:

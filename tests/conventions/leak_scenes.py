@@ -521,6 +521,7 @@ def wait(s: Scene) -> None:
     "Broker.lease_holder_touch",
     "Broker.lease_holder_adopt",
     "Broker.lease_holder_close",
+    "Broker.lease_holder_leave",
     "Broker.lease_take",
     "Broker.lease_look",
     "Broker.lease_list",
@@ -568,6 +569,7 @@ def leases(s: Scene) -> None:
         with pytest.raises((ShmqError, TypeError, ValueError)):
             wrong()
     assert s.broker.lease_take(holder, 0, 1, 1, 1, (5, 9, 9, 1, bytes(8))) is None
+    s.broker.lease_holder_leave(holder)
     s.broker.lease_holder_close(holder)
     s.broker.empty(s.queue, s.serial)
 

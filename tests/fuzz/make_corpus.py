@@ -71,7 +71,9 @@ INPUTS: dict[str, dict[str, bytes]] = {
         "auth": CUT + b"AUTH\n\0\0\0\2xy",
         "closed": CUT + b"SUB t c\nCLS\nRDY 5\nCLS\n",
         "read": CUT + LEASES + b'LREAD t c\n\0\0\0\x1d{"lease":1,"credit":99999999}',
-        "lease": CUT + LEASES + b'LEASE t c\n\0\0\0\x22{"n":1,"holder":[1,2],"timeout":1}',
+        "lease": CUT
+        + LEASES
+        + b'LEASE t c\n\0\0\0\x33{"n":1,"holder":[1,"0000000000000002"],"timeout":1}',
         "hold": CUT + LEASES + b'LHOLD t c\n\0\0\0\x19{"name":"x","ttl":null,"x"}',
         "stage": CUT + LEASES + b"STAGE t\n\0\0\0\x06\0\0\0\2{}",
     },

@@ -641,12 +641,17 @@ def test_the_connections_are_as_the_options_say(monkeypatch: pytest.MonkeyPatch)
     calls: list[Any] = []
     monkeypatch.setattr(shmq, "connect", lambda *words, **named: calls.append((words, named)))
     given = {"topic": "t", "instances": A, "hostTimeout": "3s"}
-    for more in ({}, {"tls": "true", "authSecret": "s3"}, {"tls": "false"}):
+    own = {"tls": "false", "secret": "only the runs of this query"}
+    for more in ({}, {"tls": "true", "authSecret": "s3"}, own, {}):
         place = hosts.Place.of(Settings(given | more), A)
         assert "s3" not in repr(place)
         hosts.dial(place)
     plain = {"tls": None, "auth_secret": None, "timeout": 3.0}
     secure = {"tls": True, "auth_secret": "s3", "timeout": 3.0}
-    assert calls == [((A,), plain), ((A,), secure), ((A,), plain)]
+    proofs = [named.pop("secret") for _, named in calls]
+    assert calls == [((A,), plain), ((A,), secure), ((A,), plain), ((A,), plain)]
+    # the next run has the proof of this one, and strangers have not what follows from authSecret
+    assert proofs[0] == proofs[3] != proofs[1]
+    assert proofs[2] == own["secret"]
     with pytest.raises(FileNotFoundError):
         hosts.dial(hosts.Place.of(Settings(given | {"tls": "/no/file"}), A))

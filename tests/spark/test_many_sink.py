@@ -46,7 +46,9 @@ class Receiver:
         rows = [bytes(body) for body in bodies]
         return Rows(rows) if rows else None
 
-    def commit(self, topic: str, writer: str, epoch: int, staged: list[Rows]) -> int:
+    def commit(
+        self, topic: str, writer: str, epoch: int, staged: list[Rows], skip: bool = False
+    ) -> int:
         self.network.check(self.address)
         if not self.network.committed.setdefault((self.address, writer, epoch), []):
             self.network.committed[self.address, writer, epoch] = staged

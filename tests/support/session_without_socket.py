@@ -104,7 +104,12 @@ class Desk:
         self.asked: list[tuple[bytes, tuple[str, ...], dict[str, Any], bytes]] = []
 
     def answer(
-        self, command: bytes, names: tuple[str, ...], values: dict[str, Any], rows: bytes
+        self,
+        asker: Any,
+        command: bytes,
+        names: tuple[str, ...],
+        values: dict[str, Any],
+        rows: bytes,
     ) -> dict[str, Any]:
         self.asked.append((command, names, values, rows))
         if values.get("lease") == 5:

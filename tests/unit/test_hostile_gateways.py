@@ -38,7 +38,7 @@ ANSWERS: dict[str, Any] = {
         "stats": {"depth": 3, "paused": False, "oldest_age": 1.5},
     },
     "LMAKE": {"memory": "m@1"},
-    "LHOLD": {"identity": "m-1", "holder": [0, 7]},
+    "LHOLD": {"identity": "m-1", "holder": [0, "0" * 16]},
     "LEASE": {"identity": "m-1", "lease": LEASE},
     "LWAIT": {"identity": "m-1", "ready": True},
     "LLOOK": {"identity": "m-1", "lease": LEASE},

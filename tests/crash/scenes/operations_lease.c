@@ -50,6 +50,26 @@ static void lease_holder_open_again(scene *s)
 	EQUAL(WATCHED(shmq_lease_holder_close(s->mine, &s->holder, soon())), 0);
 }
 
+/* A holder on the network, whose gateway leaves it and then opens the name again with its secret. */
+static void open_for_somebody(scene *s)
+{
+	shmq_lease_settings settings = {.name = "elsewhere",
+	                                .ttl_ns = SECOND,
+	                                .grace_ns = SECOND,
+	                                .whose = 7,
+	                                .proof = {1, 2},
+	                                .most = 4};
+	uint32_t queue = first_queue(s);
+	uint64_t serial = s->ledger->queue[0].serial;
+	shmq_lease_holder holder;
+
+	EQUAL(CALL(s, s->mine,
+	           shmq_lease_holder_open(s->mine, queue, serial, &settings, soon(), &holder)),
+	      0);
+	EQUAL(WATCHED(shmq_lease_holder_leave(s->mine, &holder, soon())), 0);
+	EQUAL(WATCHED(shmq_lease_holder_open(s->mine, queue, serial, &settings, soon(), &holder)), 0);
+}
+
 static void lease_three(scene *s)
 {
 	lease(s, s->mine, 3);
@@ -201,6 +221,8 @@ void somebody_died_leasing(scene *s)
 static const operation table[] = {
 	{"open and close a lease holder", 1, lease_alive, come, lease_holder_open_again,
 	 leases_are_whole, 0, 0, 0},
+	{"open a lease holder for somebody", 1, lease_alive, come, open_for_somebody, leases_are_whole,
+	 0, 0, 0},
 	{"lease", 1, NULL, come_to_lease, lease_three, leases_are_whole, 0, 0, 0},
 	{"lease what came back", 1, some_came_back, come_to_lease, lease_three, leases_are_whole, 0, 1,
 	 0},

@@ -122,14 +122,17 @@ def test_a_part_of_a_lease_that_nobody_reads(
         local.create_channel(topic, "c")
         for _ in range(40):
             local.producer(topic).publish_many([b"x" * 100_000] * 10)
-        holder = local.lease_holder(topic, "c", "me")
+        holder = local.lease_holder(topic, "c", "me", secret="k" * 16)
         lease = holder.lease(400)
         assert lease is not None
         process, client = worker(server), server.connect()
         before = process.memory_info().rss
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.identify(feature_negotiation=True, leases=True, heartbeat_interval=1000)
-        wish = b'{"lease":%d,"bytes":1048576,"credit":67108864}' % lease.id
+        wish = b'{"lease":%d,"bytes":1048576,"credit":67108864,"secret":"%b"}' % (
+            lease.id,
+            b"k" * 16,
+        )
         client.send(f"LREAD {topic} c\n".encode() + sized(wish))
         honest()
         mine = client.sock.getsockname()
@@ -148,7 +151,8 @@ def test_lease_requests_of_any_numbers(
     with shmq.attach(server.instance) as local:
         local.create_channel(topic, "c")
         local.producer(topic).publish_many([b"x" * 50] * 100)
-        local.lease_holder(topic, "c", "me").lease(50)
+        holder = local.lease_holder(topic, "c", "me", secret="k" * 16)
+        holder.lease(50)
         identity = local.channel_identity(topic, "c")
     numbers = (0, 1, 2, 31, 63, 64, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -1, 1.5)
     keys = ("lease", "part", "from", "rows", "bytes", "credit", "through", "n", "max_bytes")
@@ -166,7 +170,10 @@ def test_lease_requests_of_any_numbers(
             "n": random_.choice((1, 2**32 - 1)),
             "name": random_.choice(("me", "you", "x" * 79)),
         }
-        wish["holder"] = [random_.choice(numbers[:8]), random_.choice(numbers[:8])]
+        entry, bits = holder.incarnation
+        proof = random_.choice((bits, bits, *numbers[:9]))
+        wish["holder"] = random_.choice(([entry, f"{proof:016x}"], [entry, proof], [proof, "x"]))
+        wish["secret"] = random_.choice(("k" * 16, "other" * 4, "short", None, 7))
         wish["identity"] = random_.choice((identity, identity, "", "0-0", "x", None))
         wish |= {"replay": True, "properties": random_.random() < 0.5}
         line = f"{random_.choice((*commands, 'LRET', 'LCLOSE'))} {topic} c\n".encode()

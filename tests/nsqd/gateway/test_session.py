@@ -49,7 +49,12 @@ _WORDS = [
 def lease_request(random_: random.Random) -> bytes:
     """A request of the lease protocol, most of them good."""
     body = {"lease": random_.choice((1, 5, 0)), "credit": random_.choice((1, 2000, 1 << 40))}
-    body |= {"holder": random_.choice(([1, 2], [1], "x")), "n": 3, "timeout": 1, "through": 7}
+    body |= {
+        "holder": random_.choice(([1, "0" * 16], [1], "x")),
+        "n": 3,
+        "timeout": 1,
+        "through": 7,
+    }
     lines = (b"LREAD t c", b"LEASE t c", b"LWAIT t c", b"LRET t c", b"LFIN t", b"LMAKE t")
     line = random_.choice(lines)
     return line + b"\n" + sized(json.dumps(body).encode())
@@ -220,14 +225,14 @@ def test_a_part_is_sent_within_the_credit(takes: int | None) -> None:
 
 
 def test_a_lost_lease_ends_the_request_and_not_the_connection() -> None:
-    ask = b"LLOOK t c\n" + sized(b'{"lease":5,"holder":[1,2]}')
+    ask = b"LLOOK t c\n" + sized(b'{"lease":5,"holder":[1,"0000000000000002"]}')
     done = drive(leases(ask, b"LREAD t c\n" + sized(b'{"lease":5}'), ask), [])
     said = said_after_identify(done.said)
     assert said == [(1, b"E_LEASE_LOST lease 5 was lost")] * 3
 
 
 def test_the_end_of_the_instance_is_no_answer() -> None:
-    ask = b"LLOOK t c\n" + sized(b'{"lease":6,"holder":[1,2]}')
+    ask = b"LLOOK t c\n" + sized(b'{"lease":6,"holder":[1,"0000000000000002"]}')
     done = drive(leases(ask, ask), [])
     assert said_after_identify(done.said) == []
     assert done.closing
@@ -235,7 +240,7 @@ def test_the_end_of_the_instance_is_no_answer() -> None:
 
 def test_a_lease_is_waited_for() -> None:
     host = Host()
-    ask = b"LEASE t c\n" + sized(b'{"n":1,"holder":[1,2],"timeout":5}')
+    ask = b"LEASE t c\n" + sized(b'{"n":1,"holder":[1,"0000000000000002"],"timeout":5}')
     said = said_after_identify(drive(leases(ask), [], host).said)
     assert json.loads(said[0][1])["lease"] == [3]
     assert len(host.leases.asked) == 3
@@ -266,8 +271,8 @@ def test_leases_are_for_those_who_ask() -> None:
         (b"LREAD t c\n" + sized(b'{"lease":1,"part":32}'), b"E_BAD_BODY"),
         (b"LREAD t c\n\x7f\xff\xff\xff", b"E_BAD_BODY"),
         (b"LREAD t c\n\xff\xff\xff\xff", b"E_BAD_BODY"),
-        (b"LWAIT t c\n" + sized(b'{"holder":[1,2],"timeout":NaN}'), b"E_BAD_BODY"),
-        (b"LWAIT t c\n" + sized(b'{"holder":[1,2],"timeout":31}'), b"E_BAD_BODY"),
+        (b"LWAIT t c\n" + sized(b'{"holder":[1,"0000000000000002"],"timeout":NaN}'), b"E_BAD_BODY"),
+        (b"LWAIT t c\n" + sized(b'{"holder":[1,"0000000000000002"],"timeout":31}'), b"E_BAD_BODY"),
         (b"LHOLD t c\n" + sized(b'{"name":"%b"}' % (b"x" * 80)), b"E_BAD_BODY"),
         (b"LHOLD t c\n" + sized(b'{"name":"a\\u0000"}'), b"E_BAD_BODY"),
         (b"LHOLD t c\n" + sized(b'{"name":"\\ud800"}'), b"E_BAD_BODY"),
