@@ -328,3 +328,37 @@ def test_a_limited_user_stops_nobody(start: Start, authority: Authority) -> None
     assert asked(victim, "COMMIT out", wish)["published"] == 1
     with shmq.attach(server.instance) as broker:
         assert broker.producer("local").mark(1, 2) == (0, 0)
+
+
+def test_many_users_together_stop_nobody(start: Start, authority: Authority) -> None:
+    """The table of 256 marks is full of others' marks on other topics: the oldest of the user who
+    has most gives way, and not the mark of who has few."""
+    server = start(authority.flag)
+
+    def commit(client: Client, topic: str, writer: str, epoch: int = 1) -> Any:
+        found = staged_by(client, topic, [b"x"], writer=writer, epoch=epoch, secret=SECRET)
+        wish = {"writer": writer, "epoch": epoch, "secret": SECRET}
+        return asked(client, f"COMMIT {topic}", wish | {"attempts": [found["entry"]]})
+
+    def user(name: str) -> Client:
+        authority.reply = (200, reply(3600, rule(), identity=name))
+        return client_of(server, name.encode())
+
+    early = user("early")
+    assert commit(early, "early", "first")["published"] == 1
+    for name in ("a", "b", "c", "d", "e"):
+        evil = user(name)
+        for number in range(64):
+            said = commit(evil, f"evil-{name}-{number % 3}", f"w{number}")
+            assert said["published"] == 1, said
+    late = user("late")
+    assert commit(late, "late", "first")["published"] == 1
+    assert commit(late, "late", "first", 2)["published"] == 1
+    with shmq.attach(server.instance) as broker:
+        producer: Any = broker.producer("local")
+        offsets = memoryview(struct.pack("<2i", 0, 1)).cast("i")
+        assert producer.publish_once(b"x", offsets, False, 0, 1, 1, 2, 0, 0, 1, 5.0)
+        assert producer.mark(1, 2) == (1, 1)
+    again = commit(early, "early", "first")  # its mark is there still
+    assert again["published"] == 0
+    assert again["done"]
