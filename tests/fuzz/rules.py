@@ -52,7 +52,7 @@ NEEDS: dict[str, tuple[str, str]] = {
 _OF_TOPICS = ("PUB", "MPUB", "DPUB", "STAGE", "COMMIT", "ABANDON")
 ANSWER = {
     "lease": 1,
-    "holder": [1, 2],
+    "holder": [1, "0" * 16],
     "n": 1,
     "name": "w",
     "ttl": None,
@@ -226,12 +226,14 @@ class Watched(Desk):
         super().__init__()
         self._host = host
 
-    def answer(self, command: bytes, names: Any, values: Any, rows: bytes, *more: Any) -> Any:
+    def answer(  # type: ignore[override]
+        self, asker: Any, command: bytes, names: Any, values: Any, rows: bytes
+    ) -> Any:
         topic, channel = (*names, "", "")[:2]
         self._host.check(command.decode(), topic, channel)
         return {"identity": "1-2", "lease": [1], "ready": True, "said": _mark(topic, channel)}
 
-    def open_part(self, names: Any, values: Any, *more: Any) -> Any:
+    def open_part(self, names: Any, values: Any) -> Any:
         self._host.check("LREAD", *names)
         return super().open_part(names, values)
 
@@ -283,6 +285,7 @@ def session(data: bytes) -> None:
         channel = draw.of(CHANNELS)
         if name in _OF_TOPICS or (name == "LMAKE" and draw.below(2)) or name == "LINFO":
             channel = ""
+            topic = "" if name == "LINFO" else topic
         stream.append(_command(name, topic, channel))
     data = b"".join(stream)
     host = Guarded(rights, users)
