@@ -55,8 +55,8 @@ def note(
     the one that `acting` names. more: further fields."""
     by = by or _by.get()
     fields: dict[str, object] = {"topic": topic, "channel": channel, "by": by, "result": result}
-    if user := _user.get():
-        fields["user"] = user
+    if name := user():
+        fields["user"] = name
     fields |= more
     words = " ".join(f"{name}={_escaped(str(value))}" for name, value in fields.items())
     _log.info("audit: action=%s %s", _escaped(action), words)
@@ -88,6 +88,11 @@ def acting(by: str, user: str = "") -> Iterator[None]:
     finally:
         _by.reset(tokens[0])
         _user.reset(tokens[1])
+
+
+def user() -> str:
+    """The user of the access file for whom this thread or task works; empty: there is none."""
+    return _user.get()
 
 
 def by_process(pid: int) -> str:

@@ -44,6 +44,7 @@ class Keywords(TypedDict, total=False):
     log_format: Literal["text", "json"] | None
     log_prefix: str | os.PathLike[str] | None
     audit_log: str | os.PathLike[str] | None
+    audit_publish: float | None
     gateway_workers: int | None
     tcp_address: str | os.PathLike[str] | None
     http_address: str | os.PathLike[str] | None

@@ -237,6 +237,14 @@ class OptionFields:
         "failed logins: stderr (with the log, at every level), or a file (empty: nowhere)",
         nsqd=False,
     )
+    audit_publish: float = _log(
+        0.0,
+        Kind.DURATION,
+        "time between two lines of the audit log about what each client of the gateway published "
+        "to each topic (0: none)",
+        bounds=(0.0, 86400.0),
+        nsqd=False,
+    )
 
     gateway_workers: int = _gateway(
         default_gateway_workers,

@@ -25,6 +25,7 @@ class Connection(Protocol):
     """One client's connection; `tcp.Connection` implements it."""
 
     session: Any
+    peer: str
     held: int
     """Bytes in its buffers, as last reported."""
 
@@ -43,6 +44,13 @@ class Connection(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return `Session.describe`."""
+
+    @property
+    def user(self) -> str:
+        """The user of the access file; empty: there is none."""
+
+    def published(self) -> dict[bytes, int]:
+        """Topic -> messages that were published over this connection so far."""
 
     def stop(self) -> None:
         """Close the connection because the process ends."""
@@ -69,7 +77,9 @@ class Connections:
 
     def leave(self, connection: Connection) -> None:
         """Forget a connection that has ended."""
-        self.all.discard(connection)
+        if connection in self.all:
+            self.all.remove(connection)
+            self._context.published.collect(connection, last=True)
 
     def _most(self) -> int:
         """Return the configured limit, or less if there are not enough descriptors: threads, mapped

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from shmq import layout
+from shmq import audit, layout
 from shmq.audit import note, noted
 from shmq.broker import Broker
 from shmq.client import Consumer, Producer
@@ -27,6 +27,7 @@ from shmq.gateway.host import Client, Grant, Job
 from shmq.gateway.lease_desk import LeaseDesk
 from shmq.gateway.pools import Pools
 from shmq.gateway.protocol import ProtocolError
+from shmq.gateway.publish_audit import PublishAudit
 from shmq.gateway.rights import Rights
 from shmq.layout import State
 from shmq.options import Options
@@ -81,6 +82,8 @@ class Context:
         """The delays of those who show wrong tokens and secrets to this process."""
         self.rights = rights or Rights(options)
         """The access file: who may do what."""
+        self.published = PublishAudit(options.audit_publish)
+        """The audit of what clients publish."""
         self.leases = LeaseDesk(
             broker, self.create_topic, self.create_channel, layout.VERSION, lambda: self.options
         )
@@ -140,6 +143,7 @@ class Context:
         """Create the topic if it is missing, with the channels that nsqlookupds know."""
         if not self.has_topic(topic):
             with noted("create_topic", topic):
+                self.rights.make_topic(audit.user(), topic, self.has_topic)
                 self._create_channels(topic, self._channels_elsewhere(topic))
                 self.broker.create_topic(topic)
 

@@ -27,7 +27,7 @@ from shmq.door.seldom import Seldom
 from shmq.errors import Full, Gone, MessageTooBig, NotSealed, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, Refusal
-from shmq.gateway.acts import Scope, need_of
+from shmq.gateway.acts import need_of
 from shmq.gateway.context import Context
 from shmq.gateway.host import Grant
 from shmq.gateway.http_config import ConfigPages
@@ -56,7 +56,7 @@ from shmq.gateway.http_messages import (
     reply_of,
     topic_of,
 )
-from shmq.gateway.rights import secret_of
+from shmq.gateway.rights import TooManyTopics, is_permitted, secret_of
 from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
 from shmq.nsqd import NSQD_VERSION
@@ -194,7 +194,7 @@ class Http:
         plain = path == "/ping" or path.startswith("/debug/") or http_page.is_page(path)
         try:
             params = params_of(query)
-            if grant is not None and not _is_permitted(grant, request.method, path, params):
+            if grant is not None and not is_permitted(grant, request.method, path, params):
                 return self._forbidden(request, path, client)
             with audit.acting(client.by, grant.identity if grant is not None else ""):
                 answer = await handler(request, params)
@@ -369,10 +369,15 @@ class Http:
         if grant is not None and (pause := self._context.rights.pause(grant)):
             raise HttpError(429, "TOO_MANY_MESSAGES", retry=pause)
 
-    def _spend(self, request: web.BaseRequest, messages: int) -> None:
-        grant = self._grant(request)
+    def _spend(self, request: web.BaseRequest, topic: str, messages: int) -> None:
+        """Count messages that a client has published."""
+        client = request.protocol
+        assert isinstance(client, http_server.Connection)
+        grant = client.grant
         if grant is not None:
             self._context.rights.spend(grant, messages)
+        user = grant.identity if grant is not None else ""
+        self._context.published.add(client.who, user, topic, messages)
 
     def _may_open_page(self, request: web.BaseRequest, refusal: Refusal) -> bool:
         """Whether the page's script shows that it knows a token, or asks for what everybody has."""
@@ -481,7 +486,7 @@ class Http:
                 raise HttpError(400, "INVALID_DEFER")
             defer = int(text) / 1000 or None
         await self._publish(topic, lambda producer: producer.publish(body, defer, 0))
-        self._spend(request, 1)
+        self._spend(request, topic, 1)
         self._again(request, topic, options.max_msg_size, lambda p, body: p.publish(body, defer, 0))
         return "OK"
 
@@ -497,7 +502,7 @@ class Http:
             count = count_of(body, options.max_msg_size, options.max_body_size)
             try:
                 await self._publish(topic, lambda p: p.publish_framed(body, 4, count, None, 0))
-                self._spend(request, count)
+                self._spend(request, topic, count)
                 self._again(request, topic, options.max_body_size, self._publish_binary)
                 return "OK"
             except MessageTooBig:  # all of them never fit into memory; the halves may
@@ -507,7 +512,7 @@ class Http:
             if any(len(line) > options.max_msg_size for line in messages):
                 raise HttpError(413, "MSG_TOO_BIG")
         await self._publish_many(topic, messages)
-        self._spend(request, len(messages))
+        self._spend(request, topic, len(messages))
         return "OK"
 
     def _again(
@@ -529,8 +534,13 @@ class Http:
                 publish(producer, body)
             except (ShmqError, OSError, HttpError):
                 return False  # the request is answered the long way, which says why
+            if audited.interval:
+                count = int.from_bytes(body[:4], "big") if binary else 1
+                audited.add(client.who, user, topic, count)
             return True
 
+        user = grant.identity if grant is not None else ""
+        audited, binary = self._context.published, request.path == "/mpub"
         client.again = http_server.Again(again)
 
     def _publish_binary(self, producer: Any, body: bytes) -> None:
@@ -660,25 +670,11 @@ def _audited(action: str, call: Callable[..., Any], *names: str) -> Callable[[],
 def _word_of(exc: ShmqError, path: str) -> str:
     """Return the word for an error that nsqd does not have: a full table of topics or channels;
     for any other, nsqd's word for a failed publish."""
+    if isinstance(exc, TooManyTopics):
+        return "TOO_MANY_TOPICS"
     if _TABLE_FULL in str(exc):
         return "TOO_MANY_CHANNELS" if path == "/channel/create" else "TOO_MANY_TOPICS"
     return "EXITING"
-
-
-def _is_permitted(grant: Grant, method: str, path: str, params: Params) -> bool:
-    """Whether a user may send a request. A name that is missing is left to the handler, which
-    answers 400."""
-    need = need_of(method, path)
-    if need is None or grant.known is None:
-        return False
-    if need.scope is Scope.SOME:
-        return any(map(grant.known.user.may_some, need.acts))
-    if need.scope is not Scope.NAMES:
-        return need.held(grant.allows)
-    if "topic" not in params or (path.startswith("/channel/") and "channel" not in params):
-        return True
-    channel = params["channel"] if path.startswith("/channel/") else ""
-    return need.held(grant.allows, params["topic"], channel)
 
 
 def _action_of(method: str, path: str) -> tuple[Action, str]:

@@ -10,11 +10,14 @@ import binascii
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from shmq.errors import ShmqError
+from shmq.gateway.acts import Scope, need_of
 from shmq.gateway.host import Grant
 from shmq.gateway.tokens import TOKEN_VARIABLE
 from shmq.option_types import OptionError
@@ -41,6 +44,10 @@ class Used:
         earned = max(now - self.counted_at, 0.0) * rate
         self.balance, self.counted_at = min(self.balance + earned, float(rate)), now
         return 0.0 if self.balance > 0 else max(-self.balance / rate, 1 / rate)
+
+
+class TooManyTopics(ShmqError):
+    """A user has made as many topics as his quota says."""
 
 
 def check(options: Options, environ: Mapping[str, str] = os.environ) -> None:
@@ -73,6 +80,8 @@ class Rights:
         self.users: Users | None = Users.read(path) if path else None
         """The users of the access file; None: there is no such file."""
         self._used: dict[str, Used] = {}
+        self._made: dict[str, set[str]] = {}  # by user: the topics that he made
+        self._lock = threading.Lock()
         self._now: Callable[[], float] = time.monotonic
 
     def changed(self, options: Options) -> None:
@@ -148,6 +157,21 @@ class Rights:
         if grant.quota.messages_per_second is not None and grant.known is not None:
             self._used.setdefault(grant.known.user.name, Used()).balance -= messages
 
+    def make_topic(self, name: str, topic: str, is_there: Callable[[str], bool]) -> None:
+        """Count a topic that the user of this name makes, from any thread. is_there: whether a
+        topic is there still; those that are not do not count. Raises TooManyTopics."""
+        user = self.users.users.get(name) if self.users is not None else None
+        if user is None or user.quota.topics is None:
+            return
+        most = user.quota.topics
+        with self._lock:
+            made = self._made.setdefault(name, set())
+            if len(made) >= most and topic not in made:
+                made.intersection_update([each for each in made if is_there(each)])
+            if len(made) >= most and topic not in made:
+                raise TooManyTopics(f"topics that {name} made exceed limit of {most}")
+            made.add(topic)
+
 
 def _grant(known: Known | None) -> Grant | None:
     if known is None:
@@ -169,3 +193,19 @@ def secret_of(header: str) -> bytes:
         return base64.b64decode(given.encode("utf-8", "surrogateescape"), validate=True)
     except (binascii.Error, ValueError):
         return b""
+
+
+def is_permitted(grant: Grant, method: str, path: str, params: Mapping[str, str]) -> bool:
+    """Whether a user may send a request. A name that is missing is left to the handler, which
+    answers 400."""
+    need = need_of(method, path)
+    if need is None or grant.known is None:
+        return False
+    if need.scope is Scope.SOME:
+        return any(map(grant.known.user.may_some, need.acts))
+    if need.scope is not Scope.NAMES:
+        return need.held(grant.allows)
+    if "topic" not in params or (path.startswith("/channel/") and "channel" not in params):
+        return True
+    channel = params["channel"] if path.startswith("/channel/") else ""
+    return need.held(grant.allows, params["topic"], channel)

@@ -225,6 +225,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._settle()
 
+    @property
+    def user(self) -> str:
+        """The user of the access file; empty: there is none."""
+        return self.session.user
+
+    def published(self) -> dict[bytes, int]:
+        """Topic -> messages that were published over this connection so far."""
+        self._end_direct()
+        return self.session.publishing.counts
+
     def describe(self) -> dict[str, Any]:
         """Return `Session.describe`."""
         self._end_direct()

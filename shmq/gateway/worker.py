@@ -171,6 +171,8 @@ class Worker:
             tasks.append(loop.create_task(self._sweep()))
         self._connections = Connections(context)
         self._tokens = Tokens(options)
+        if context.published.interval:
+            tasks.append(loop.create_task(context.published.run(self._connections.all)))
         # Before a client is served: else a change would be confirmed that it does not have.
         await control.start()
         self._change(*control.changes())
@@ -197,6 +199,7 @@ class Worker:
                 task.cancel()
             await control.close()
             self._connections.waiter.close()
+            context.published.write()
             context.close()
 
     async def _sweep(self) -> None:

@@ -186,6 +186,25 @@ def test_messages_a_second_over_http(start: Start, file: File) -> None:
     assert http(server, "POST", "/pub?topic=t", ADMIN, b"x").status == 200
 
 
+def test_topics_that_a_user_makes(start: Start, file: File) -> None:
+    file.write(quota("topics = 2"))
+    server = start(file.flag, "--gateway-workers=1")
+    client = login(server, SCANNER)
+    for topic in ("t1", "t2", "t1"):
+        client.pub(topic, b"x")
+    for command in (b"PUB t3\n" + sized(b"x"), b"SUB t3 c\n"):
+        answer = login(server, SCANNER).ask(command)
+        assert answer is not None
+        assert b"topics that a made exceed limit of 2" in answer[1]
+    refused = http(server, "POST", "/topic/create?topic=t3", SCANNER)
+    assert (refused.status, refused.message) == (503, "TOO_MANY_TOPICS")
+    assert http(server, "POST", "/pub?topic=t3", SCANNER, b"x").status == 503
+    assert http(server, "POST", "/topic/create?topic=t3", ADMIN).status == 200
+    client.pub("t3", b"x")  # it is there, whoever made it
+    assert http(server, "POST", "/topic/delete?topic=t1", SCANNER).status == 200
+    client.pub("t4", b"x")  # a topic that is gone does not count
+
+
 # ---- with other options ----
 
 
@@ -345,3 +364,32 @@ def test_the_audit_log_names_the_user(start: Start, file: File) -> None:
     lines = [line for line in server.log.splitlines() if "topic=scan-audit" in line]
     assert any("action=create_topic" in line and "user=scanner" in line for line in lines)
     assert any("action=delete_topic" in line and "user=admin" in line for line in lines)
+
+
+def test_the_audit_log_counts_what_each_user_published(start: Start, file: File) -> None:
+    """One line for many messages, whatever way they took."""
+    server = start(file.flag, "--audit-publish=200ms", "--gateway-workers=1")
+    client = login(server, SCANNER)
+    for _ in range(4):
+        client.send((b"PUB resize\n" + sized(b"x")) * 50)
+        assert [client.frame() for _ in range(50)] == [OK] * 50
+    gone = login(server, SCANNER)
+    gone.pub("resize", b"x")
+    gone.close()
+    with socket.create_connection(("127.0.0.1", server.port("http")), WATCHDOG) as sock:
+        request = (
+            f"POST /pub?topic=scan-http HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
+            f"Authorization: Bearer {SCANNER}\r\n\r\nx"
+        )
+        for _ in range(5):  # the later ones are not parsed again
+            sock.sendall(request.encode())
+            assert b"200 OK" in sock.recv(65536)
+
+    def count(topic: str) -> int:
+        lines = [line for line in server.log.splitlines() if "action=publish" in line]
+        found = [line for line in lines if f"topic={topic} " in line and "user=scanner" in line]
+        return sum(int(line.partition("messages=")[2].split()[0]) for line in found)
+
+    eventually(lambda: count("resize") == 201, what="the lines of TCP")
+    eventually(lambda: count("scan-http") == 5, what="the lines of HTTP")
+    assert server.log.count("action=publish") < 50
