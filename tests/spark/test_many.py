@@ -655,3 +655,13 @@ def test_the_connections_are_as_the_options_say(monkeypatch: pytest.MonkeyPatch)
     assert proofs[2] == own["secret"]
     with pytest.raises(FileNotFoundError):
         hosts.dial(hosts.Place.of(Settings(given | {"tls": "/no/file"}), A))
+
+
+def test_a_token_is_the_secret_by_its_other_name() -> None:
+    given = {"topic": "t", "instances": A}
+    settings = Settings(given | {"token": "s3"})
+    place = hosts.Place.of(settings, A)
+    assert place.secret == "s3"
+    assert "s3" not in repr(place) + repr(settings) + settings.where
+    with pytest.raises(ValueError, match="one thing"):
+        Settings(given | {"token": "s3", "authSecret": "s4"})

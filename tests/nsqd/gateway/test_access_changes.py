@@ -20,6 +20,8 @@ from support.fake_auth_server import Authority, reply, rule
 from support.nsq_client import ERROR, OK, RESPONSE, Server, mpub, sized
 from support.processes import WATCHDOG, eventually
 
+import shmq
+
 Start = Callable[..., Server]
 
 
@@ -203,6 +205,21 @@ def test_topics_that_a_user_makes(start: Start, file: File) -> None:
     client.pub("t3", b"x")  # it is there, whoever made it
     assert http(server, "POST", "/topic/delete?topic=t1", SCANNER).status == 200
     client.pub("t4", b"x")  # a topic that is gone does not count
+
+
+def test_leases_and_staged_bytes_of_a_user(start: Start, file: File) -> None:
+    file.write(quota("leases = 1, staged_bytes = '64KiB'"))
+    server = start(file.flag, "--gateway-workers=1")
+    where = f"127.0.0.1:{server.port()}"
+    with shmq.connect(where, token=SCANNER) as limited, shmq.connect(where, token=ADMIN) as free:
+        free.producer("t").publish_many([b"x"] * 10)
+        first = limited.lease_holder("t", "c", "one")
+        assert first.lease(1) is not None
+        with pytest.raises(shmq.ShmqError):
+            first.lease(1)
+        with pytest.raises(shmq.ShmqError):
+            limited.stage("t", "w", 1, [bytes(1000)] * 200)
+        assert free.stage("t", "v", 1, [bytes(1000)] * 200) is not None
 
 
 # ---- with other options ----
