@@ -28,17 +28,40 @@
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
+#include "sort.h"
 #include "status.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-static int by_due(const shmq_slot_desc *x, const shmq_slot_desc *y)
+/* Sort keys. */
+static uint64_t by_due(const shmq_slot_desc *s)
 {
-	if (slot_due(x) != slot_due(y))
-		return slot_due(x) < slot_due(y) ? -1 : 1;
-	return x->id < y->id ? -1 : x->id > y->id;
+	return (uint64_t)slot_due(s);
+}
+
+static uint64_t by_id(const shmq_slot_desc *s)
+{
+	return s->id;
+}
+
+/* Sort the entries of the requeue ring by due time, and those of one due time by id. */
+static void due_sort(shmq_map *map, uint32_t tail, uint32_t count)
+{
+	uint32_t mask = ring_mask_of(map), from = 0;
+
+	sort_slots(map, map->requeue, tail, count, by_due, &map->in_flight);
+	for (uint32_t i = 1; i <= count; i++) {
+		const uint32_t *first = &map->requeue[(tail + from) & mask];
+		const uint32_t *next = &map->requeue[(tail + i) & mask];
+
+		if (i < count &&
+		    slot_due(&map->slots[slot_in(map, first)]) == slot_due(&map->slots[slot_in(map, next)]))
+			continue;
+		sort_slots(map, map->requeue, tail + from, i - from, by_id, &map->in_flight);
+		from = i;
+	}
 }
 
 static bool is_ours(const shmq_map *map, const shmq_spill *s, uint32_t i)
@@ -73,7 +96,7 @@ static uint32_t choose(shmq_map *map, const batch_wish *wish)
 			break;
 		map->requeue[(tail + count++) & mask] = slot;
 	}
-	sort_slots(map->requeue, mask, tail, count, map->slots, by_due);
+	due_sort(map, tail, count);
 	return count;
 }
 

@@ -23,6 +23,7 @@
 #include "shmq.h"
 #include "shmq_supervisor.h"
 #include "slots.h"
+#include "sort.h"
 
 bool gather_in_flight(shmq_map *map, uint32_t tail, uint32_t n)
 {
@@ -37,7 +38,7 @@ bool gather_in_flight(shmq_map *map, uint32_t tail, uint32_t n)
 		}
 		map->requeue[(tail + i) & mask] = slot;
 	}
-	sort_slots(map->requeue, mask, tail, n, map->slots, by_delivery);
+	sort_slots(map, map->requeue, tail, n, by_delivery, &map->deferred);
 	return true;
 }
 
@@ -46,11 +47,10 @@ static bool was_never_out(const shmq_slot_desc *s)
 	return !s->attempts && !s->after;
 }
 
-static int by_turn(const shmq_slot_desc *x, const shmq_slot_desc *y)
+/* A sort key: those that were out come first. An order has 63 bits at most. */
+static uint64_t by_turn(const shmq_slot_desc *s)
 {
-	int difference = was_never_out(x) - was_never_out(y);
-
-	return difference ? difference : by_order(x, y);
+	return (uint64_t)was_never_out(s) << 63 | s->order;
 }
 
 bool requeue_sort(shmq_map *map)
@@ -69,7 +69,7 @@ bool requeue_sort(shmq_map *map)
 		queue_broken(map);
 		return false;
 	}
-	sort_slots(map->requeue, mask, head, tail - head, map->slots, by_turn);
+	sort_slots(map, map->requeue, head, tail - head, by_turn, &map->in_flight);
 	st(&q->order, order + (tail - head));
 	/* The youngest first: wherever a death ends this, the rest is in the order of publishing. */
 	for (uint32_t at = tail; at != head; at--) {

@@ -19,6 +19,7 @@
 #include "settings.h"
 #include "shmq.h"
 #include "slots.h"
+#include "sort.h"
 #include "status.h"
 
 #include <string.h>
@@ -31,9 +32,10 @@ int queue_corrupt(const shmq_map *map)
 	            (unsigned long long)map->serial);
 }
 
-static int by_body(const shmq_slot_desc *x, const shmq_slot_desc *y)
+/* A sort key. */
+static uint64_t by_body(const shmq_slot_desc *s)
 {
-	return x->body < y->body ? -1 : x->body > y->body;
+	return s->body;
 }
 
 /* The words that decide over slots that were under way. */
@@ -140,7 +142,8 @@ static void recount_pins(shmq_broker *b, shmq_map *map)
 	uint32_t n = slots_of(map), clients = clients_of(b);
 
 	for (uint32_t i = 0; i < n; i++)
-		map->slots[i].pins = 0;
+		if (map->slots[i].pins) /* a store costs more than the look, and few are pinned */
+			map->slots[i].pins = 0;
 	for (uint32_t c = 0; c < clients; c++) {
 		shmq_client_desc *client = &b->clients[c];
 		uint32_t high = ld(&client->pins_high);
@@ -164,6 +167,17 @@ static void body_forget(shmq_slot_desc *s)
 	s->flags &= (uint8_t)~SHMQ_SLOT_PROPERTIES;
 }
 
+/* Sort the first n entries of the free ring by the bodies of their slots, while nothing in the
+ * queue's rings and heaps is of use any more. */
+static void body_sort(shmq_map *map, uint32_t n)
+{
+	_Atomic uint32_t none = 0;
+	heap unused = map->deferred;
+
+	unused.length = &none;
+	sort_slots(map, map->free, 0, n, by_body, &unused);
+}
+
 static void rebuild_arena(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
@@ -173,20 +187,22 @@ static void rebuild_arena(shmq_map *map)
 
 	for (uint32_t i = 0; i < n; i++) {
 		shmq_slot_desc *s = &map->slots[i];
+		unsigned state = SHMQ_STATE_OF(ld(&s->word));
 
-		if (SHMQ_STATE_OF(ld(&s->word)) == SHMQ_FREE)
-			s->capacity = 0;
+		if (state == SHMQ_FREE || (state == SHMQ_PINNED && !s->pins))
+			s->capacity = 0; /* slots_list makes both FREE */
 		else if (!s->capacity || s->length > s->capacity ||
 		         !properties_can_be(s->flags, s->properties, s->length))
 			body_forget(s);
 		else
 			map->free[used++ & mask] = i; /* the free ring is scratch space until it is filled */
 	}
-	sort_slots(map->free, mask, 0, used, map->slots, by_body);
+	body_sort(map, used);
 	arena_reset(&q->arena);
 	for (uint32_t i = 0; i < used; i++) {
 		shmq_slot_desc *s = &map->slots[slot_in(map, &map->free[i])];
 
+		prefetch(&map->slots[map->free[(i + AHEAD) & mask]]);
 		if (!arena_claim(&q->arena, map->arena, committed, &cursor, s->body, s->capacity))
 			body_forget(s); /* garbage, not a death */
 	}
@@ -231,9 +247,9 @@ static void slots_list(shmq_map *map, counts *found)
 		case SHMQ_PINNED:
 			if (s->pins)
 				break;
-			st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
-			s->capacity = 0; /* the next rebuild does not claim its block */
-							 /* fall through */
+			/* SYNC(slot-state) */
+			st_release(&s->word, word_next(word, SHMQ_FREE));
+			/* fall through */
 		case SHMQ_FREE:
 			map->free[(free + found->free++) & mask] = i;
 			continue;
@@ -300,17 +316,17 @@ static void counts_store(shmq_map *map, const counts *found)
 static void rebuild_lists(shmq_map *map)
 {
 	shmq_queue_desc *q = map->q;
-	uint32_t sessions = sessions_of(map), mask = ring_mask_of(map);
+	uint32_t sessions = sessions_of(map);
 	counts found = {.order = ld(&q->order), .expiry = INT64_MAX};
 
 	for (uint32_t i = 0; i < sessions; i++)
 		st(&map->sessions[i].in_flight, 0);
 	slots_list(map, &found);
-	sort_slots(map->ready, mask, ld(&q->ready_head), found.ready, map->slots, by_order);
-	sort_slots(map->requeue, mask, ld(&q->requeue_head), found.requeued, map->slots, by_order);
-	SHMQ_KILLPOINT("rebuild.sorted");
 	st(&q->in_flight_len, found.in_flight);
 	st(&q->deferred_len, found.deferred);
+	sort_slots(map, map->ready, ld(&q->ready_head), found.ready, by_order, &map->deferred);
+	sort_slots(map, map->requeue, ld(&q->requeue_head), found.requeued, by_order, &map->deferred);
+	SHMQ_KILLPOINT("rebuild.sorted");
 	heap_make(&map->in_flight);
 	heap_make(&map->deferred);
 	counts_store(map, &found);
@@ -352,13 +368,6 @@ int queue_rebuild(shmq_broker *b, shmq_map *map, bool adopting)
 	derive_flags(b, map);
 	resolve(b, map, adopting);
 	recount_pins(b, map);
-	for (uint32_t i = 0; i < n; i++) {
-		shmq_slot_desc *s = &map->slots[i];
-		uint64_t word = ld(&s->word);
-
-		if (SHMQ_STATE_OF(word) == SHMQ_PINNED && !s->pins)
-			st_release(&s->word, word_next(word, SHMQ_FREE)); /* SYNC(slot-state) */
-	}
 	SHMQ_KILLPOINT("rebuild.decided");
 	rebuild_arena(map);
 	SHMQ_KILLPOINT("rebuild.arena");
@@ -396,7 +405,7 @@ static void bodies_discard(shmq_map *map)
 		if (map->slots[i].capacity && may_be_read(&map->slots[i]) &&
 		    body_is_in(map, &map->slots[i]))
 			map->free[used++ & mask] = i;
-	sort_slots(map->free, mask, 0, used, map->slots, by_body);
+	body_sort(map, used);
 	for (uint32_t i = 0; i < used; i++) {
 		const shmq_slot_desc *s = &map->slots[slot_in(map, &map->free[i & mask])];
 		uint64_t body = once(s->body), end = body + once(s->capacity);

@@ -13,6 +13,7 @@
 #include "settings.h"
 #include "shmq.h"
 #include "slots.h"
+#include "sort.h"
 #include "status.h"
 
 #include <string.h>
@@ -111,7 +112,7 @@ uint32_t queue_return(shmq_broker *b, shmq_map *map, uint32_t client, uint32_t s
 		if (SHMQ_STATE_OF(word) == SHMQ_LOANED && session == SHMQ_NONE)
 			slot_release(map, i);
 	}
-	sort_slots(map->requeue, mask, tail, found, map->slots, by_delivery);
+	sort_slots(map, map->requeue, tail, found, by_delivery, &map->deferred);
 	/* A client that gives back its own messages lives. */
 	died = session == SHMQ_NONE && !(b->attached && client == b->client) &&
 	       has_policy(map, SHMQ_POLICY_FAILURES);

@@ -410,49 +410,14 @@ bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at
 	return false;
 }
 
-int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y)
+uint64_t by_delivery(const shmq_slot_desc *s)
 {
-	return slot_delivery_order(x) < slot_delivery_order(y)
-				   ? -1
-				   : slot_delivery_order(x) > slot_delivery_order(y);
+	return slot_delivery_order(s);
 }
 
-int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y)
+uint64_t by_order(const shmq_slot_desc *s)
 {
-	return x->order < y->order ? -1 : x->order > y->order;
-}
-
-/* Heap sort of ring entries [base, base + n): in place, because nothing may be allocated here. */
-void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
-                const shmq_slot_desc *slots,
-                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *))
-{
-#define AT(i) ring[(base + (i)) & mask]
-	uint32_t i;
-
-	for (i = 1; i < n && order(&slots[AT(i - 1)], &slots[AT(i)]) <= 0; i++)
-		;
-	if (i >= n)
-		return; /* they mostly are in order already */
-	for (uint32_t start = n / 2, end = n; end > 1;) {
-		uint32_t root, child, x;
-
-		if (start) {
-			x = AT(--start);
-		} else {
-			x = AT(--end);
-			AT(end) = AT(0);
-		}
-		for (root = start; (child = 2 * root + 1) < end; root = child) {
-			if (child + 1 < end && order(&slots[AT(child)], &slots[AT(child + 1)]) < 0)
-				child++;
-			if (order(&slots[x], &slots[AT(child)]) >= 0)
-				break;
-			AT(root) = AT(child);
-		}
-		AT(root) = x;
-	}
-#undef AT
+	return s->order;
 }
 
 bool slot_record_bytes(shmq_map *map, const shmq_slot_desc *s, uint32_t *bytes)

@@ -68,13 +68,10 @@ bool limits_leave(shmq_map *map, uint64_t n, uint64_t bytes);
 /* Find the slot that a take would hand out next, and the ring head that then moves by one.
  * Returns false if there is none. */
 bool queue_next(shmq_map *map, uint32_t *slot, _Atomic uint32_t **head, span *at);
-/* Compare IN_FLIGHT slots by their delivery. */
-int by_delivery(const shmq_slot_desc *x, const shmq_slot_desc *y);
-/* Compare READY slots by seq, REQUEUED slots by the order of their return. */
-int by_order(const shmq_slot_desc *x, const shmq_slot_desc *y);
-void sort_slots(uint32_t *ring, uint32_t mask, uint32_t base, uint32_t n,
-                const shmq_slot_desc *slots,
-                int (*order)(const shmq_slot_desc *, const shmq_slot_desc *));
+/* Sort keys (sort.h): of IN_FLIGHT slots the order of their delivery. */
+uint64_t by_delivery(const shmq_slot_desc *s);
+/* Of READY slots the seq, of REQUEUED slots the order of their return. */
+uint64_t by_order(const shmq_slot_desc *s);
 /* Note that nothing is on disk any more, if that is so: READY messages may be taken again. Returns
  * true if waiters are to be woken, after D is released. */
 bool disk_is_empty(shmq_queue_desc *q);

@@ -29,7 +29,7 @@ FLOORS = (
         "seal status wire"
     ),
     ("doorbell lock segment settings writer"),
-    ("mapping slots store_table"),
+    ("mapping slots sort store_table"),
     ("failure lease"),
     ("rebuild lease_read"),
     ("create locking session"),

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -138,6 +139,36 @@ def repairs(broker: shmq.Broker, count: int) -> tuple[float, float]:
     return reaped, rebuilt
 
 
+def shuffle(broker: shmq.Broker, count: int) -> None:
+    """Leave this many messages waiting, whose slots and bodies lie in any order: those that were in
+    the slots before were finished in any order."""
+    publish(broker, count, 100)
+    consumer = broker.consumer(TOPIC, CHANNEL, max_in_flight=count, msg_timeout=None)
+    held: list[shmq.Message] = []
+    while len(held) < count:
+        held.extend(consumer.take_many(count - len(held), PATIENCE))
+    random.Random(1).shuffle(held)
+    for message in held:
+        message.finish()
+    consumer.close()
+    publish(broker, count, 100)
+
+
+def rebuilds(broker: shmq.Broker, rounds: int) -> list[float]:
+    """The seconds in which nobody can publish or take, each time that the queue is rebuilt."""
+    directory, native = broker.views().directory, broker.native()
+    topic = directory.find_topic(TOPIC)
+    assert topic is not None
+    queue = directory.find_queue(topic.index, CHANNEL)
+    assert queue is not None
+    took = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        native.rebuild(queue.index)
+        took.append(time.perf_counter() - began)
+    return took
+
+
 @contextlib.contextmanager
 def load(count: int) -> Iterator[None]:
     """Start this many processes that only count."""
@@ -161,6 +192,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--load", type=int, default=0, help="processes that only count meanwhile")
     parser.add_argument("--gib", type=float, default=2, help="held in flight, or as memory besides")
+    parser.add_argument("--waiting", type=int, default=1_000_000, help="in the largest queue")
     parser.add_argument("--json", type=Path, help="add the result to this file, an object a line")
     given = parser.parse_args()
     bytes_ = int(given.gib * 1024 * MIB)
@@ -182,6 +214,11 @@ def main() -> None:
             took = [repairs(broker, 10_000) for _ in range(given.rounds)]
             found["10,000 in flight given back"] = spread([reaped for reaped, _ in took])
             found["a queue of 10,000 in flight rebuilt"] = spread([rebuilt for _, rebuilt in took])
+        much = {"mem_queue_size": given.waiting, "in_flight_slots": given.waiting}
+        with instance(**much, arena_size=given.waiting * 300) as broker:
+            shuffle(broker, given.waiting)
+            name = f"a queue of {given.waiting:,} shuffled slots rebuilt"
+            found[name] = spread(rebuilds(broker, given.rounds))
         with instance(**big) as broker:
             took = [
                 redelivery(broker, bytes_ // MIB, MIB) for _ in range(max(given.rounds // 7, 1))
