@@ -44,6 +44,18 @@ def names(found: list[str]) -> list[str]:
 
 
 @app.task
+def long_text(length: int) -> str:
+    return "x" * length
+
+
+@app.task(bind=True, ignore_result=True)
+def again(self: Any) -> None:
+    """Sends itself again and again, so that its queue always has a task."""
+    time.sleep(0.02)
+    self.apply_async(queue="busy")
+
+
+@app.task
 def noted(*words: str) -> str:
     note(*words)
     return " ".join(words)

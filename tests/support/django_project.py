@@ -94,6 +94,16 @@ def dies(context, times):
     return context.attempt
 
 @task
+def long_value(length):
+    write("long", length, os.getpid())
+    return "x" * length
+
+@task
+def long_failure(length):
+    write("long", length, os.getpid())
+    raise ValueError("x" * length)
+
+@task
 def gated(word):
     write("begin", word, os.getpid())
     while not (HERE / f"gate.{{word}}").exists():

@@ -39,6 +39,12 @@ def attach(instance: str | None) -> shmq.Broker:
         return broker
 
 
+def is_known(instance: str | None) -> bool:
+    """Whether this process has attached to the instance: if it cannot now, the instance was
+    stopped, and may be about to start."""
+    return instance in _brokers
+
+
 def _ended(broker: shmq.Broker) -> bool:
     try:
         return broker.closed or broker.ended

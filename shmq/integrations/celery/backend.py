@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
@@ -16,6 +17,8 @@ from shmq.errors import Gone, NotRunning
 from shmq.integrations.celery import attachment
 from shmq.integrations.celery.chords import Chord
 from shmq.integrations.celery.inbox import is_green
+
+T = TypeVar("T")
 
 STORE: Final = "celery.results"
 
@@ -28,6 +31,12 @@ _GREEN_PAUSE: Final = 0.01
 _WATCHED: Final = 256
 #: This follows a task's key while the task has no result.
 _UNREADY: Final = b".unready"
+#: The value of a group that is too long for one value begins with this; how many pieces it has
+#: follows. They are beside its key.
+_PIECES: Final = b"\0pieces "
+#: How long a call waits for a broker that was stopped, in seconds: as Celery's `retry_policy`.
+_PATIENCE: Final = 20.0
+_PAUSE: Final = 0.05
 
 
 class Backend(KeyValueStoreBackend):
@@ -69,15 +78,34 @@ class Backend(KeyValueStoreBackend):
         """Whether a call that raised this may be tried again."""
         return isinstance(exc, (Gone, NotRunning))
 
+    def ensure(self, call: Callable[[shmq.Results], T], deadline: float | None = None) -> T:
+        """Call with the store. If the broker was stopped, the call is made again when it runs: for
+        20 s, or until the deadline of time.monotonic(). Raises as the call and as `client`."""
+        known, late = attachment.is_known(self._instance), time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return call(self.client)
+            except (Gone, NotRunning):
+                now = time.monotonic()
+                if not known or now >= late or (deadline is not None and now >= deadline):
+                    raise
+                time.sleep(_PAUSE)
+
     # ---- keys ----
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key. A task that is not ready has its state under a key beside its own, so
         that its own is there when the result is."""
-        client = self.client
+        return self.ensure(lambda client: self._get(client, key))
+
+    def _get(self, client: shmq.Results, key: bytes) -> bytes | None:
         found = client.get(key)
         if found is None and key.startswith(self.task_keyprefix):
             return client.get(key + _UNREADY)
+        if found is not None and key.startswith(self.group_keyprefix):
+            pieces = [client.get(piece) for piece in _pieces(key, found)]
+            if pieces:
+                return None if None in pieces else b"".join(filter(None, pieces))
         return found
 
     def mget(self, keys: Iterable[bytes]) -> list[bytes | None]:
@@ -86,25 +114,44 @@ class Backend(KeyValueStoreBackend):
 
     def set(self, key: bytes, value: Any) -> None:
         """Store a value."""
-        self.client.set(key, _bytes(value), self.expires or None)
+        self.ensure(lambda client: client.set(key, _bytes(value), self.expires or None))
 
     def _set_with_state(self, key: bytes, value: Any, state: str) -> None:
-        if state in states.READY_STATES:
+        if key.startswith(self.group_keyprefix):
+            self._set_group(key, _bytes(value))
+        elif state in states.READY_STATES:
             self.set(key, value)
-            self.client.delete(key + _UNREADY)
+            self.ensure(lambda client: client.delete(key + _UNREADY))
         else:
             self.set(key + _UNREADY, value)
-            self.client.delete(key)
+            self.ensure(lambda client: client.delete(key))
+
+    def _set_group(self, key: bytes, value: bytes) -> None:
+        """Store a group: 56 bytes for each part, so that one of many parts needs several keys."""
+        self.ensure(lambda client: client)
+        assert self._handle is not None
+        most = self._handle[0].limits["max_msg_size"]
+        if len(value) > most:
+            parts = [value[at : at + most] for at in range(0, len(value), most)]
+            value = _PIECES + b"%d" % len(parts)
+            for piece, part in zip(_pieces(key, value), parts, strict=True):
+                self.set(piece, part)
+        self.set(key, value)  # last: what it names is there
 
     def delete(self, key: bytes) -> None:
         """Delete a key."""
-        self.client.delete(key)
-        if key.startswith(self.task_keyprefix):
-            self.client.delete(key + _UNREADY)
+        self.ensure(lambda client: self._delete(client, key))
+
+    def _delete(self, client: shmq.Results, key: bytes) -> None:
+        more = [key + _UNREADY] if key.startswith(self.task_keyprefix) else []
+        if key.startswith(self.group_keyprefix):
+            more = _pieces(key, client.get(key, b""))
+        for each in (key, *more):
+            client.delete(each)
 
     def incr(self, key: bytes) -> int:
         """Add one to a counter. Returns the new number."""
-        number = self.client.incr(key, ttl=self.chord_lifetime)
+        number = self.ensure(lambda client: client.incr(key, ttl=self.chord_lifetime))
         assert number is not None  # there is no bound
         return number
 
@@ -113,9 +160,9 @@ class Backend(KeyValueStoreBackend):
         was made with: to store it again would lose what another process adds meanwhile."""
         if key.startswith(self.chord_keyprefix):
             return
-        current = self.client.get(key)
+        current = self.ensure(lambda client: client.get(key))
         if current is not None:
-            self.client.set(key, current, value or None)
+            self.ensure(lambda client: client.set(key, current, value or None))
 
     # ---- chords ----
 
@@ -126,12 +173,12 @@ class Backend(KeyValueStoreBackend):
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
         """Store of how many tasks the header of a chord consists."""
-        Chord(self, group_id).set_size(chord_size)
+        self.ensure(lambda client: Chord(self, group_id).set_size(chord_size))
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a part of a chord, and start the body after the last one."""
         if request.group:
-            Chord(self, request.group).returned(request)
+            self.ensure(lambda client: Chord(self, request.group).returned(request))
 
     # ---- waiting ----
 
@@ -143,16 +190,21 @@ class Backend(KeyValueStoreBackend):
         no_ack: bool = True,
         on_interval: Any = None,
     ) -> Any:
-        """Wait for a task's result. Raises celery.exceptions.TimeoutError."""
+        """Wait for a task's result, also over a stop and a start of the broker. Raises
+        celery.exceptions.TimeoutError."""
         self._ensure_not_eager()
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (meta := self.get_task_meta(task_id))["status"] not in states.READY_STATES:
+        key = self.get_key_for_task(task_id)
+        while True:
+            self._look(key, deadline)  # what follows does not know the deadline
+            meta = self.get_task_meta(task_id)
+            if meta["status"] in states.READY_STATES:
+                return meta
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError("The operation timed out.")
-            self._pause([self.get_key_for_task(task_id)], interval, deadline)
+            self._pause([key], interval, deadline)
             if on_interval:
                 on_interval()  # before the result is looked at: it may raise a parent's error
-        return meta
 
     def get_many(
         self,
@@ -170,7 +222,7 @@ class Backend(KeyValueStoreBackend):
         left = {str(task): self.get_key_for_task(task) for task in task_ids}
         for number in itertools.count():
             for task, key in list(left.items()):
-                if (value := self.client.get(key)) is not None:
+                if (value := self._look(key, deadline)) is not None:
                     del left[task]
                     meta = self._cache[task] = self.decode_result(value)
                     if on_message is not None:
@@ -190,8 +242,31 @@ class Backend(KeyValueStoreBackend):
         if is_green():  # a wait would stop all greenlets
             time.sleep(min(nap, _GREEN_PAUSE))
         else:
-            self.client.wait_any(keys, nap)
+            with _in_time(deadline):
+                self.ensure(lambda client: client.wait_any(keys, nap), deadline)
+
+    def _look(self, key: bytes, deadline: float | None) -> bytes | None:
+        with _in_time(deadline):
+            return self.ensure(lambda client: client.get(key), deadline)
+
+
+@contextlib.contextmanager
+def _in_time(deadline: float | None) -> Iterator[None]:
+    """Raise celery.exceptions.TimeoutError if there is no broker and the deadline is over."""
+    try:
+        yield
+    except (Gone, NotRunning) as exc:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"The operation timed out: {exc}") from exc
+        raise
 
 
 def _bytes(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
+
+
+def _pieces(key: bytes, value: bytes) -> list[bytes]:
+    """The keys of the pieces that this value of a group names."""
+    if not value.startswith(_PIECES):
+        return []
+    return [b"%s.%d" % (key, number) for number in range(int(value[len(_PIECES) :]))]

@@ -9,8 +9,9 @@ from bisect import bisect
 from collections.abc import Callable
 from typing import Any, Final
 
-from kombu.exceptions import ChannelError
+from kombu.exceptions import ChannelError, OperationalError
 from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.virtual.base import (
     NOT_EQUIVALENT_FMT,
     NotEquivalentError,
@@ -23,6 +24,7 @@ from shmq.integrations.celery import frame
 from shmq.integrations.celery.deliveries import Deliveries
 from shmq.integrations.celery.exchanges import Binding, Exchanges
 from shmq.integrations.celery.queues import Queue, Queues
+from shmq.integrations.celery.turns import ROUND_ROBIN
 from shmq.seal import refuse
 
 _STEPS: Final = (0, 3, 6, 9)
@@ -35,24 +37,40 @@ class Source:
 
     def __init__(self, channel: Channel, queue: Queue) -> None:
         self.queue = queue
+        self.name = queue.name
+        self.channel = channel
+        self.strategy = channel.queue_order_strategy
         self.consumer = queue.consumer(channel.priority_steps)
-        self.callback: Callable[[Any], Any] | None = None
-        self.no_ack = False
-        self.tag: str | None = None
-        self._channel = channel
+        self.tags: dict[str, tuple[Callable[[Any], Any], bool]] = {}
+        """For each tag that consumes it the callback, and whether there are no acknowledgements.
+        The last one gets the messages."""
         self._pid = os.getpid()
+
+    @property
+    def callback(self) -> Callable[[Any], Any] | None:
+        """What is called with the next message."""
+        return self._last[0] if self.tags else None
+
+    @property
+    def no_ack(self) -> bool:
+        """Whether the next message counts as acknowledged."""
+        return bool(self.tags) and self._last[1]
+
+    @property
+    def _last(self) -> tuple[Callable[[Any], Any], bool]:
+        return self.tags[next(reversed(self.tags))]
 
     def wants(self) -> bool:
         """Whether its channel may be given a message now."""
-        return self.callback is not None and (self.no_ack or self._channel.qos.can_consume())
+        return self.callback is not None and (self.no_ack or self.channel.qos.can_consume())
 
     def deliver(self) -> bool:
         """Take a message and hand it to the callback. Returns False if there is none."""
-        message = self._channel.take(self)
-        if message is None:
-            return False
         callback = self.callback
         assert callback is not None
+        message = self.channel.take(self)
+        if message is None:
+            return False
         callback(message)
         return True
 
@@ -65,17 +83,25 @@ class Source:
 class Channel(virtual.Channel):
     """A channel of a connection; see `kombu.transport.base.StdChannel`.
 
-    Its options are `transport_options` of the connection: `priority_steps`, `defer_eta` and
-    `dead_letters`.
+    Its options are `transport_options` of the connection: `priority_steps`,
+    `queue_order_strategy`, `defer_eta`, `dead_letters` and `deadletter_queue`.
     """
 
     supports_fanout = True
     do_restore = False
     body_encoding = None
-    from_transport_options = ("priority_steps", "defer_eta", "dead_letters", "deadletter_queue")
+    from_transport_options = (
+        "priority_steps",
+        "queue_order_strategy",
+        "defer_eta",
+        "dead_letters",
+        "deadletter_queue",
+    )
 
     #: The priorities that have a topic of their own, the first one served first.
     priority_steps: tuple[int, ...] = _STEPS
+    #: Which of the queues with messages is served next; see `Turns`.
+    queue_order_strategy: Any = ROUND_ROBIN
     #: Whether a task with an `eta` or a `countdown` waits in its queue instead of in a worker.
     defer_eta: bool = True
     #: Whether a message that is rejected goes to its queue's dead letters.
@@ -164,6 +190,14 @@ class Channel(virtual.Channel):
 
     # ---- queues ----
 
+    def prepare_queue_arguments(
+        self, arguments: dict[str, Any] | None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The arguments of a queue with what kombu's `Queue` has as keywords: `expires`,
+        `message_ttl`, `max_length`."""
+        found: dict[str, Any] = to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
+        return found
+
     def queue_declare(
         self,
         queue: str | None = None,
@@ -249,14 +283,22 @@ class Channel(virtual.Channel):
             at = frame.due(message)
             if at is not None and (left := at - time.time()) > _SOON:
                 defer = left
-        self._queues.publish(
-            queue,
-            frame.pack(message),
-            self._step(message),
-            defer,
-            frame.seconds(properties.get("expiration")),
-            frame.unpickles(message),
-        )
+        # A task that has expired is given to a worker, which says so in its result. If the broker
+        # dropped it, nobody who waits for the result would ever hear of it.
+        expires = (message.get("headers") or {}).get("expires")
+        ttl = None if expires else frame.seconds(properties.get("expiration"))
+        try:
+            self._queues.publish(
+                queue,
+                frame.pack(message),
+                self._step(message),
+                defer,
+                ttl,
+                frame.unpickles(message),
+            )
+        except shmq.MessageTooBig as exc:
+            # kombu would try again what is among the transport's own errors.
+            raise OperationalError(f"queue {queue!r}: {exc}") from exc
 
     def _step(self, message: Any) -> int:
         steps = self.priority_steps
@@ -275,7 +317,7 @@ class Channel(virtual.Channel):
     ) -> None:
         """Have the callback called with the messages of the queue."""
         source = self._source(queue)
-        source.callback, source.no_ack, source.tag = callback, no_ack, consumer_tag
+        source.tags[consumer_tag] = callback, no_ack
         self._by_tag[consumer_tag] = source
         self._consumers.add(consumer_tag)
         self.connection.inbox.add(source)
@@ -286,8 +328,11 @@ class Channel(virtual.Channel):
         self._consumers.discard(consumer_tag)
         if source is None:
             return
+        source.tags.pop(consumer_tag, None)
+        if source.tags:
+            self.connection.inbox_arm()
+            return
         self.connection.inbox.remove(source)
-        source.callback = None
         if source.queue.ephemeral or not source.consumer.in_flight:
             self._drop(source.queue.name)
 
@@ -312,7 +357,10 @@ class Channel(virtual.Channel):
                 if at is not None and (left := at - time.time()) > _SOON:
                     message.requeue(left, failed=False)
                     continue
-            return self._delivered(message, payload, source.no_ack if no_ack is None else no_ack)
+            acked = source.no_ack if no_ack is None else no_ack
+            if not acked:
+                self._queues.crowded(source.queue, message.topic, len(self.qos) + 1)
+            return self._delivered(message, payload, acked)
         return None
 
     def _delivered(self, message: shmq.Message, payload: frame.Payload, no_ack: bool) -> Any:
@@ -326,6 +374,10 @@ class Channel(virtual.Channel):
             self.qos.hold(tag, message)
         return self.Message(payload, channel=self)
 
+    def consumed(self) -> list[str]:
+        """The queues that it consumes, but those that go with their last consumer."""
+        return [name for name, source in self._sources.items() if not source.queue.ephemeral]
+
     def _source(self, queue: str) -> Source:
         source = self._sources.get(queue)
         if source is None:
@@ -337,9 +389,9 @@ class Channel(virtual.Channel):
         source = self._sources.pop(queue, None)
         if source is not None:
             self.connection.inbox.remove(source)
-            if source.tag is not None:
-                self._by_tag.pop(source.tag, None)
-                self._consumers.discard(source.tag)
+            for tag in source.tags:
+                self._by_tag.pop(tag, None)
+                self._consumers.discard(tag)
             source.close()
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from celery.result import GroupResult, allow_join_result
 from celery.utils.log import get_logger
 
 import shmq
+from shmq.errors import Gone, NotRunning
 
 _log = get_logger(__name__)
 
@@ -105,13 +106,14 @@ class Chord:
                     timeout=app.conf.result_chord_join_timeout, propagate=True
                 )
             app.amqp._retry_publish(body.delay, results)
+        except (Gone, NotRunning):
+            raise  # the broker was stopped: this part goes on when it is back
         except Exception as exc:
             _log.exception("chord %r: its body was not started", self._group)
             error = exc if isinstance(exc, ChordError) else ChordError(_reason(header, exc))
             error.__cause__ = exc if error is not exc else None
             backend.chord_error_from_stack(callback=body, exc=error)
-        finally:
-            self._forget(header)
+        self._forget(header)
 
     def _forget(self, header: Any) -> None:
         store, lifetime = self._backend.client, self._backend.chord_lifetime

@@ -43,6 +43,13 @@ class Deliveries:
         """Whether one more message may be delivered."""
         return not self._limit or len(self._held) < self._limit
 
+    def __len__(self) -> int:
+        """How many messages are held."""
+        return len(self._held)
+
+    def __bool__(self) -> bool:
+        return True
+
     def hold(self, tag: Any, message: shmq.Message) -> None:
         """A message was delivered."""
         self._held[tag] = message

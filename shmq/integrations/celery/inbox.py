@@ -6,26 +6,15 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Final
 
 from kombu.utils.compat import detect_environment
+
+from shmq.integrations.celery.turns import Source, Turns
 
 #: With gevent, how long a wait sleeps between two looks, at first and at most.
 _PAUSE: Final = 0.0005
 _PAUSE_MOST: Final = 0.01
-
-
-class Source(Protocol):
-    """A queue that a channel consumes."""
-
-    consumer: Any
-
-    def wants(self) -> bool:
-        """Whether its channel may be given a message now."""
-
-    def deliver(self) -> bool:
-        """Take a message and hand it on. Returns False if there is none."""
 
 
 class Inbox:
@@ -40,6 +29,9 @@ class Inbox:
         self._pid = os.getpid()
         self._sources: dict[int, Source] = {}
         self._armed: dict[int, bool] = {}
+        self._turns: Turns[Source] = Turns()
+        # Their descriptors say so a moment later.
+        self._may_have: set[Source] = set()
 
     @property
     def is_inherited(self) -> bool:
@@ -51,9 +43,14 @@ class Inbox:
         return self._epoll.fileno()
 
     def add(self, source: Source) -> None:
-        """Take from this queue too."""
+        """Take from this queue too. One that is there already stays."""
         fd = source.consumer.fileno()
+        if self._sources.get(fd) is source:
+            self.arm()
+            return
         self._sources[fd] = source
+        self._may_have.add(source)
+        self._turns.add(source)
         self._armed[fd] = source.wants()
         self._epoll.register(fd, select.EPOLLIN if self._armed[fd] else 0)
 
@@ -61,6 +58,8 @@ class Inbox:
         """Take no more from this queue."""
         if self.is_inherited:
             return
+        self._turns.remove(source)
+        self._may_have.discard(source)
         for fd, known in list(self._sources.items()):
             if known is source:
                 del self._sources[fd], self._armed[fd]
@@ -80,19 +79,29 @@ class Inbox:
 
     def deliver(self, timeout: float | None) -> bool:
         """Deliver one message. Returns False if none came within `timeout` s (None: no limit)."""
-        for fd, _ in self._epoll.poll(timeout):
-            source = self._sources.get(fd)
-            if source is None:
+        # epoll begins with the same descriptor each time, so it does not say whose turn it is.
+        ready = (self._sources.get(fd) for fd, _ in self._epoll.poll(timeout, self._most()))
+        self._may_have.update(source for source in ready if source is not None)
+        for source in list(self._turns) if self._may_have else ():
+            if source not in self._may_have:
                 continue
             if not source.wants():
                 self.arm()
             elif source.deliver():
+                self._turns.served(source)
                 return True
+            else:
+                self._may_have.discard(source)
         return False
+
+    def _most(self) -> int:
+        return max(len(self._sources), 1)
 
     def close(self) -> None:
         """Close the descriptor."""
         self._sources.clear()
+        self._turns.clear()
+        self._may_have.clear()
         self._epoll.close()
 
 
@@ -101,16 +110,15 @@ class GreenInbox:
     sleeps for a moment between two looks."""
 
     def __init__(self) -> None:
-        self._sources: list[Source] = []
+        self._turns: Turns[Source] = Turns()
 
     def add(self, source: Source) -> None:
-        """Take from this queue too."""
-        self._sources.append(source)
+        """Take from this queue too. One that is there already stays."""
+        self._turns.add(source)
 
     def remove(self, source: Source) -> None:
         """Take no more from this queue."""
-        with contextlib.suppress(ValueError):
-            self._sources.remove(source)
+        self._turns.remove(source)
 
     def arm(self) -> None:
         """Look again which sources want messages: each look does."""
@@ -120,22 +128,23 @@ class GreenInbox:
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = _PAUSE
         while True:
-            if any(source.wants() and source.deliver() for source in self._turns()):
+            if self._delivered():
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(pause)  # other greenlets run
             pause = min(2 * pause, _PAUSE_MOST)
 
-    def _turns(self) -> Iterator[Source]:
-        """The sources, another one first each time."""
-        if self._sources:
-            self._sources.append(self._sources.pop(0))
-        yield from list(self._sources)
+    def _delivered(self) -> bool:
+        for source in list(self._turns):
+            if source.wants() and source.deliver():
+                self._turns.served(source)
+                return True
+        return False
 
     def close(self) -> None:
         """Forget the sources."""
-        self._sources.clear()
+        self._turns.clear()
 
 
 def is_green() -> bool:

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
+import math
+import time
 from typing import Any, Final
 
 import shmq
-from shmq.errors import Gone
+from shmq.errors import BadArgument, Gone
 from shmq.integrations.celery import frame, names
 from shmq.integrations.celery.exchanges import Exchanges
+from shmq.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 #: How many messages a consumer may hold. The channel's prefetch limit is what counts.
 _MOST_HELD: Final = (1 << 32) - 1
+#: Arguments of a queue that have an effect, or need none because shmq does it anyway.
+_ARGUMENTS: Final = {"x-message-ttl", "x-max-length", "x-max-length-bytes", "x-max-priority"}
+_EXPIRES: Final = "x-expires"
+#: How often a declaration that is repeated is stored as the last use of its queue.
+_USED_SECONDS: Final = 1.0
+#: How often a channel that takes all in-flight slots looks how many are left.
+_LOOKS: Final = 64
+#: How often a publisher looks whether somebody has changed the settings.
+_LOOK_SECONDS: Final = 1.0
+_PLAIN: Final = Settings()
 
 
 class Queue:
@@ -26,6 +43,9 @@ class Queue:
         self._producer: shmq.Producer | None = None
         self._sealed: shmq.Producer | None = None
         self._made: set[str] = set()
+        self._followed: dict[int, Settings] = {}
+        self._looked: dict[int, float] = {}
+        self._most: int | None = None
 
     def make(self) -> None:
         """Create the queue if it is missing."""
@@ -34,11 +54,7 @@ class Queue:
 
     def exists(self) -> bool:
         """Whether the queue is there."""
-        try:
-            self._broker.channel_depth(self.topic, self.channel)
-        except Gone:
-            return False
-        return True
+        return self._exists(self.topic)
 
     def consumer(self, steps: tuple[int, ...]) -> shmq.Consumer | shmq.MultiConsumer:
         """A consumer of its own of the queue. It holds a message until the message is answered or
@@ -63,22 +79,98 @@ class Queue:
             self._made.add(topic)
         if self._producer is None:
             self._producer = self._broker.producer(self.topic)
+        if step and not time.monotonic() - self._looked.get(step, -math.inf) < _LOOK_SECONDS:
+            self.follow(step)
         producer = self._sealed if seal else self._producer
         if producer is None:
             producer = self._sealed = self._broker.producer(self.topic)
             producer.seal()
         producer.publish(body, defer, None, None, ttl, names.lane(step))
+        if self._most is not None:
+            self._shorten(self._most)
 
-    def depth(self) -> int:
-        """How many messages wait."""
+    # ---- settings, which are one channel's, for the channels of all priorities ----
+
+    def configure(self, **settings: Any) -> None:
+        """Change the settings of the queue."""
+        self._broker.configure(self.topic, self.channel, **settings)
+        for step in self._lower():
+            self.follow(step)
+        self._most = settings.get("max_messages", self._most)
+
+    def follow(self, step: int) -> None:
+        """Give the messages of this priority the settings of the queue's first channel, which are
+        those that people change. A channel with settings of its own keeps them."""
+        topic, was = self._lane(step), self._followed.get(step, _PLAIN)
+        self._looked[step] = time.monotonic()
+        try:
+            base = self._broker.settings(self.topic, self.channel)
+            now = self._broker.settings(topic, self.channel)
+            if now != base and now in (_PLAIN, was):
+                self._broker.configure(topic, self.channel, **_keywords(base))
+            self._followed[step] = base
+        except Gone:  # one of the two is not there yet
+            self._followed.pop(step, None)
+        except BadArgument as exc:
+            self._followed[step] = base
+            _log.warning("%s does not get the settings of %s: %s", topic, self.topic, exc)
+
+    def follow_all(self) -> None:
+        """Do so for all priorities that have a channel."""
+        for step in self._lower():
+            self.follow(step)
+
+    def _lower(self) -> list[int]:
+        return [step for step in range(1, names.PRIORITIES) if self._exists(self._lane(step))]
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            self._broker.channel_depth(topic, self.channel)
+        except Gone:
+            return False
+        return True
+
+    def _shorten(self, most: int) -> None:
+        """Drop the oldest messages of the lowest priorities until `most` are left: a channel counts
+        its own alone."""
+        lowest = reversed(range(names.PRIORITIES)) if self._waiting() > most else ()
+        for step in lowest:
+            while self._waiting() > most and self._shortened(self._lane(step), most):
+                pass
+
+    def _shortened(self, topic: str, most: int) -> bool:
+        if not self._exists(topic) or not self._broker.channel_depth(topic, self.channel):
+            return False
+        with contextlib.closing(self._broker.consumer(topic, self.channel, 1, None)) as consumer:
+            message = consumer.take(0)
+            if message is None:
+                return False
+            if self._waiting() >= most:
+                message.finish()
+                return True
+            message.requeue(failed=False)  # others dropped some meanwhile
+            return False
+
+    # ---- looking and cleaning ----
+
+    def _waiting(self) -> int:
         total = 0
         for topic in self._topics():
             with contextlib.suppress(Gone):
                 total += self._broker.channel_depth(topic, self.channel)
         return total
 
+    def depth(self) -> int:
+        """How many messages wait, those for later included."""
+        total = 0
+        for topic in self._topics():
+            with contextlib.suppress(Gone):
+                counts = self._broker.channel_stats(topic, self.channel)
+                total += counts.depth + counts.deferred
+        return total
+
     def purge(self) -> int:
-        """Drop all messages. Returns how many waited."""
+        """Drop all messages. Returns how many waited, those for later included."""
         waited = self.depth()
         for topic in self._topics():
             with contextlib.suppress(Gone):
@@ -90,10 +182,6 @@ class Queue:
         for topic in self._topics():
             with contextlib.suppress(Gone):
                 self._broker.delete_topic(topic)
-
-    def configure(self, **settings: Any) -> None:
-        """Change the settings of its channels."""
-        self._broker.configure(self.topic, self.channel, **settings)
 
     def _lane(self, step: int) -> str:
         return names.topic_of(self.name, self.ephemeral, step)
@@ -109,6 +197,9 @@ class Queues:
         self.broker = broker
         self.instance = broker.instance
         self.exchanges = Exchanges(broker)
+        self._slots = int(broker.limits["in_flight_slots"])
+        self._told: set[str] = set()
+        self._ignored: set[str] = set()
         self._known: dict[tuple[str, bool], Queue] = {}
 
     def get(self, name: str) -> Queue:
@@ -131,22 +222,73 @@ class Queues:
         known = self.exchanges.queue(name)
         if known is not None:
             ephemeral = known["ephemeral"]
+        elif ephemeral:
+            self.sweep()
         queue = self._queue(name, ephemeral)
         queue.make()
-        if known is None:  # after it was made: a queue that is not there is forgotten
-            self.exchanges.declare_queue(name, {"ephemeral": ephemeral})
-            if ephemeral:
-                self._forget_gone()
-        if arguments and not ephemeral:
+        # after it was made: a queue that is not there is forgotten
+        self._note(name, known, ephemeral, arguments or {})
+        if arguments:
             self._configure(queue, arguments)
 
-    def _forget_gone(self) -> None:
-        """Delete the bindings of queues that have gone with their consumer: a process that was
-        killed could not."""
+    def _note(
+        self, name: str, known: dict[str, Any] | None, ephemeral: bool, arguments: dict[str, Any]
+    ) -> None:
+        """Store that a queue was declared. One that is to end when nobody uses it any more has the
+        time of its last declaration."""
+        settings: dict[str, Any] = {"ephemeral": ephemeral}
+        if ephemeral and (expires := frame.seconds(arguments.get(_EXPIRES))) is not None:
+            now = time.time()
+            if known is not None and 0 <= now - known.get("used", 0) < _USED_SECONDS:
+                return
+            settings.update(expires=expires, used=now)
+        elif known is not None:
+            return
+        self.exchanges.declare_queue(name, settings)
+
+    def sweep(self) -> None:
+        """Delete what programs that were killed left: the bindings of queues that have gone with
+        their consumer, and queues that have outlived their `x-expires` without one. A program that
+        asks all workers declares its queue of replies, and may be killed before it takes any."""
+        late = []
         for name in self.exchanges.ephemeral_queues():
             if not self._queue(name, True).exists():
                 self.exchanges.delete_queue(name)
                 self._known.pop((name, True), None)
+                continue
+            known = self.exchanges.queue(name) or {}
+            if "expires" in known and time.time() - known["used"] > known["expires"]:
+                late.append(name)
+        if late:
+            topics = self.broker.stats().topics
+            taken = {topic.name for topic in topics for one in topic.channels if one.sessions}
+            for name in late:
+                if names.topic_of(name, True) not in taken:
+                    self.delete(name)
+
+    def follow(self, queues: set[str]) -> None:
+        """Give the channels of these queues' priorities the settings of their first one."""
+        for name in queues:
+            self.get(name).follow_all()
+
+    def crowded(self, queue: Queue, topic: str, held: int) -> None:
+        """Say once that a queue has nearly as many messages in flight as the broker allows: beyond
+        that no worker gets any. held: how many this channel holds."""
+        if held % max(self._slots // _LOOKS, 1) or topic in self._told:
+            return
+        with contextlib.suppress(Gone):
+            in_flight = self.broker.channel_stats(topic, queue.channel).in_flight
+            if in_flight < self._slots - self._slots // 8:
+                return
+            self._told.add(topic)
+            _log.warning(
+                "queue %r: its workers hold %d messages, and the broker allows %d in flight; "
+                "beyond that none is delivered until one is acknowledged. Leave `defer_eta` on, so "
+                "that tasks wait in the broker, or start it with a larger --in-flight-slots",
+                queue.name,
+                in_flight,
+                self._slots,
+            )
 
     def delete(self, name: str) -> None:
         """Delete a queue with its bindings."""
@@ -180,16 +322,39 @@ class Queues:
         try:
             queue.publish(body, step, defer, ttl, seal)
         except Gone:
-            if self.broker.ended or not queue.ephemeral:
+            if not queue.ephemeral or self.broker.ended:
                 raise
             self._known.pop((name, True), None)
             self.exchanges.delete_queue(name)
 
     def _configure(self, queue: Queue, arguments: dict[str, Any]) -> None:
+        self._warn(queue, arguments)
         settings: dict[str, Any] = {}
         if (ttl := arguments.get("x-message-ttl")) is not None:
             settings["message_ttl"] = frame.seconds(ttl)
         if (most := arguments.get("x-max-length")) is not None:
             settings.update(max_messages=most, overflow="drop-oldest")
+        if (size := arguments.get("x-max-length-bytes")) is not None:
+            settings.update(max_bytes=size, overflow="drop-oldest")
         if settings:
             queue.configure(**settings)
+
+    def _warn(self, queue: Queue, arguments: dict[str, Any]) -> None:
+        """Say once which arguments of a queue have no effect."""
+        known = _ARGUMENTS | {_EXPIRES} if queue.ephemeral else _ARGUMENTS
+        ignored = sorted(set(arguments) - known)
+        if ignored and queue.name not in self._ignored:
+            self._ignored.add(queue.name)
+            _log.warning(
+                "queue %r: shmq ignores %s; settings of the channel (`shmq channel set %s %s`) may "
+                "do it",
+                queue.name,
+                ", ".join(ignored),
+                queue.topic,
+                queue.channel,
+            )
+
+
+def _keywords(settings: Settings) -> dict[str, Any]:
+    """The settings as keywords of `Broker.configure`."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}

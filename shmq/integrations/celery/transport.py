@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, Final
 
@@ -16,6 +17,8 @@ from shmq.integrations.celery.queues import Queues
 
 #: How many messages an event loop is given before its other events have their turn.
 _TURN: Final = 16
+#: How often a worker tidies, in seconds.
+_TIDY_SECONDS: Final = 5.0
 
 
 class Transport(virtual.Transport):
@@ -50,6 +53,7 @@ class Transport(virtual.Transport):
         self._inbox: Inbox | GreenInbox | None = None
         self._queues: Queues | None = None
         self._loops: list[Any] = []
+        self._timers: list[Any] = []
 
     def driver_version(self) -> str:
         """shmq's version."""
@@ -93,6 +97,8 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         """Close the channels."""
         super().close_connection(connection)
+        while self._timers:
+            self._timers.pop().cancel()
         if self._inbox is not None:
             if isinstance(self._inbox, Inbox) and not self._inbox.is_inherited:
                 # in a forked child the loop's descriptors are the parent's
@@ -119,6 +125,16 @@ class Transport(virtual.Transport):
         if isinstance(self.inbox, Inbox):
             loop.add_reader(self.inbox.fileno(), self.on_readable)
             self._loops.append(loop)
+            self._timers.append(loop.call_repeatedly(_TIDY_SECONDS, self._tidy))
+
+    def _tidy(self) -> None:
+        """Delete what killed programs left, and have all priorities of the queues that are served
+        follow the settings that somebody changed."""
+        if self._queues is None:
+            return
+        with contextlib.suppress(shmq.ShmqError):  # the connection's own calls meet it, too
+            self._queues.sweep()
+            self._queues.follow({name for each in self.channels for name in each.consumed()})
 
     def on_readable(self) -> None:
         """Deliver what has come, a few messages at a time."""

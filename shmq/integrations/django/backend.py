@@ -15,7 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 import shmq
-from shmq.integrations.django import lanes, record
+from shmq.integrations.django import lanes, record, testing
 from shmq.integrations.django.api import (
     BaseTaskBackend,
     TaskResult,
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 #: The results store of an instance.
 STORE: Final = "django"
+#: Bytes that the record of a task grows by at least, until it is done.
+_OUTCOME: Final = 4096
 #: Seconds between two tries to reach a broker that was stopped.
 _PAUSE: Final = 0.02
 
@@ -79,7 +81,9 @@ class Backend(BaseTaskBackend):
             worker_ids=[],
         )
         if self.settings.on_commit:
-            record.pack(result)  # what cannot be enqueued is refused here, and not at the commit
+            # what cannot be enqueued is refused here, and not at the commit
+            size = len(record.pack(result))
+            self.retry(functools.partial(self._check_size, result, size))
             transaction.on_commit(functools.partial(self._publish, result))
         else:
             self._publish(result)
@@ -87,7 +91,10 @@ class Backend(BaseTaskBackend):
 
     def get_result(self, result_id: str) -> Any:
         """The TaskResult of this id. Raises TaskResultDoesNotExist, also after `result_ttl`."""
-        packed = self.retry(lambda broker: self.store(broker).get(str(result_id)))
+        try:
+            packed = self.retry(lambda broker: self.store(broker).get(str(result_id)))
+        except (shmq.BadArgument, UnicodeError) as exc:  # no id is empty, longer, or not text
+            raise TaskResultDoesNotExist(result_id) from exc
         fields = None if packed is None else record.parse(packed)
         if fields is None or fields["backend"] != self.alias:
             raise TaskResultDoesNotExist(result_id)
@@ -99,9 +106,15 @@ class Backend(BaseTaskBackend):
 
     # ---- the broker ----
 
-    @functools.cached_property
+    @property
     def home(self) -> Home:
-        """Where the broker is."""
+        """Where the broker is. While tests run it is another one than that of the project."""
+        if testing.runs():
+            return testing.home(self.settings)
+        return self._home
+
+    @functools.cached_property
+    def _home(self) -> Home:
         chosen = self.settings
         directory = None if chosen.directory is None else Path(chosen.directory)
         return home(chosen.instance, directory, chosen.owner, chosen.broker)
@@ -138,7 +151,19 @@ class Backend(BaseTaskBackend):
         self.retry(functools.partial(self._send, topic, result, packed))
         signals.task_enqueued.send(type(self), task_result=result)
 
+    def _check_size(self, result: Any, size: int, broker: shmq.Broker) -> None:
+        """Raise MessageTooBig for a task whose record would have no room for its outcome."""
+        most = broker.limit("max_msg_size")
+        room = min(_OUTCOME, most // 4)
+        if size > most - room:
+            raise shmq.MessageTooBig(
+                f"enqueue {result.task.module_path}: the task and its arguments have {size} bytes, "
+                f"and with {room} for its outcome at most max_msg_size, {most}: raise that option "
+                "of the broker (--max-msg-size of `shmq serve`, or OPTIONS['broker'])"
+            )
+
     def _send(self, topic: str, result: Any, packed: bytes, broker: shmq.Broker) -> None:
+        self._check_size(result, len(packed), broker)
         producer = self._producer(broker, topic)
         store = self.store(broker)
         defer = delay(result.task.run_after, broker)

@@ -37,7 +37,7 @@ _BRIEF: Final = 0.5
 #: The directory in BASE_DIR.
 FOLDER: Final = ".shmq"
 #: Options of an embedded broker: a task may be deferred for as long as the format allows.
-_OPTIONS: Final[Mapping[str, Any]] = {"max_req_timeout": float(1 << 33)}
+OPTIONS: Final[Mapping[str, Any]] = {"max_req_timeout": float(1 << 33)}
 
 
 def instance_of(directory: Path) -> str:
@@ -111,8 +111,18 @@ class Home:
         pid = os.getpid()
         if self._lock is not None and self._lock[0] == pid:
             return self._owns != pid
-        self.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = own_files.open_file(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
+        try:
+            self.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = own_files.open_file(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
+        except OSError as exc:
+            if exc.errno is None:
+                raise
+            raise OSError(
+                exc.errno,
+                "the broker's files cannot be made here (set OPTIONS['directory'] in TASKS to a "
+                f"directory that this user may write, or OPTIONS['instance']): {exc.strerror}",
+                str(self.data_path),
+            ) from exc
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -127,7 +137,7 @@ class Home:
             fd = own_files.make_file(self.data_path / ".gitignore", 0o644)
             with open(fd, "w") as file:
                 file.write("*\n")
-        options: dict[str, Any] = {**_OPTIONS, **self.options}
+        options: dict[str, Any] = {**OPTIONS, **self.options}
         self._embedded = shmq.Broker(self.data_path / "data", self.instance, **options)
         self._owns = os.getpid()
         return self._embedded

@@ -27,6 +27,8 @@ class Settings:
     """Of an embedded broker; None: `BASE_DIR/.shmq`."""
     broker: Mapping[str, Any] = field(default_factory=dict)
     """Options of an embedded broker, as of `shmq.Broker`."""
+    test_instance: str | None = None
+    """The instance that a run of tests uses; None: one of its own in memory."""
     timeout: float = 5.0
     """How long a call waits for a broker that is not there."""
     result_ttl: float | None = 86400.0

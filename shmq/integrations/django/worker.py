@@ -160,7 +160,7 @@ class Worker:
             result = record.restore(fields)
         except Exception as exc:
             _log.exception("%s %s: cannot be run", fields["id"], fields["task"])
-            self._store(fields["id"], record.failed(fields, exc))
+            self._store_failure(fields["id"], record.failed(fields, exc))
             return
         most = self._backend.settings.max_attempts
         if most is not None and result.attempts >= most:
@@ -178,7 +178,7 @@ class Worker:
             last_attempted_at=now,
             worker_ids=[*result.worker_ids, self.name],
         )
-        with contextlib.suppress(shmq.Full):
+        with contextlib.suppress(shmq.Full, shmq.MessageTooBig):
             store.set(result.id, record.pack(result))
         self._current = result, before
         close_old_connections()
@@ -207,8 +207,12 @@ class Worker:
             packed = record.pack(result)
         except BaseException as exc:
             self._fail(result, exc)
-        else:
+            return
+        try:
             self._store(result.id, packed)
+        except shmq.MessageTooBig as exc:  # it has run, and no further try would fit
+            self._fail(result, exc)
+        else:
             signals.task_finished.send(type(self._backend), task_result=result)
 
     def _fail(self, result: Any, exc: BaseException) -> None:
@@ -222,12 +226,25 @@ class Worker:
             errors=[*result.errors, error],
             _return_value=None,
         )
-        self._store(result.id, record.pack(result))
+        self._store_failure(result.id, record.pack(result))
         signals.task_finished.send(type(self._backend), task_result=result)
 
+    def _store_failure(self, key: str, packed: bytes) -> None:
+        """Store a failure, with as much of its traceback as there is room for."""
+        most, short = len(packed), packed
+        while True:
+            try:
+                self._store(key, short)
+                return
+            except shmq.MessageTooBig:
+                if not most:
+                    raise
+            most //= 2
+            short = record.shorter(packed, most)
+
     def _store(self, key: str, packed: bytes) -> None:
-        """Store an outcome. Waits while the store is full, whose room comes back when results
-        expire, and while there is no broker."""
+        """Store an outcome. Raises MessageTooBig if it can never fit. Waits while the store is
+        full, whose room comes back when results expire, and while there is no broker."""
         pause, most = _PAUSES
         while True:
             try:

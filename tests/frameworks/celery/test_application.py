@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
-from support.celery_app import add, flaky, gate, noted, total
+from celery.exceptions import ChordError, TaskRevokedError
+from support.celery_app import add, again, flaky, gate, long_text, names, noted, total
 from support.celery_worker import Worker
 from support.processes import WATCHDOG, eventually
 
@@ -109,3 +110,57 @@ def test_a_worker_begins_and_ends_to_consume_a_queue_while_it_runs_a_task(
     assert add.delay(1, 1).get(WATCHDOG) == 2
     assert not left.ready()
     assert [words[:2] for words in lines()].count(["begin", "a"]) == 1
+
+
+def test_a_busy_queue_holds_up_no_other(app: Any, worker: Callable[..., Worker]) -> None:
+    """The busy one always has tasks, which were there first."""
+    for _ in range(5):
+        again.apply_async(queue="busy")
+    worker("--concurrency=1", "--prefetch-multiplier=1", "--queues=busy,quiet")
+    assert add.apply_async((1, 2), queue="quiet").get(WATCHDOG) == 3
+
+
+def test_a_task_that_expires_before_a_worker_takes_it_is_revoked(
+    app: Any, worker: Callable[..., Worker]
+) -> None:
+    results = [
+        add.apply_async((1, 1), expires=0.01),
+        add.apply_async((1, 1), expires=0.01, priority=9),
+        chain(add.s(1, 1).set(expires=0.01), add.s(1))(),
+    ]
+    time.sleep(0.02)
+    worker("--concurrency=1")
+    for result in (*results[:2], results[2].parent):
+        with pytest.raises(TaskRevokedError, match="expired"):
+            result.get(WATCHDOG)
+        assert result.state == "REVOKED"
+    assert add.apply_async((1, 1), expires=3600).get(WATCHDOG) == 2
+
+
+def test_a_group_of_many_parts_is_stored_and_found(app: Any) -> None:
+    parts = [app.AsyncResult(f"{number:036d}") for number in range(25_000)]
+    store = app.backend.client
+    header = app.GroupResult("many", parts)
+    header.save()
+    assert len(store) > 1
+    assert app.GroupResult.restore("many").results == parts
+    header.delete()
+    assert app.GroupResult.restore("many") is None
+    assert len(store) == 0
+
+
+def test_a_body_whose_arguments_can_never_fit_fails_at_once(
+    app: Any, worker: Callable[..., Worker], lines: Callable[[], list[list[str]]]
+) -> None:
+    started = worker("--concurrency=1")
+    body = chord([long_text.s(100_000) for _ in range(12)], names.s()).delay()
+    with pytest.raises(ChordError, match="max_msg_size is 1048576"):
+        body.get(WATCHDOG)
+    assert started.child.errors.count("its body was not started") == 1
+
+
+def test_a_result_that_can_never_fit_is_a_failure(app: Any, worker: Callable[..., Worker]) -> None:
+    worker("--concurrency=1")
+    with pytest.raises(Exception, match="max_msg_size") as caught:
+        long_text.delay(2 << 20).get(WATCHDOG)
+    assert type(caught.value).__name__ == "MessageTooBig"

@@ -7,11 +7,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import chord
+from celery.exceptions import TimeoutError
+from celery.result import ResultSet
 from support.celery_app import add, dies_once, early, gate, late, names
 from support.celery_worker import Worker, environment
 from support.processes import ROOT, WATCHDOG, Child, eventually
@@ -109,6 +112,44 @@ def test_workers_go_on_after_the_broker_was_stopped_and_started(
     server.succeed()
     serve()
     assert add.delay(2, 2).get(2 * WATCHDOG) == 4
+
+
+def test_a_program_that_waits_outlives_a_stop_and_a_start_of_the_broker(
+    app: Any,
+    worker: Callable[..., Worker],
+    server: Child,
+    serve: Callable[..., Child],
+    lines: Lines,
+    tmp_path: Path,
+) -> None:
+    opened = tmp_path / "open"
+    worker("--concurrency=2")
+    results = [gate.delay(name, str(opened)) for name in ("a", "b")]
+    eventually(lambda: begun(lines, "a"))
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(results[0].get, 4 * WATCHDOG)
+        many = pool.submit(ResultSet(results).join_native, 4 * WATCHDOG)
+        eventually(lambda: one.running() and many.running())
+        server.process.send_signal(signal.SIGTERM)
+        server.succeed()
+        wait({one, many}, timeout=1)  # an answer now would be an error
+        assert not one.done()
+        assert not many.done()
+        serve()
+        opened.touch()
+        assert one.result() == "a"
+        assert many.result() == ["a", "b"]
+
+
+def test_a_wait_with_a_limit_ends_although_the_broker_stays_away(app: Any, server: Child) -> None:
+    result = add.delay(1, 2)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(result.get, 2)
+        eventually(waits.running)
+        server.process.send_signal(signal.SIGTERM)
+        server.succeed()
+        with pytest.raises(TimeoutError):
+            waits.result(WATCHDOG)
 
 
 def test_what_was_enqueued_is_done_after_all_processes_were_killed(

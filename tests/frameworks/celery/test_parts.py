@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import kombu
+import kombu.exceptions
 import pytest
 from support import traps
 from support.processes import HELPERS, WATCHDOG, Child, eventually
@@ -21,6 +22,8 @@ from support.processes import HELPERS, WATCHDOG, Child, eventually
 import shmq
 import shmq.integrations.celery.alias
 from shmq.integrations.celery import attachment, frame, names
+from shmq.integrations.celery.inbox import GreenInbox
+from shmq.integrations.celery.queues import Queues
 from shmq.names import matches, valid_name
 from shmq.seal import REASON
 
@@ -78,6 +81,98 @@ def test_names_that_look_like_another_queues_topic_are_replaced() -> None:
         assert names.encoded(queue) != queue
 
 
+# ---- turns ----
+
+
+def drained(channel: Any, queues: list[Any], count: int, **how: Any) -> str:
+    """The bodies of the next messages, with one consumer of all these queues."""
+    got: list[str] = []
+
+    def heard(body: str, message: Any) -> None:
+        got.append(body)
+        message.ack()
+
+    with kombu.Consumer(channel, queues, callbacks=[heard], **how):
+        for _ in range(count):
+            channel.connection.client.drain_events(timeout=WATCHDOG)
+    return "".join(got)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "order"),
+    [
+        (None, "babababa"),
+        ("round_robin", "babababa"),
+        ("priority", "bbbbbbaa"),
+        ("sorted", "aaaaaabb"),
+        ("kombu.utils.scheduling:sorted_cycle", "aaaaaabb"),
+    ],
+)
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+@pytest.mark.parametrize("green", [False, True])
+def test_queues_are_served_as_the_strategy_says(
+    connect: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str | None,
+    order: str,
+    prefetch: int,
+    green: bool,
+) -> None:
+    if green:
+        monkeypatch.setattr("shmq.integrations.celery.transport.inbox", GreenInbox)
+    channel = connect(**({} if strategy is None else {"queue_order_strategy": strategy}))
+    queues = [kombu.Queue(name) for name in "ba"]
+    for queue in queues:
+        published(channel, queue, *(6 * queue.name))
+    assert drained(channel, queues, 8, prefetch_count=prefetch) == order
+
+
+@pytest.mark.parametrize("strategy", ["round_robin", "priority"])
+def test_a_flood_in_one_channel_holds_up_no_other(
+    connect: Callable[..., Any], strategy: str
+) -> None:
+    """As the tasks and the remote control of a worker."""
+    channel = connect(queue_order_strategy=strategy)
+    other = channel.connection.client.channel()
+    flood, control = kombu.Queue("flood"), kombu.Queue("control")
+    got: list[str] = []
+
+    def heard(body: str, message: Any) -> None:
+        got.append(body)
+        message.ack()
+        if body == "flood":
+            published(channel, flood, "flood")
+
+    published(channel, flood, "flood", "flood")
+    with (
+        kombu.Consumer(channel, [flood], callbacks=[heard]),
+        kombu.Consumer(other, [control], callbacks=[heard]),
+    ):
+        for _ in range(3):
+            channel.connection.client.drain_events(timeout=WATCHDOG)
+        published(channel, control, "ping")
+
+        def answered() -> bool:
+            channel.connection.client.drain_events(timeout=WATCHDOG)
+            return "ping" in got
+
+        eventually(answered)
+
+
+def test_the_last_consumer_of_a_queue_on_a_channel_gets_its_messages(
+    connect: Callable[..., Any],
+) -> None:
+    channel, queue = connect(), kombu.Queue("q")
+    client = channel.connection.client
+    published(channel, queue, 1, 2)
+    first, second = [], []
+    with kombu.Consumer(channel, [queue], on_message=first.append):
+        with kombu.Consumer(channel, [queue], on_message=second.append):
+            client.drain_events(timeout=WATCHDOG)
+        client.drain_events(timeout=WATCHDOG)
+    assert [len(first), len(second)] == [1, 1]
+
+
 # ---- frames ----
 
 
@@ -99,6 +194,140 @@ def test_a_message_without_a_time_is_due_at_once(eta: object) -> None:
 
 
 # ---- queues ----
+
+
+def test_the_arguments_of_a_queue_hold_for_all_priorities(
+    connect: Callable[..., Any], broker: shmq.Broker
+) -> None:
+    channel = connect()
+    queue = kombu.Queue("few", queue_arguments={"x-max-length": 5})
+    for priority in (0, 5, 9):
+        published(channel, queue, *range(10), priority=priority)
+    # what goes is of the lowest priority, and the oldest
+    assert queue(channel).queue_declare(passive=True).message_count == 5
+    assert queue(channel).get(no_ack=True).payload == 5
+    published(channel, queue, "low", priority=9)
+    assert queue(channel).queue_declare(passive=True).message_count == 5
+    queue = kombu.Queue("short", message_ttl=0.1)
+    for priority in (0, 5, 9):
+        published(channel, queue, *range(10), priority=priority)
+    eventually(lambda: queue(channel).queue_declare(passive=True).message_count == 0)
+    for topic in ("kombu.short", "kombu.short.p3", "kombu.short.p9"):
+        assert broker.settings(topic, "queue").message_ttl == 0.1
+
+
+def test_all_priorities_follow_what_somebody_sets(
+    connect: Callable[..., Any], broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shmq.integrations.celery.queues._LOOK_SECONDS", 0)
+    channel, queue = connect(), kombu.Queue("q")
+    published(channel, queue, "a", priority=9)
+    for most in (3, 4):  # before and after the channel got some already
+        broker.configure("kombu.q", "queue", max_attempts=most)
+        for priority in (5, 9):
+            published(channel, queue, "a", priority=priority)
+        for lane in ("p3", "p9"):
+            assert broker.settings(f"kombu.q.{lane}", "queue").max_attempts == most
+    broker.configure("kombu.q.p9", "queue", max_attempts=77)  # one that has its own keeps it
+    published(channel, queue, "a", priority=9)
+    assert broker.settings("kombu.q.p9", "queue").max_attempts == 77
+
+
+def test_arguments_without_an_effect_are_told_once(
+    connect: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    channel = connect()
+    dead = {"x-dead-letter-exchange": "x", "x-expires": 1000, "x-max-priority": 9}
+    for _ in range(2):
+        kombu.Queue("q", queue_arguments=dead)(channel).declare()
+    kombu.Queue("mine", auto_delete=True, queue_arguments={"x-expires": 1000})(channel).declare()
+    (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("shmq")]
+    assert "x-dead-letter-exchange, x-expires;" in told
+
+
+def test_a_purge_counts_what_is_for_later(connect: Callable[..., Any]) -> None:
+    channel, queue = connect(), kombu.Queue("q")
+    eta = (datetime.now(UTC) + timedelta(hours=3)).isoformat()
+    published(channel, queue, *range(11), headers={"eta": eta})
+    published(channel, queue, *range(5), priority=9)
+    assert queue(channel).purge() == 16
+    assert queue(channel).purge() == 0
+
+
+def test_a_message_that_can_never_fit_is_refused_at_the_first_try(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, queue, tries = connect(), kombu.Queue("q"), []
+    published(channel, queue, "fits")
+    publish = Queues.publish
+
+    def counted(self: Any, *words: Any) -> None:
+        tries.append(1)
+        publish(self, *words)
+
+    monkeypatch.setattr(Queues, "publish", counted)
+    with pytest.raises(kombu.exceptions.OperationalError, match="max_msg_size is 1048576"):
+        kombu.Producer(channel).publish(
+            "x" * (2 << 20), routing_key="q", retry=True, retry_policy={"max_retries": 5}
+        )
+    assert len(tries) == 1
+
+
+def test_a_task_that_has_expired_reaches_its_worker(connect: Callable[..., Any]) -> None:
+    channel, queue = connect(), kombu.Queue("q")
+    published(channel, queue, "told", headers={"expires": "2020-01-01"}, expiration=0.001)
+    published(channel, queue, "dropped", expiration=0.001)
+    published(channel, queue, "last")
+    eventually(lambda: queue(channel).queue_declare(passive=True).message_count == 2)
+    assert [queue(channel).get(no_ack=True).payload for _ in range(2)] == ["told", "last"]
+
+
+def test_in_flight_slots_that_run_out_are_told(
+    open_broker: Callable[..., shmq.Broker],
+    keep: Callable[[Any], Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = open_broker(in_flight_slots=64)
+    channel = keep(kombu.Connection(f"shmq://{broker.instance}")).channel()
+    queue = kombu.Queue("q")
+    published(channel, queue, *range(100))
+    for _ in range(60):
+        queue(channel).get()
+    (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("shmq")]
+    assert "--in-flight-slots" in told
+    channel.connection.client.release()
+    attachment.detach(broker.instance)
+
+
+def test_a_queue_of_replies_that_nobody_ever_took_from_goes(
+    connect: Callable[..., Any], broker: shmq.Broker, keep: Callable[[Any], Any], url: str
+) -> None:
+    """A program that asked all workers, and was killed before it waited for their answers."""
+    code = (
+        "import os, signal, kombu, shmq.integrations.celery.alias\n"
+        f"channel = kombu.Connection({url!r}).channel()\n"
+        "exchange = kombu.Exchange('replies')\n"
+        "kombu.Queue('mine', exchange, auto_delete=True, expires=0.1)(channel).declare()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    child = keep(Child([sys.executable, "-c", code], HELPERS))
+    assert child.wait() == -signal.SIGKILL, child.errors
+    channel = connect()
+
+    def topics() -> set[str]:
+        return {topic.name for topic in broker.stats().topics}
+
+    assert "kombu.mine#ephemeral" in topics()
+    taken = kombu.Queue("taken", auto_delete=True, expires=1)(channel)
+
+    def gone() -> bool:
+        kombu.Queue(f"other{time.monotonic_ns()}", auto_delete=True)(channel).declare()
+        return "kombu.mine#ephemeral" not in topics()
+
+    with kombu.Consumer(channel, [taken]):
+        eventually(gone)
+        assert "kombu.taken#ephemeral" in topics()
+    assert "mine" not in {binding[0] for binding in channel.list_bindings()}
 
 
 def test_a_prefetch_limit_holds_back_messages_until_one_is_acknowledged(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.django_project import Project, now_ns, until
 
+from shmq import shm
 from shmq.integrations.django.home import instance_of
 
 
@@ -207,9 +209,11 @@ def test_arguments_that_are_no_json_are_refused(project: Project, what: str) -> 
     assert "TypeError" in said["error"] or "ValueError" in said["error"]
 
 
-def test_an_unknown_id(project: Project) -> None:
+@pytest.mark.parametrize("key", ["'no such id'", "''", "'x' * 256", "'\\udcff'", "'\\0'"])
+def test_an_unknown_id(project: Project, key: str) -> None:
     web = project.session()
-    assert "TaskResultDoesNotExist" in web.ask("tasks.note.get_result('no such id')")["error"]
+    said = web.ask(f"tasks.note.get_result({key})")["error"].splitlines()
+    assert any("TaskResultDoesNotExist" in line for line in said[-2:])
 
 
 def test_a_result_of_another_task_is_a_mismatch(project: Project) -> None:
@@ -246,3 +250,77 @@ def test_what_the_backend_can(project: Project) -> None:
     flags = ["defer", "async_task", "get_result", "priority"]
     code = "from shmq.integrations.django import Backend\nanswer = ["
     assert web.do(code + ",".join(f"Backend.supports_{flag}" for flag in flags) + "]") == [True] * 4
+
+
+_TESTS = """
+import os
+from django.core.management import call_command
+from django.test import TestCase
+from app import tasks
+
+class Works(TestCase):
+    def test_it(self):
+        from shmq.integrations.django.api import tasks as t
+        tasks.write("broker", t.task_backends["default"].home.broker().instance, os.getpid())
+        result = tasks.note.enqueue("from the tests")
+        if "WORK" in os.environ:
+            call_command("shmq_worker", burst=True, verbosity=0)
+            result.refresh()
+            assert result.return_value == "from the tests", result
+
+class WorksToo(Works):
+    pass
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["--parallel=2"]])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_of_tests_never_meets_the_projects_queue(
+    make_project: Callable[..., Project],
+    serve: Callable[..., Any],
+    instance: str,
+    words: list[str],
+    named: bool,
+) -> None:
+    """The project's own worker is there all the time, with an embedded broker or a service."""
+    if named:
+        serve()
+    project = make_project(options={"instance": instance} if named else None)
+    project.write("app/tests.py", _TESTS)
+    web = project.session()
+    worker = project.worker()
+    project.manage("test", "app", *words).succeed()
+    project.manage("test", "app", env={"WORK": "1"}).succeed()
+    assert web.finished(web.enqueue("note", "real"))["value"] == "real"
+    done = [entry[1:] for entry in project.lines("note")]
+    assert [" ".join(entry[:-2]) for entry in done] == ["from the tests"] * 2 + ["real"]
+    mine = web.do(
+        "from shmq.integrations.django.api import tasks as t\n"
+        "answer = t.task_backends['default'].home.broker().instance"
+    )
+    used = [entry[1] for entry in project.lines("broker")]
+    assert len(used) == 4
+    assert mine not in used
+    assert all(not shm.list_objects(name, everybodys=True) for name in used)
+    if words:
+        assert len({*used[:2]}) == len({entry[2] for entry in project.lines("broker")[:2]})
+    assert worker.process.poll() is None
+
+
+def test_a_run_of_tests_may_have_an_instance_of_its_own(
+    make_project: Callable[..., Project], serve: Callable[..., Any], instance: str
+) -> None:
+    serve()
+    project = make_project(options={"test_instance": instance})
+    project.write("app/tests.py", _TESTS)
+    project.manage("test", "app", env={"WORK": "1"}).succeed()
+    assert {entry[1] for entry in project.lines("broker")} == {instance}
+
+
+def test_a_directory_that_cannot_be_made_is_told_with_the_option(
+    make_project: Callable[..., Project], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    project = make_project(options={"directory": str(tmp_path / "file" / "shmq")})
+    said = project.session().ask("tasks.note.enqueue('x')")["error"]
+    assert "OPTIONS['directory']" in said

@@ -149,6 +149,49 @@ def test_two_backends_share_a_broker(project: Project) -> None:
     assert "TaskResultDoesNotExist" in web.ask(f"tasks.note.get_result({other!r})")["error"]
 
 
+# ---- what can never fit ----
+
+
+def test_an_outcome_that_can_never_fit_is_a_failure_of_one_run(
+    make_project: Callable[..., Project],
+) -> None:
+    project = make_project(options={"broker": {"max_msg_size": 20_000}})
+    web = project.session()
+    keys = [web.enqueue("long_value", 30_000), web.enqueue("long_failure", 30_000)]
+    # its arguments leave no room for a long traceback
+    keys.append(web.enqueue("fail", "y" * 15_000))
+    worker = project.worker()
+    found = [web.finished(key) for key in keys]
+    assert [each["status"] for each in found] == ["FAILED"] * 3
+    assert [each["attempts"] for each in found] == [1] * 3
+    assert len(project.lines("long")) == 2
+    path, text = found[0]["errors"][0]
+    assert path.endswith("MessageTooBig")
+    assert "max_msg_size" in text
+    for each in found[1:]:
+        path, text = each["errors"][0]
+        assert path == "builtins.ValueError"
+        assert text.startswith("Traceback")
+        assert "characters are left out" in text
+    assert found[2]["args"] == ["y" * 15_000]
+    assert len({words[2] for words in project.lines("long")}) == 1
+    assert worker.process.poll() is None
+    assert "ended" not in worker.errors
+
+
+@pytest.mark.parametrize("room", [0, 4000])
+def test_a_task_without_room_for_its_outcome_is_refused(project: Project, room: int) -> None:
+    web = project.session()
+    said = web.ask(f"tasks.note.enqueue('x' * {(1 << 20) - room})")
+    assert "MessageTooBig" in said["error"]
+    assert "--max-msg-size" in said["error"]
+    assert not web.do(
+        "from shmq.integrations.django.api import tasks as t\n"
+        "backend = t.task_backends['default']\n"
+        "answer = len(backend.store(backend.home.broker()))"
+    )
+
+
 # ---- reload ----
 
 
