@@ -1248,6 +1248,7 @@ class Store:
         least: int | None = None,
         most: int | None = None,
         ttl: float | None = None,
+        renew: bool = False,
     ) -> int | None:
         """Add `by` to the number under the key. Returns the result. A key that is absent counts as
         0. The number is stored as decimal text, so `int(store.get(key))` is the number, and
@@ -1256,7 +1257,8 @@ class Store:
         least, most: bounds of the result; None: those of a signed 64-bit number. If the result
         would be out of bounds, nothing is changed and None is returned.
         ttl: seconds after which a key that this call creates expires; a key that was there keeps
-        its time.
+        its time, unless renew is true: then it expires `ttl` seconds after this call, if that
+        changes it.
 
         Raises BadArgument if the value is no whole number; and what `set` raises.
         """

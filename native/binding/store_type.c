@@ -292,7 +292,9 @@ static int bound_get(PyObject *value, int64_t *out)
 }
 
 static METHOD(store, incr, (OBJECT, key),
-              (I64, by, 1)(OBJECT, least, Py_None)(OBJECT, most, Py_None)(OBJECT, ttl, Py_None))
+              (I64, by, 1)(OBJECT, least, Py_None)(OBJECT, most, Py_None)(OBJECT, ttl,
+                                                                          Py_None)(BOOL, renew,
+                                                                                   false))
 {
 	int64_t low = INT64_MIN, high = INT64_MAX, ns, value;
 	bytes_like k;
@@ -303,8 +305,8 @@ static METHOD(store, incr, (OBJECT, key),
 	    bytes_get(&k, key, "a key", true) < 0)
 		return NULL;
 	STORE_CALL(self, status, CORE_CALL,
-	           shmq_store_incr(self->handle, &k.body, &(shmq_store_step){by, low, high, ns}, until,
-	                           &value, &changed));
+	           shmq_store_incr(self->handle, &k.body, &(shmq_store_step){by, low, high, ns, renew},
+	                           until, &value, &changed));
 	bytes_release(&k);
 	if (status != SHMQ_OK)
 		return store_raise(self, status, "count", key);

@@ -202,7 +202,7 @@ static int value_check(const shmq_store *s, uint64_t key_length, uint64_t length
 	if (length > s->max_value)
 		return fail(SHMQ_TOO_BIG,
 		            "the value has %llu bytes, and a message of this broker has at most %llu "
-		            "(max_msg_size)",
+		            "(max_msg_size): raise that option of the broker (--max-msg-size)",
 		            (unsigned long long)length, (unsigned long long)s->max_value);
 	if (arena_block_size(key_length + length) > s->max_bytes)
 		return fail(SHMQ_TOO_BIG,
@@ -344,7 +344,7 @@ static bool number_parse(const uint8_t *text, uint32_t length, int64_t *out)
 typedef struct counting {
 	int64_t by, least, most, ttl;
 	int64_t value;
-	bool changed;
+	bool renew, changed;
 } counting;
 
 static int count(shmq_store *s, const store_key *key, counting *c)
@@ -367,7 +367,8 @@ static int count(shmq_store *s, const store_key *key, counting *c)
 		}
 		if (!number_parse(s->arena + body + key_length, length, &before))
 			return SHMQ_NO_NUMBER;
-		w.expires = s->entries[at.entry].expires;
+		if (!c->renew)
+			w.expires = s->entries[at.entry].expires;
 	}
 	c->changed = !__builtin_add_overflow(before, c->by, &c->value) && c->value >= c->least &&
 	             c->value <= c->most;
@@ -383,7 +384,11 @@ static int count(shmq_store *s, const store_key *key, counting *c)
 int shmq_store_incr(shmq_store *s, const shmq_body *key, const shmq_store_step *step, int64_t until,
                     int64_t *value, bool *changed)
 {
-	counting c = {.by = step->by, .least = step->least, .most = step->most, .ttl = step->ttl};
+	counting c = {.by = step->by,
+	              .least = step->least,
+	              .most = step->most,
+	              .ttl = step->ttl,
+	              .renew = step->renew};
 	store_key k;
 	int r = key_of(s, key, &k);
 

@@ -60,13 +60,15 @@ int shmq_store_delete(shmq_store *s, const shmq_body *key, const shmq_body *only
                       bool *deleted);
 /*
  * Add `by` to a number, which is stored as decimal text. A key that is missing counts as 0 and gets
- * `ttl` (as shmq_store_set); another one keeps the time at which it expires. value: the result.
+ * `ttl` (as shmq_store_set); another one keeps the time at which it expires, unless `renew`: then a
+ * step that changes the number gives the key `ttl` again, in the same commit. value: the result.
  * changed: false if that would be below `least` or above `most`; the number then stays as it is, and
  * `value` is the number. SHMQ_NO_NUMBER: the value is no decimal number of 64 bits. Otherwise as
  * shmq_store_set. death: as shmq_store_set.
  */
 typedef struct shmq_store_step {
 	int64_t by, least, most, ttl;
+	bool renew;
 } shmq_store_step;
 int shmq_store_incr(shmq_store *s, const shmq_body *key, const shmq_store_step *step, int64_t until,
                     int64_t *value, bool *changed);

@@ -52,7 +52,7 @@ class Results(_native.Store, metaclass=Shown):
     `get(key, default=None)` returns it. `pop(key, default=None)` returns and deletes it.
     `add(key, value, ttl=None) -> bool` stores it only if the key is absent.
     `delete(key, value=None) -> bool` deletes it, with `value` only if that is its value.
-    `incr(key, by=1, least=None, most=None, ttl=None) -> int | None` adds to a number.
+    `incr(key, by=1, least=None, most=None, ttl=None, renew=False) -> int | None` adds to a number.
     `wait(key, timeout=None, delete=False) -> bytes | None` waits until the key is there, and
     `wait_any(keys, timeout=None, delete=False) -> (key, value) | None` until one of them is;
     `wait_async` and `wait_any_async` do so in asyncio. `len()`, `in` and iteration work as with a

@@ -216,7 +216,7 @@ static void delete(uint32_t k)
 static void count(uint32_t k)
 {
 	shmq_body key = {"number", 6};
-	shmq_store_step step = {(int64_t)k - 9, -100, 1000, INT64_MAX};
+	shmq_store_step step = {(int64_t)k - 9, -100, 1000, INT64_MAX, k % 2};
 	int64_t value;
 	bool changed;
 

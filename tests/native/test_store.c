@@ -246,37 +246,39 @@ static void numbers_stay_in_their_bounds(void)
 	bool changed;
 	int64_t value;
 
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){5, INT64_MIN, INT64_MAX, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){5, INT64_MIN, INT64_MAX, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 	EQUAL(value, 5);
 	CHECK(changed && has_text(s, "n", "5"));
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){2, 0, 6, INT64_MAX}, soon(), &value, &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){2, 0, 6, INT64_MAX, false}, soon(), &value,
+	                      &changed),
 	      0);
 	EQUAL(value, 5);
 	CHECK(!changed);
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-6, 0, 6, INT64_MAX}, soon(), &value, &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-6, 0, 6, INT64_MAX, false}, soon(), &value,
+	                      &changed),
 	      0);
 	CHECK(!changed && value == 5);
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-12, INT64_MIN, 6, INT64_MAX}, soon(), &value,
-	                      &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-12, INT64_MIN, 6, INT64_MAX, false}, soon(),
+	                      &value, &changed),
 	      0);
 	CHECK(changed && value == -7 && has_text(s, "n", "-7"));
 	EQUAL(set_text(s, "n", "9223372036854775807", INT64_MAX), 0);
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){1, INT64_MIN, INT64_MAX, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){1, INT64_MIN, INT64_MAX, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 	CHECK(!changed && value == INT64_MAX);
 	EQUAL(set_text(s, "n", "-9223372036854775808", INT64_MAX), 0);
-	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-1, INT64_MIN, INT64_MAX, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(s, &n, &(shmq_store_step){-1, INT64_MIN, INT64_MAX, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 	CHECK(!changed && value == INT64_MIN);
 	for (const char **bad = (const char *[]){"", "-", "1x", "9223372036854775808", " 1", NULL};
 	     *bad; bad++) {
 		EQUAL(set_text(s, "words", *bad, INT64_MAX), 0);
-		EQUAL(shmq_store_incr(s, &words, &(shmq_store_step){1, 0, 9, INT64_MAX}, soon(), &value,
-		                      &changed),
+		EQUAL(shmq_store_incr(s, &words, &(shmq_store_step){1, 0, 9, INT64_MAX, false}, soon(),
+		                      &value, &changed),
 		      SHMQ_NO_NUMBER);
 		CHECK(has_text(s, "words", *bad));
 	}
@@ -449,8 +451,8 @@ static void garbage_does_no_harm(unsigned seed)
 
 			(void)set_text(s, key, "some value", INT64_MAX);
 			(void)shmq_store_delete(s, &k, NULL, soon(), &done);
-			(void)shmq_store_incr(s, &k, &(shmq_store_step){1, 0, 1000, INT64_MAX}, soon(), &value,
-			                      &done);
+			(void)shmq_store_incr(s, &k, &(shmq_store_step){1, 0, 1000, INT64_MAX, false}, soon(),
+			                      &value, &done);
 			(void)shmq_store_get(s, &k, step % 2, soon(), buffer, sizeof(buffer), &used);
 			(void)shmq_store_scan(s, true, &bucket, &(shmq_store_room){buffer, sizeof(buffer)},
 			                      soon(), &used, &more);

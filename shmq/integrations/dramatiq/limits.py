@@ -24,8 +24,8 @@ class RateLimiterBackend(Base):
 
     No process that dies leaves a lock. One that dies inside `incr_and_sum` may leave a count until
     the key's time to live is over: that call adds, sums, and takes back if the sum is too large.
-    The time to live of a key begins when the key is made, and no later step lengthens it. Raises
-    shmq's NotRunning if no instance runs, and Full if the store has no room.
+    The time to live of a key begins anew with each step that changes its number, in the same atomic
+    call. Raises shmq's NotRunning if no instance runs, and Full if the store has no room.
     """
 
     def __init__(
@@ -52,23 +52,21 @@ class RateLimiterBackend(Base):
 
     def incr(self, key: str, amount: int, maximum: int, ttl: int) -> bool:
         """Add to a number, unless it would be above `maximum`. Returns whether it was added."""
-        return (
-            self._link.retried(
-                lambda: self.store.incr(key, amount, most=maximum, ttl=_seconds(ttl))
-            )
-            is not None
-        )
+        return self._step(key, amount, ttl, most=maximum) is not None
 
     def decr(self, key: str, amount: int, minimum: int, ttl: int) -> bool:
         """Subtract from a number, unless it would be below `minimum`. Returns whether it was
-        subtracted. A number that is 0 then is deleted, so that the next one begins a new time to
-        live."""
-        left = self._link.retried(
-            lambda: self.store.incr(key, -amount, least=minimum, ttl=_seconds(ttl))
-        )
+        subtracted. A number that is 0 then is deleted, which counts as 0 and takes no room."""
+        left = self._step(key, -amount, ttl, least=minimum)
         if left == 0:
             self._link.retried(lambda: self.store.delete(key, b"0"))
         return left is not None
+
+    def _step(self, key: str, by: int, ttl: int, **bounds: int) -> int | None:
+        seconds = _seconds(ttl)
+        return self._link.retried(
+            lambda: self.store.incr(key, by, ttl=seconds, renew=True, **bounds)
+        )
 
     def incr_and_sum(
         self,
@@ -89,7 +87,7 @@ class RateLimiterBackend(Base):
         total = self._link.retried(lambda: sum(self._number(each) for each in {key, *keys()}))
         if total <= maximum:
             return True
-        self._link.retried(lambda: self.store.incr(key, -amount, least=0))
+        self._step(key, -amount, ttl, least=0)
         return False
 
     def _number(self, key: str) -> int:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Any, Final
 
 from dramatiq.encoder import Encoder
 from dramatiq.results import ResultBackend as Base
 from dramatiq.results import ResultMissing, ResultTimeout
 from dramatiq.results.backend import DEFAULT_TIMEOUT, Missing
+from dramatiq.results.result import wrap_exception
 
 import shmq
 from shmq.integrations.link import Link
 
+_log = logging.getLogger(__name__)
+
 _KEY_BYTES: Final = 255
 _SHORTEST_TTL: Final = 0.001
+#: Characters of an exception's text that are kept if it can never fit.
+_TEXT: Final = 200
 
 
 class ResultBackend(Base):
@@ -24,8 +30,9 @@ class ResultBackend(Base):
     Dramatiq's backends. store: the name of the results store. max_keys, max_bytes: its limits when
     it is made; None: a million keys and 64 MiB.
 
-    A call that waits for a result sleeps until it is there, and polls nothing. Raises shmq's Full
-    if the store has no room, and NotRunning if no instance runs.
+    A call that waits for a result sleeps until it is there, and polls nothing. A result that can
+    never fit is stored as a failure, so that `get_result` raises ResultFailure with the limit.
+    Raises shmq's Full if the store has no room, and NotRunning if no instance runs.
     """
 
     def __init__(
@@ -85,8 +92,22 @@ class ResultBackend(Base):
 
     def _store(self, message_key: str, result: Any, ttl: int) -> None:
         value, seconds = self.encoder.encode(result), max(ttl / 1e3, _SHORTEST_TTL)
-        self._link.retried(lambda: self.store.set(message_key, value, seconds))
+        try:
+            self._link.retried(lambda: self.store.set(message_key, value, seconds))
+        except shmq.MessageTooBig as exc:
+            # Nobody would ever hear of a result that is not stored.
+            _log.error("the result of %s is stored as a failure: %s", message_key, exc)
+            failure = self.encoder.encode(_failure(exc, result))
+            self._link.retried(lambda: self.store.set(message_key, failure, seconds))
 
     def close(self) -> None:
         """Detach from the instance. The next use attaches again."""
         self._link.close()
+
+
+def _failure(exc: shmq.MessageTooBig, result: Any) -> Any:
+    """What is stored in place of a result, or of an exception, that can never fit."""
+    match result:
+        case {"__t": str(), "exn": {"msg": str(text)} as raised}:
+            return {**result, "exn": {**raised, "msg": f"{text[:_TEXT]}... ({exc})"}}
+    return wrap_exception(exc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final, TypeVar
 
 from taskiq import AsyncResultBackend, TaskiqResult
@@ -14,6 +15,8 @@ import shmq
 from shmq.integrations.taskiq.ties import AsyncLink
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _DAY: Final = 24 * 3600.0
 _PROGRESS: Final = "__progress"
@@ -70,8 +73,25 @@ class ResultBackend(AsyncResultBackend[T]):
         self._link.close()
 
     async def set_result(self, task_id: str, result: TaskiqResult[T]) -> None:
-        """Store the result of a task, and wake `wait_result`. Raises Full and MessageTooBig."""
-        self._set(task_id, result)
+        """Store the result of a task, and wake `wait_result`. One that can never fit is stored as
+        an error that names the limit. Raises Full."""
+        try:
+            self._set(task_id, result)
+        except shmq.MessageTooBig as exc:
+            # Nobody would ever hear of a result that is not stored.
+            _log.error("the result of task %s is stored as an error: %s", task_id, exc)
+            failed: TaskiqResult[Any] = TaskiqResult(
+                is_err=True,
+                return_value=None,
+                execution_time=result.execution_time,
+                labels=result.labels,
+                error=shmq.MessageTooBig(f"{exc}{_raised(result)}"),
+            )
+            try:
+                self._set(task_id, failed)
+            except shmq.MessageTooBig:  # its labels are what is too long
+                failed.labels = {}
+                self._set(task_id, failed)
 
     async def is_result_ready(self, task_id: str) -> bool:
         """Whether there is a result of the task."""
@@ -118,3 +138,7 @@ class ResultBackend(AsyncResultBackend[T]):
     def _set(self, key: str, value: TaskiqResult[T] | TaskProgress[Any]) -> None:
         body = self.serializer.dumpb(value.model_dump(mode="json"))
         self._link.retried(lambda: self.store.set(key, body, self.ttl))
+
+
+def _raised(result: TaskiqResult[Any]) -> str:
+    return f" (the task raised {type(result.error).__name__})" if result.error else ""

@@ -328,8 +328,8 @@ static void some_keys_and_a_number(scene *s)
 
 	some_keys(s);
 	store = open_with(s, s->home);
-	EQUAL(shmq_store_incr(store, &number_key, &(shmq_store_step){9, 0, 10, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(store, &number_key, &(shmq_store_step){9, 0, 10, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 }
 
@@ -339,11 +339,11 @@ static void count_up(scene *s)
 	bool changed;
 
 	(void)s;
-	EQUAL(WATCHED(shmq_store_incr(mine, &number_key, &(shmq_store_step){1, 0, 10, INT64_MAX},
+	EQUAL(WATCHED(shmq_store_incr(mine, &number_key, &(shmq_store_step){1, 0, 10, INT64_MAX, true},
 	                              soon(), &value, &changed)),
 	      0);
 	CHECK(changed && value == 10);
-	EQUAL(WATCHED(shmq_store_incr(mine, &number_key, &(shmq_store_step){1, 0, 10, INT64_MAX},
+	EQUAL(WATCHED(shmq_store_incr(mine, &number_key, &(shmq_store_step){1, 0, 10, INT64_MAX, false},
 	                              soon(), &value, &changed)),
 	      0);
 	CHECK(!changed && value == 10);
@@ -356,8 +356,8 @@ static void the_number_is_whole(scene *s)
 	int64_t value;
 	bool changed;
 
-	EQUAL(shmq_store_incr(store, &number_key, &(shmq_store_step){0, 0, 10, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(store, &number_key, &(shmq_store_step){0, 0, 10, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 	CHECK(value == 9 || value == 10);
 	EQUAL(shmq_store_delete(store, &number_key, NULL, soon(), &changed), 0);

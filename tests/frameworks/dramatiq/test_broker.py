@@ -9,13 +9,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import dramatiq
 import pytest
 from dramatiq.encoder import JSONEncoder, PickleEncoder
 from dramatiq.errors import ConnectionFailed, QueueNotFound
-from dramatiq.results import Results
+from dramatiq.rate_limits import ConcurrentRateLimiter
+from dramatiq.results import ResultFailure, Results
 from support import traps
 from support.processes import eventually
 
@@ -40,6 +42,66 @@ def test_a_message_is_processed_and_its_result_waits(broker: shmq.Broker) -> Non
         app.join("default", timeout=60_000)
     finally:
         worker.stop()
+
+
+def test_a_result_that_can_never_fit_is_a_failure(broker: shmq.Broker) -> None:
+    backend = ResultBackend(broker)
+    app = Broker(broker, middleware=[Results(backend=backend)])
+    runs = []
+
+    @dramatiq.actor(broker=app, store_results=True, max_retries=0)
+    def long(fails: bool) -> str:
+        runs.append(fails)
+        if fails:
+            raise KeyError("x" * (2 << 20))
+        return "x" * (2 << 20)
+
+    worker = dramatiq.Worker(app, worker_timeout=100, worker_threads=1)
+    worker.start()
+    try:
+        for fails, kind in ((False, "MessageTooBig"), (True, "KeyError")):
+            with pytest.raises(ResultFailure, match="max_msg_size") as caught:
+                long.send(fails).get_result(backend=backend, block=True, timeout=60_000)
+            assert caught.value.orig_exc_type == kind
+            assert "--max-msg-size" in str(caught.value)
+            assert len(str(caught.value)) < 2000
+        app.join("default", timeout=60_000)
+    finally:
+        worker.stop()
+    assert runs == [False, True]
+
+
+@pytest.mark.parametrize("step", ["incr", "decr", "sum"])
+def test_the_time_to_live_of_a_limiter_begins_anew_with_each_step(
+    broker: shmq.Broker, step: str
+) -> None:
+    limits = RateLimiterBackend(broker)
+    limits.add("key", 5, 3_600_000)
+    if step == "incr":
+        assert limits.incr("key", 1, 10, 7_200_000)
+    elif step == "decr":
+        assert limits.decr("key", 1, 0, 7_200_000)
+    else:
+        assert limits.incr_and_sum("key", list, 1, 10, 7_200_000)
+    ((_, _, left),) = limits.store._scan(True)
+    assert left > 3601e9
+    before = left
+    assert not limits.incr("key", 100, 10, 20_000_000)  # refused: nothing is changed
+    ((_, _, left),) = limits.store._scan(True)
+    assert left <= before
+
+
+def test_a_limit_holds_for_longer_than_the_time_to_live(broker: shmq.Broker) -> None:
+    """One holder stays while another one comes and goes."""
+    limiter = ConcurrentRateLimiter(RateLimiterBackend(broker), "few", limit=2, ttl=1500)
+    with limiter.acquire():
+        began = time.monotonic()
+        while time.monotonic() - began < 2:
+            with limiter.acquire():
+                time.sleep(0.01)
+        with ExitStack() as stack:
+            got = [stack.enter_context(limiter.acquire(raise_on_failure=False)) for _ in range(3)]
+        assert got == [True, False, False]
 
 
 def test_a_worker_that_stops_gives_back_what_it_did_not_begin(broker: shmq.Broker) -> None:

@@ -89,6 +89,29 @@ def test_a_task_runs_and_its_result_waits(broker: shmq.Broker) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_result_that_can_never_fit_is_an_error(broker: shmq.Broker, fails: bool) -> None:
+    async def main() -> None:
+        backend: ResultBackend[Any] = ResultBackend(broker)
+        app = Broker(broker).with_result_backend(backend)
+
+        @app.task
+        async def long() -> str:
+            if fails:
+                raise KeyError("x" * (2 << 20))
+            return "x" * (2 << 20)
+
+        async with app, working(app):
+            task = await long.kiq()
+            result = await backend.wait_result(task.task_id, WATCHDOG)
+            assert result.is_err
+            with pytest.raises(shmq.MessageTooBig, match="--max-msg-size") as caught:
+                result.raise_for_error()
+            assert fails == ("KeyError" in str(caught.value))
+
+    asyncio.run(main())
+
+
 def test_failed_tasks_are_dead_letters(broker: shmq.Broker) -> None:
     async def main() -> None:
         app = Broker(broker).with_middlewares(

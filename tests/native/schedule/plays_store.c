@@ -136,8 +136,8 @@ static void count(uint32_t who)
 	bool changed;
 
 	board->counts++;
-	EQUAL(shmq_store_incr(board->store[who], &key, &(shmq_store_step){1, 0, 3, INT64_MAX}, soon(),
-	                      &value, &changed),
+	EQUAL(shmq_store_incr(board->store[who], &key, &(shmq_store_step){1, 0, 3, INT64_MAX, false},
+	                      soon(), &value, &changed),
 	      0);
 	CHECK(changed);
 	board->counted++;
