@@ -114,9 +114,9 @@ class Home:
         try:
             self.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = own_files.open_file(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
+        except own_files.ForeignFile:
+            raise
         except OSError as exc:
-            if exc.errno is None:
-                raise
             raise OSError(
                 exc.errno,
                 "the broker's files cannot be made here (set OPTIONS['directory'] in TASKS to a "

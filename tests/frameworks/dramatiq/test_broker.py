@@ -16,6 +16,7 @@ import dramatiq
 import pytest
 from dramatiq.encoder import JSONEncoder, PickleEncoder
 from dramatiq.errors import ConnectionFailed, QueueNotFound
+from dramatiq.middleware import Retries
 from dramatiq.rate_limits import ConcurrentRateLimiter
 from dramatiq.results import ResultFailure, Results
 from support import traps
@@ -46,7 +47,7 @@ def test_a_message_is_processed_and_its_result_waits(broker: shmq.Broker) -> Non
 
 def test_a_result_that_can_never_fit_is_a_failure(broker: shmq.Broker) -> None:
     backend = ResultBackend(broker)
-    app = Broker(broker, middleware=[Results(backend=backend)])
+    app = Broker(broker, middleware=[Retries(), Results(backend=backend)])
     runs = []
 
     @dramatiq.actor(broker=app, store_results=True, max_retries=0)
