@@ -48,7 +48,7 @@ class Source:
 
     @property
     def callback(self) -> Callable[[Any], Any] | None:
-        """What is called with the next message."""
+        """The function that gets the next message."""
         return self._last[0] if self.tags else None
 
     @property

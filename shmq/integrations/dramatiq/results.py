@@ -106,7 +106,7 @@ class ResultBackend(Base):
 
 
 def _failure(exc: shmq.MessageTooBig, result: Any) -> Any:
-    """What is stored in place of a result, or of an exception, that can never fit."""
+    """The text that takes the place of a result, or of an exception, that can never fit."""
     match result:
         case {"__t": str(), "exn": {"msg": str(text)} as raised}:
             return {**result, "exn": {**raised, "msg": f"{text[:_TEXT]}... ({exc})"}}
