@@ -301,7 +301,7 @@ def test_a_run_of_tests_never_meets_the_projects_queue(
     used = [entry[1] for entry in project.lines("broker")]
     assert len(used) == 4
     assert mine not in used
-    assert all(not shm.list_objects(name, everybodys=True) for name in used)
+    until(lambda: not any(shm.list_objects(name, everybodys=True) for name in used))
     if words:
         assert len({*used[:2]}) == len({entry[2] for entry in project.lines("broker")[:2]})
     assert worker.process.poll() is None
