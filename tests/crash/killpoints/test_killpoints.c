@@ -161,9 +161,9 @@ static void kill_repairers(job *j)
 	}
 }
 
-/* From the beginning to that passing of the point, or (NULL) to the end. False: it was not passed
- * as often. */
-static bool run(job *j, const char *point, uint32_t passing)
+/* From the beginning to that passing of the point, or (NULL) to the end. `first` comes first and
+ * lives; NULL: repairers are killed before. False: it was not passed as often. */
+static bool run(job *j, const char *point, uint32_t passing, const enum comer *first)
 {
 	bool died;
 
@@ -173,9 +173,9 @@ static bool run(job *j, const char *point, uint32_t passing)
 	j->tally->runs++;
 	if (!died && point)
 		return false;
-	if (died && !j->scene.operation->alone)
+	if (died && !first && !j->scene.operation->alone)
 		kill_repairers(j);
-	if (!verdict(&j->scene, (enum comer)(j->tally->turn % COMERS), &j->others))
+	if (!verdict(&j->scene, first ? *first : (enum comer)(j->tally->turn % COMERS), &j->others))
 		fail(j, point, passing);
 	return died;
 }
@@ -196,12 +196,15 @@ static void kill_everywhere(const operation *o, tally *t)
 	image_make(&j.start);
 	image_follow(&j.start, &segments);
 	j.started = *j.scene.ledger;
-	run(&j, NULL, 0);
+	run(&j, NULL, 0, NULL);
 	for (uint32_t p = 0; p < point_count; p++) {
 		uint32_t count = 0;
 
-		while (run(&j, points[p], count + 1))
+		while (run(&j, points[p], count + 1, NULL)) {
 			count++;
+			for (enum comer c = 0; c < COMERS && !o->alone; c++)
+				run(&j, points[p], count, &c);
+		}
 		passed += count != 0;
 		deaths += count;
 		t->hits[p] += count;
