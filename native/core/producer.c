@@ -187,7 +187,7 @@ int check_bodies(shmq_producer *p, const shmq_body *bodies, uint32_t n, uint64_t
 		if (bodies[i].length > most || bodies[i].length > MOST_BODY)
 			return fail(SHMQ_TOO_BIG,
 			            "message %u has %llu bytes; max_msg_size is %llu: raise that option of "
-			            "the broker",
+			            "the broker (--max-msg-size)",
 			            i, (unsigned long long)bodies[i].length, (unsigned long long)most);
 		lengths[i] = bodies[i].length;
 		*large |= bodies[i].length >= SHMQ_LARGE;
@@ -207,7 +207,8 @@ int check_properties(const shmq_producer *p, const shmq_body *properties, uint32
 		if (blocks[i] && lengths[i] + blocks[i] + SHMQ_ENVELOPE > most)
 			r = fail(SHMQ_TOO_BIG,
 			         "message %u has %llu bytes and %u of properties, with %u more on disk; "
-			         "max_msg_size is %llu: raise that option of the broker",
+			         "max_msg_size is %llu: raise that option of the broker "
+			         "(--max-msg-size)",
 			         i, (unsigned long long)lengths[i], blocks[i], SHMQ_ENVELOPE,
 			         (unsigned long long)most);
 		lengths[i] += blocks[i];
