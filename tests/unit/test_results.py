@@ -350,3 +350,21 @@ def test_a_task_that_waits_finds_the_store_deleted(broker: shmq.Broker) -> None:
 
     asyncio.run(main())
     eventually(lambda: all(thread.name != "shmq-results" for thread in threading.enumerate()))
+
+
+def test_a_step_may_begin_the_time_to_live_anew(broker: shmq.Broker) -> None:
+    store = broker.results("numbers")
+
+    def left() -> int | None:
+        ((_, _, ttl),) = store._scan(True)
+        return ttl
+
+    assert store.incr("n", ttl=1000) == 1
+    assert store.incr("n", ttl=9000) == 2
+    assert (left() or 0) <= 1000e9
+    assert store.incr("n", most=2, ttl=9000, renew=True) is None  # nothing is changed
+    assert (left() or 0) <= 1000e9
+    assert store.incr("n", ttl=9000, renew=True) == 3
+    assert (left() or 0) > 1000e9
+    assert store.incr("n", renew=True) == 4
+    assert left() is None
