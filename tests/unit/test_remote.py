@@ -159,7 +159,7 @@ class Slow:
 def test_a_commit_asks_again_as_long_as_rows_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(10)
     monkeypatch.setattr(writer.time, "monotonic", lambda: slow.now)
-    made = writer.Writer(cast(connections.Connections, slow), "t", "w")
+    made = writer.Writer(cast(connections.Connections, slow), "t", "w", "")
     assert made.commit(1, []) == 10
     with pytest.raises(errors.Full, match="no room"):
         made.commit(1, [])
@@ -205,7 +205,7 @@ def test_a_frame_is_yielded_before_the_next_arrives() -> None:
         thread.start()
         address = Address("127.0.0.1", listener.getsockname()[1])
         pool = connections.Connections(address, Login(), WATCHDOG)
-        batches = Reader(pool, ("t", "c"), (1, 0), "1-2").batches()
+        batches = Reader(pool, ("t", "c"), (1, 0), "1-2", {"secret": "s"}).batches()
         assert len(next(batches)) == 20
         yielded.set()
         assert [len(each) for each in batches] == [5]
