@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support import browser, processes
+from support.access import ADMIN, RULES, SCANNER, WORKER, File, http
 from support.external_programs import BIN, peer
 from support.nsq_client import OK, Server, mpub, sized, start_admin
 from support.processes import WATCHDOG, eventually
@@ -63,6 +64,42 @@ def test_nsq_to_file(start: Start, run: Any, tmp_path: Path) -> None:
     assert tool.wait(WATCHDOG) == 0
     lines = b"".join(path.read_bytes() for path in out.rglob("*.log")).split()
     assert sorted(map(int, lines)) == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [("", b"Auth Required"), (f"{WORKER}x", b"E_AUTH_FAILED"), (SCANNER, b"E_UNAUTHORIZED")],
+    ids=["no secret", "a wrong secret", "the secret of a user who may not read"],
+)
+def test_clients_of_go_nsq_are_who_their_auth_secret_says(
+    start: Start, run: Any, tmp_path: Path, secret: str, said: bytes
+) -> None:
+    """Tokens of the access file are go-nsq's auth_secret, for who publishes and who subscribes."""
+    file = File(tmp_path / "access.toml")
+    file.write(RULES)
+    server = start(file.flag)
+    to = (tcp(server), "--topic=resize")
+    feed = run("to_nsq", *to, f"--producer-opt=auth_secret,{SCANNER}")
+    feed.communicate(b"one\ntwo\n", WATCHDOG)
+    assert feed.returncode == 0
+
+    def wishes(secret: str) -> list[str]:
+        return [f"--consumer-opt=auth_secret,{secret}"] * bool(secret)
+
+    def depth() -> int:
+        path = "/stats?format=json&topic=resize"
+        (topic,) = json.loads(http(server, "GET", path, ADMIN).body)["topics"]
+        return int(topic["depth"] + sum(item["depth"] for item in topic["channels"]))
+
+    assert depth() == 2
+    denied = run("nsq_tail", *to, "--channel=workers", *wishes(secret))
+    eventually(lambda: said in (tmp_path / "nsq_tail.log").read_bytes())
+    denied.kill()
+    assert denied.communicate()[0] == b""
+    assert depth() == 2
+    tail = run("nsq_tail", *to, "--channel=workers", *wishes(WORKER))
+    assert sorted(tail.stdout.readline().strip() for _ in range(2)) == [b"one", b"two"]
+    eventually(lambda: depth() == 0)
 
 
 def test_nsq_to_nsq(start: Start, run: Any) -> None:
