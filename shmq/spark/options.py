@@ -42,6 +42,8 @@ class SparkOption:
     where: str = "read, write"
     """Where it applies: read (batch and streaming), batch or stream (reads of that kind only),
     write."""
+    is_secret: bool = False
+    """Whether no text may repeat its value."""
 
 
 def _text(text: str) -> str:
@@ -181,12 +183,14 @@ OPTIONS: Final = (
         _text,
         "what shows many instances who the query is, if they ask for it: a token of their access "
         "file, or NAME:PASSWORD",
+        is_secret=True,
     ),
     SparkOption(
         "authSecret",
         None,
         _text,
         "the same as token, by the name that NSQ has for it",
+        is_secret=True,
     ),
     SparkOption(
         "secret",
@@ -194,6 +198,7 @@ OPTIONS: Final = (
         checked_secret,
         "16 characters or more that only the runs of this query know: with it a later run proves "
         "to the instances that leases and writes are its own; else made of token or authSecret",
+        is_secret=True,
     ),
     SparkOption(
         "transport",
@@ -391,7 +396,8 @@ class Settings:
             try:
                 self._values[option.name] = option.parse(text)
             except ValueError as exc:
-                raise ValueError(f"option {option.name} of shmq, {text!r}: {exc}") from None
+                shown = "" if option.is_secret else f", {text!r}"
+                raise ValueError(f"option {option.name} of shmq{shown}: {exc}") from None
         if not self._values["topic"]:
             raise ValueError('shmq needs to know what to read or write: .option("topic", NAME)')
         named = [name for name in ("instance", "instances", "lookupd") if self._values[name]]

@@ -28,7 +28,7 @@ from shmq.spark.chain import DataLoss
 from shmq.spark.hosts import HostAway, NoLookupd
 from shmq.spark.many import ManyReader, shared
 from shmq.spark.many_stream import ManyStreamReader
-from shmq.spark.options import Settings
+from shmq.spark.options import OPTIONS, Settings
 from shmq.spark.reading import finish_lease, return_lease
 
 A, B, C = "a:4150", "b:4150", "c:4150"
@@ -665,3 +665,14 @@ def test_a_token_is_the_secret_by_its_other_name() -> None:
     assert "s3" not in repr(place) + repr(settings) + settings.where
     with pytest.raises(ValueError, match="one thing"):
         Settings(given | {"token": "s3", "authSecret": "s4"})
+
+
+@pytest.mark.parametrize("wrong", ["a short one", "sixteen characters\nand a line end", "x" * 201])
+def test_an_error_does_not_repeat_a_secret(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"^option secret of shmq: secret must have 16") as failed:
+        Settings({"topic": "t", "instances": A, "secret": wrong})
+    assert wrong not in str(failed.value)
+    assert repr(wrong)[1:-1] not in repr(failed.value)
+    assert {option.name for option in OPTIONS if option.is_secret} == {
+        "token", "authSecret", "secret"
+    }  # fmt: skip
