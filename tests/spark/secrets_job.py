@@ -49,7 +49,7 @@ def main(address: str, scratch: Path, token: str, secret: str) -> None:
         spark_sql_shuffle_partitions=1,
         spark_local_dir=str(scratch / "local"),
         spark_sql_warehouse_dir=str(scratch / "warehouse"),
-        spark_log_level="DEBUG",
+        spark_log_level="INFO",
         spark_eventLog_enabled="true",
         spark_eventLog_dir=events.as_uri(),
     )
