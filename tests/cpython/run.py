@@ -75,6 +75,8 @@ def main() -> None:
             for suite in tests(module, each):
                 print(*(name_of(test) for test in suite), sep="\n")
         return
+    # Some make a directory of a fixed name where they are, and other groups run at the same time.
+    os.chdir(os.environ["TMPDIR"])
     # The tests write to the standard output themselves, as do the processes that they start.
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
