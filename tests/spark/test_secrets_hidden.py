@@ -41,13 +41,14 @@ def test_the_token_and_the_secret_of_a_query_are_in_nothing_that_it_leaves_or_sa
         stack.callback(processes.remove_instance, instance)
         server = Server("shmq", tmp_path, instance, file.flag, "--gateway-workers=1")
         stack.callback(server.close)
+        errors = stack.enter_context((tmp_path / "driver.err").open("wb"))
         words = [f"127.0.0.1:{server.port()}", str(scratch), TOKEN, SECRET]
         done = subprocess.run(
             [sys.executable, str(JOB), *words],
             env={**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": str(ROOT)},
             cwd=scratch,
             stdout=subprocess.PIPE,
-            stderr=(tmp_path / "driver.err").open("wb"),
+            stderr=errors,
             timeout=850,
             check=False,
         )
