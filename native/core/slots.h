@@ -158,8 +158,7 @@ static inline bool may_expire(const shmq_map *map, const shmq_slot_desc *s)
 /* Bytes of a message's body, without its properties: a READY one's are in the queue's `ready_bytes`. */
 static inline uint64_t body_bytes(const shmq_slot_desc *s)
 {
-	uint32_t properties =
-			s->flags & SHMQ_SLOT_PROPERTIES ? s->properties & ~SHMQ_SLOT_SEALED : 0;
+	uint32_t properties = s->flags & SHMQ_SLOT_PROPERTIES ? s->properties & ~SHMQ_SLOT_SEALED : 0;
 
 	return s->length - (properties < s->length ? properties : s->length);
 }
