@@ -20,6 +20,7 @@ from support.nsq_client import RESPONSE, Server
 from support.processes import eventually
 from support.session_without_socket import Host
 
+from shmq.gateway.asker import Asker
 from shmq.gateway.leasing import Leasing
 from shmq.gateway.pools import KINDS, Pools
 
@@ -304,7 +305,7 @@ def test_work_of_one_kind_and_client_holds_up_no_other(kind: str) -> None:
 def test_the_pool_of_each_lease_command(line: bytes, kind: str) -> None:
     host = Host()
     host.kind_of = lambda topic: "topic" if topic == b"missing" else "general"  # type: ignore[method-assign]
-    leasing = Leasing(host)
+    leasing = Leasing(host, Asker())
     name, *names = line.split()
     leasing._names = tuple(each.decode() for each in names)
     assert leasing._kind(name) == kind
