@@ -39,8 +39,9 @@ class Asker:
     def whose(self) -> int:
         """A hash of `origin`, 64 bits and not 0, by which shared tables count what is a client's.
 
-        An IPv6 network gives each host 2^64 addresses, so those of one network are one client. The
-        clients on this host have one address, so the user of their process tells them apart."""
+        An IPv6 network gives each host 2^64 addresses, so those of one network are one client. A
+        client on this host may choose any address of the loopback interface, so the user of its
+        process alone tells it apart."""
         name = self.origin
         if not self.known:
             if self._near is None:
@@ -48,7 +49,10 @@ class Asker:
             found = _address(name)
             if found is not None and found.version == 6 and found.ipv4_mapped is None:
                 name = str(ipaddress.IPv6Network((found, 64), strict=False))
-            name += self._near
+            if self._near:
+                name = f"@{self._near}"
+            elif found is not None and (getattr(found, "ipv4_mapped", None) or found).is_loopback:
+                name = "loopback"
         data = f"{self.known:d}{name}".encode("utf-8", "surrogatepass")
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") | 1
 

@@ -12,7 +12,7 @@ import functools
 import logging
 import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from shmq import audit, layout
@@ -29,6 +29,7 @@ from shmq.gateway.pools import Pools
 from shmq.gateway.protocol import ProtocolError
 from shmq.gateway.publish_audit import PublishAudit
 from shmq.gateway.rights import Rights
+from shmq.gateway.shares import Shares, taken
 from shmq.layout import State
 from shmq.options import Options
 from shmq.seal import check_open
@@ -82,6 +83,10 @@ class Context:
         """The delays of those who show wrong tokens and secrets to this process."""
         self.rights = rights or Rights(options)
         """The access file: who may do what."""
+        self.shares = Shares(
+            lambda: taken(self.broker.native().view()), self.has, lambda: self.options.max_topics
+        )
+        """How many topics and channels each client may make."""
         self.published = PublishAudit(options.audit_publish)
         """The audit of what clients publish."""
         self.leases = LeaseDesk(
@@ -139,11 +144,21 @@ class Context:
         """Returns true if the topic exists."""
         return self.broker.native().find_topic(topic) is not None
 
+    def has(self, topic: str, channel: str = "") -> bool:
+        """Returns true if the channel, or (channel empty) the topic, exists."""
+        native = self.broker.native()
+        found = native.find_topic(topic)
+        if found is None or not channel:
+            return found is not None
+        return native.find_queue(found[0], channel) is not None
+
     def create_topic(self, topic: str) -> None:
-        """Create the topic if it is missing, with the channels that nsqlookupds know."""
+        """Create the topic if it is missing, with the channels that nsqlookupds know. Raises
+        TooManyTopics."""
         if not self.has_topic(topic):
             with noted("create_topic", topic):
-                self.rights.make_topic(audit.user(), topic, self.has_topic)
+                quota = self.rights.make_topic(audit.user(), topic, self.has_topic)
+                self.shares.topic(topic, quota)
                 self._create_channels(topic, self._channels_elsewhere(topic))
                 self.broker.create_topic(topic)
 
@@ -152,7 +167,7 @@ class Context:
         the topic is made all the same."""
         for channel in channels:
             try:
-                self.create_channel(topic, channel)
+                self._create_channel(topic, channel)
             except ShmqError as exc:
                 _log.error("channel %s of topic %s, of nsqlookupd: %s", channel, topic, exc)
 
@@ -164,20 +179,27 @@ class Context:
         return self.control.ask_from_thread(0, question, _LOOKUP_SECONDS) or []
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Create the channel if it is missing. Raises NotSealed if the topic is that of a pool or a
-        queue."""
+        """Create the channel, and its topic, if they are missing. Raises NotSealed if the topic is
+        that of a pool or a queue, TooManyTopics and TooManyChannels."""
+        check_open(self.broker, topic, f"create channel {channel!r}")
+        self.create_topic(topic)
+        self._create_channel(topic, channel)
+
+    def _create_channel(self, topic: str, channel: str) -> None:
         check_open(self.broker, topic, f"create channel {channel!r}")
         with self._new_channel(topic, channel):
             self.broker.create_channel(topic, channel)
 
-    def _new_channel(self, topic: str, channel: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager that writes the creation of a channel to the audit log, if the
-        channel is missing now. If two clients create it at the same time, both are logged."""
-        native = self.broker.native()
-        found = native.find_topic(topic)
-        if found is not None and native.find_queue(found[0], channel) is not None:
-            return contextlib.nullcontext()
-        return noted("create_channel", topic, channel)
+    @contextlib.contextmanager
+    def _new_channel(self, topic: str, channel: str) -> Iterator[None]:
+        """Count the channel and write its creation to the audit log, if it is missing now. If two
+        clients create it at the same time, both are logged. Raises TooManyChannels."""
+        if self.has(topic, channel):
+            yield
+            return
+        with noted("create_channel", topic, channel):
+            self.shares.channel(topic, channel)
+            yield
 
     # ---- producers ----
 

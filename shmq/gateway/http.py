@@ -56,7 +56,8 @@ from shmq.gateway.http_messages import (
     reply_of,
     topic_of,
 )
-from shmq.gateway.rights import TooManyTopics, is_permitted, secret_of
+from shmq.gateway.rights import is_permitted, secret_of
+from shmq.gateway.shares import TooManyChannels, TooManyTopics, asking
 from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
 from shmq.nsqd import NSQD_VERSION
@@ -196,7 +197,8 @@ class Http:
             params = params_of(query)
             if grant is not None and not is_permitted(grant, request.method, path, params):
                 return self._forbidden(request, path, client)
-            with audit.acting(client.by, grant.identity if grant is not None else ""):
+            user = grant.identity if grant is not None else ""
+            with audit.acting(client.by, user), asking(client.asker()):
                 answer = await handler(request, params)
         except HttpError as error:
             response = failure(error.status, error.text)
@@ -672,6 +674,8 @@ def _word_of(exc: ShmqError, path: str) -> str:
     for any other, nsqd's word for a failed publish."""
     if isinstance(exc, TooManyTopics):
         return "TOO_MANY_TOPICS"
+    if isinstance(exc, TooManyChannels):
+        return "TOO_MANY_CHANNELS"
     if _TABLE_FULL in str(exc):
         return "TOO_MANY_CHANNELS" if path == "/channel/create" else "TOO_MANY_TOPICS"
     return "EXITING"

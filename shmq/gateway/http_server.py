@@ -20,6 +20,7 @@ from aiohttp import web
 from shmq.door import http_server
 from shmq.door.peer import uid_of
 from shmq.gateway.access import Listener
+from shmq.gateway.asker import Asker
 from shmq.gateway.host import Grant
 
 #: Heads that a connection remembers, the bytes of the longest, and how many it tries to remember: a
@@ -106,6 +107,8 @@ class Connection(http_server.Connection):
         """The client's address; empty on a Unix socket."""
         self.uid: int | None = None
         """Of the process at the other end of a Unix socket."""
+        self.ends: tuple[Any, Any] = (None, None)
+        """The names of its two sockets, the client's first."""
         self.subject: Any = ()
         """Of the client's certificate, which was verified, as `ssl` has it."""
         self.grant: Grant | None = None
@@ -129,10 +132,19 @@ class Connection(http_server.Connection):
         """The listening socket that accepted the connection."""
         return self._ours.listener
 
+    def asker(self) -> Asker:
+        """The client of the present request, for the threads that execute it."""
+        grant = self.grant
+        if grant is not None and grant.known is not None and grant.known.proof.kind != "none":
+            return Asker(grant.identity, True, self.by, ends=self.ends)
+        origin = (self.peer or "@") if self.uid is None else f"{self.peer or '@'} uid {self.uid}"
+        return Asker(origin, address=self.by, ends=self.ends)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) and peer else ""
         self.uid = uid_of(transport)
+        self.ends = (peer, transport.get_extra_info("sockname"))
         self.subject = (transport.get_extra_info("peercert") or {}).get("subject", ())
         super().connection_made(transport)
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shmq.errors import ShmqError
 from shmq.gateway.acts import Scope, need_of
 from shmq.gateway.host import Grant
+from shmq.gateway.shares import TooManyTopics
 from shmq.gateway.tokens import TOKEN_VARIABLE
 from shmq.option_types import OptionError
 from shmq.options import Options
@@ -44,10 +44,6 @@ class Used:
         earned = max(now - self.counted_at, 0.0) * rate
         self.balance, self.counted_at = min(self.balance + earned, float(rate)), now
         return 0.0 if self.balance > 0 else max(-self.balance / rate, 1 / rate)
-
-
-class TooManyTopics(ShmqError):
-    """A user has made as many topics as his quota says."""
 
 
 def check(options: Options, environ: Mapping[str, str] = os.environ) -> None:
@@ -157,12 +153,13 @@ class Rights:
         if grant.quota.messages_per_second is not None and grant.known is not None:
             self._used.setdefault(grant.known.user.name, Used()).balance -= messages
 
-    def make_topic(self, name: str, topic: str, is_there: Callable[[str], bool]) -> None:
+    def make_topic(self, name: str, topic: str, is_there: Callable[[str], bool]) -> int | None:
         """Count a topic that the user of this name makes, from any thread. is_there: whether a
-        topic is there still; those that are not do not count. Raises TooManyTopics."""
+        topic is there still; those that are not do not count. Returns the user's quota; None: he
+        has none. Raises TooManyTopics."""
         user = self.users.users.get(name) if self.users is not None else None
         if user is None or user.quota.topics is None:
-            return
+            return None
         most = user.quota.topics
         with self._lock:
             made = self._made.setdefault(name, set())
@@ -171,6 +168,7 @@ class Rights:
             if len(made) >= most and topic not in made:
                 raise TooManyTopics(f"topics that {name} made exceed limit of {most}")
             made.add(topic)
+        return most
 
 
 def _grant(known: Known | None) -> Grant | None:

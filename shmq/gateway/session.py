@@ -606,6 +606,10 @@ class Session:
         uid = self.uid
         return (self.ip or "@") if uid is None else f"{self.ip or '@'} uid {uid}"
 
+    def asker(self) -> Asker:
+        """The client, for the threads that execute its requests."""
+        return Asker(self.origin, self.known, self.address, self.quota, ends=self.ends)
+
     @property
     def quota(self) -> Quota:
         """The limits of the client's user."""

@@ -21,6 +21,7 @@ from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
 from shmq.gateway.outlet import Outlet
 from shmq.gateway.session import Session
+from shmq.gateway.shares import asking
 
 #: Sizes of a connection's input buffer: small while it is idle, larger while reads fill it.
 _FIRST_BUFFER: Final = 4 << 10
@@ -529,7 +530,7 @@ class Connection(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):  # no descriptor: the event loop sends
                 self._outlet = Outlet(self._fd)
                 call = functools.partial(job.stream, self._outlet.send)
-        with audit.acting(self._by, self.session.user):
+        with audit.acting(self._by, self.session.user), asking(self.session.asker()):
             call = functools.partial(contextvars.copy_context().run, call)
         if job.kind in ("login", "password"):
             task = self._loop.create_task(self._context.login(self.peer, job, call))
