@@ -36,6 +36,7 @@ void wait_on_first(scene *s, shmq_broker *b, uint32_t bell);
 void somebody_waits(scene *s);
 void lend(scene *s);
 void with_properties(scene *s);
+void with_seals(scene *s);
 
 /* ---- in operations_consume.c ---- */
 

@@ -218,11 +218,32 @@ static void reap_them(scene *s)
 
 /* ---- moves ---- */
 
+static void convict_three(scene *s)
+{
+	take_alive(s, OURS);
+	EQUAL(CALL(s, s->alive, shmq_reject(s->consumer, s->m, OURS, 0, NULL, soon())), 0);
+}
+
 static void three_are_convicted(scene *s)
 {
 	a_dead_topic(s);
-	take_alive(s, OURS);
-	EQUAL(CALL(s, s->alive, shmq_reject(s->consumer, s->m, OURS, 0, NULL, soon())), 0);
+	convict_three(s);
+}
+
+/* Three that are sealed, beside two that are not and wait. */
+static void three_sealed_are_convicted(scene *s)
+{
+	a_dead_topic(s);
+	take_alive(s, 4);
+	finish(s, 0, s->consumer, s->m, 4);
+	EQUAL(shmq_consumer_close(s->consumer, soon()), 0);
+	shmq_consumer_free(s->consumer);
+	with_seals(s);
+	publish(s, s->alive, s->producer, OURS, SMALL, 0);
+	s->ledger->seal = false;
+	s->producer = produce(s, s->alive);
+	publish(s, s->alive, s->producer, 2, SMALL, 0);
+	convict_three(s);
 }
 
 /* From now on everybody publishes to the dead topic. */
@@ -232,7 +253,7 @@ static void others_publish_there(scene *s)
 	s->topic = s->ledger->dead.topic;
 	s->generation = s->ledger->dead.generation;
 	s->ledger->targets = 2;
-	EQUAL(shmq_producer_open(s->alive, s->topic, s->generation, &s->producer), 0);
+	s->producer = produce(s, s->alive);
 	publish(s, s->alive, s->producer, 2, SMALL, 0);
 }
 
@@ -306,16 +327,27 @@ static void postpone_them(scene *s)
 	EQUAL(count, OURS);
 }
 
-static void three_are_buried(scene *s)
+static void bury(scene *s)
 {
 	uint32_t moved;
 
-	three_are_convicted(s);
 	EQUAL(CALL(s, s->home,
 	           shmq_dead_move(s->home, first_queue(s), s->ledger->queue[0].serial, &s->ledger->dead,
 	                          &(shmq_dead_wish){.n = 100}, soon(), &moved)),
 	      0);
 	EQUAL(moved, OURS);
+}
+
+static void three_are_buried(scene *s)
+{
+	three_are_convicted(s);
+	bury(s);
+}
+
+static void three_sealed_are_buried(scene *s)
+{
+	three_sealed_are_convicted(s);
+	bury(s);
 }
 
 static void come_to_redrive(scene *s)
@@ -356,6 +388,10 @@ static const operation table[] = {
 	{"postpone the dead", 1, three_are_convicted, come_to_supervise, postpone_them,
 	 each_is_convicted, 1, 1, 0},
 	{"redrive", 1, three_are_buried, come_to_redrive, redrive_them, NULL, 0, 1, 0},
+	{"move sealed ones to the dead topic", 1, three_sealed_are_convicted, come_to_supervise,
+	 move_them, NULL, 1, 1, 0},
+	{"redrive sealed ones", 1, three_sealed_are_buried, come_to_redrive, redrive_them, NULL, 0, 1,
+	 0},
 };
 
 const operations dead_operations = {table, sizeof(table) / sizeof(table[0])};

@@ -1,6 +1,8 @@
 /* Leases, of messages in memory and on disk. */
 #include "operations.h"
 
+#include <string.h>
+
 static void lease_holder_open(scene *s, shmq_broker *b)
 {
 	EQUAL(CALL(s, b,
@@ -50,24 +52,78 @@ static void lease_holder_open_again(scene *s)
 	EQUAL(WATCHED(shmq_lease_holder_close(s->mine, &s->holder, soon())), 0);
 }
 
+static const shmq_lease_settings of_somebody = {.name = "elsewhere",
+                                                .ttl_ns = 60 * SECOND,
+                                                .grace_ns = 60 * SECOND,
+                                                .whose = 7,
+                                                .proof = {1, 2},
+                                                .most = 4};
+
+static const shmq_lease_holder_desc *holders_of(const scene *s)
+{
+	const shmq_queue_desc *q = queue_of(s, 0);
+
+	return (const void *)((const uint8_t *)q + q->lease_holders_at);
+}
+
+static void somebody_holds(scene *s)
+{
+	EQUAL(CALL(s, s->alive,
+	           shmq_lease_holder_open(s->alive, first_queue(s), s->ledger->queue[0].serial,
+	                                  &of_somebody, soon(), &s->holder)),
+	      0);
+}
+
+/* Another client asks for the name, with half of the secret, and is refused. */
+static void open_with_a_wrong_secret(scene *s)
+{
+	shmq_lease_settings settings = of_somebody;
+	shmq_lease_holder holder;
+
+	settings.whose = 8;
+	settings.known = true;
+	settings.proof[1] = 3;
+	EQUAL(CALL(s, s->mine,
+	           shmq_lease_holder_open(s->mine, first_queue(s), s->ledger->queue[0].serial,
+	                                  &settings, soon(), &holder)),
+	      SHMQ_LEASE_FENCED);
+}
+
+/* It is its owner's still, wherever the other one died. */
+static void nobody_took_the_name(scene *s)
+{
+	const shmq_lease_holder_desc *l = &holders_of(s)[s->holder.index];
+
+	CHECK(l->state == 1 && l->incarnation == s->holder.incarnation);
+	CHECK(l->whose == 7 && l->proof[0] == 1 && l->proof[1] == 2);
+	EQUAL(shmq_lease_holder_touch(s->alive, &s->holder, soon()), 0);
+}
+
+/* A name that can be found is proven by the whole secret. */
+static void names_are_proven(scene *s)
+{
+	for (uint32_t i = 0; i < SHMQ_LEASE_HOLDERS; i++) {
+		const shmq_lease_holder_desc *l = &holders_of(s)[i];
+
+		if (l->state && !strcmp(l->name, "elsewhere"))
+			CHECK(l->whose == 7 && l->proof[0] == 1 && l->proof[1] == 2);
+	}
+	leases_are_whole(s);
+}
+
 /* A holder on the network, whose gateway leaves it and then opens the name again with its secret. */
 static void open_for_somebody(scene *s)
 {
-	shmq_lease_settings settings = {.name = "elsewhere",
-	                                .ttl_ns = SECOND,
-	                                .grace_ns = SECOND,
-	                                .whose = 7,
-	                                .proof = {1, 2},
-	                                .most = 4};
 	uint32_t queue = first_queue(s);
 	uint64_t serial = s->ledger->queue[0].serial;
 	shmq_lease_holder holder;
 
 	EQUAL(CALL(s, s->mine,
-	           shmq_lease_holder_open(s->mine, queue, serial, &settings, soon(), &holder)),
+	           shmq_lease_holder_open(s->mine, queue, serial, &of_somebody, soon(), &holder)),
 	      0);
 	EQUAL(WATCHED(shmq_lease_holder_leave(s->mine, &holder, soon())), 0);
-	EQUAL(WATCHED(shmq_lease_holder_open(s->mine, queue, serial, &settings, soon(), &holder)), 0);
+	EQUAL(WATCHED(shmq_lease_holder_open(s->mine, queue, serial, &of_somebody, soon(), &holder)),
+	      0);
 }
 
 static void lease_three(scene *s)
@@ -221,8 +277,10 @@ void somebody_died_leasing(scene *s)
 static const operation table[] = {
 	{"open and close a lease holder", 1, lease_alive, come, lease_holder_open_again,
 	 leases_are_whole, 0, 0, 0},
-	{"open a lease holder for somebody", 1, lease_alive, come, open_for_somebody, leases_are_whole,
+	{"open a lease holder for somebody", 1, lease_alive, come, open_for_somebody, names_are_proven,
 	 0, 0, 0},
+	{"open a lease holder with a wrong secret", 1, somebody_holds, come, open_with_a_wrong_secret,
+	 nobody_took_the_name, 0, 0, 0},
 	{"lease", 1, NULL, come_to_lease, lease_three, leases_are_whole, 0, 0, 0},
 	{"lease what came back", 1, some_came_back, come_to_lease, lease_three, leases_are_whole, 0, 1,
 	 0},

@@ -128,6 +128,7 @@ static void commit_loan(scene *s)
 	uint64_t id;
 
 	s->ledger->with[number] = s->ledger->properties;
+	s->ledger->sealed[number] = s->ledger->seal ? SEALED : UNSEALED;
 	set_fates(s, number, 1, GROUP);
 	to[0] = (uint8_t)number;
 	for (uint32_t i = 1; i < 200; i++)
@@ -183,6 +184,7 @@ static int publish_two_once(scene *s, shmq_broker *b, shmq_producer *p)
 	for (uint32_t i = 0; i < 2; i++) {
 		bodies[i] = (shmq_body){body_make(first + i, SMALL), SMALL};
 		s->ledger->with[first + i] = s->ledger->properties;
+		s->ledger->sealed[first + i] = s->ledger->seal ? SEALED : UNSEALED;
 		properties_make(first + i, blocks[i]);
 		properties[i] = (shmq_body){blocks[i], PROPERTIES};
 	}
@@ -242,6 +244,167 @@ static void somebody_died_publishing_once(scene *s)
 	a_death(s, come_and_publish_once_halfway, 1);
 }
 
+/* ---- marks that give way ---- */
+
+static shmq_writer_desc *writers_of(const scene *s)
+{
+	return (void *)(s->files->map[0] + directory_of(s)->writers_at);
+}
+
+static uint32_t other_topic(const scene *s)
+{
+	return s->topic + 1;
+}
+
+/* All entries belong to another topic, and the last ones to a client on the network: the very last is
+ * the oldest. They are few, because a publisher counts each client's. */
+static uint64_t whose(uint32_t writer)
+{
+	return writer >= SHMQ_WRITERS - 4;
+}
+
+static void others_mark(scene *s)
+{
+	uint32_t topic, generation;
+
+	EQUAL(shmq_topic_create(s->home, "other", 0, NULL, soon(), &topic, &generation), 0);
+	EQUAL(topic, other_topic(s));
+	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
+		shmq_writer_desc *w = &writers_of(s)[i];
+
+		w->key[0] = i + 1;
+		w->whose = whose(i);
+		w->used = SHMQ_WRITERS - i;
+		w->epoch = w->rows = 1;
+		w->topic = (uint64_t)(topic + 1) | (uint64_t)generation << 32;
+	}
+}
+
+/* At most one entry went, and the mark of none has changed. */
+static uint32_t others_marks(const scene *s)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
+		const shmq_writer_desc *w = &writers_of(s)[i];
+
+		if ((uint32_t)w->topic != other_topic(s) + 1)
+			continue;
+		n++;
+		if (w->key[0] != i + 1 || w->whose != whose(i) || w->epoch != 1 || w->rows != 1)
+			wrong("the mark of writer %u has changed", i);
+	}
+	return n;
+}
+
+static void one_gave_way(scene *s)
+{
+	CHECK(others_marks(s) >= SHMQ_WRITERS - 1);
+	publish_once_again(s);
+	EQUAL(others_marks(s), SHMQ_WRITERS - 1);
+}
+
+static void come_while_the_other_publishes(scene *s)
+{
+	come(s);
+	pthread_mutex_lock(&topics_of(s)[other_topic(s)].publish.mutex);
+}
+
+static void publish_once_later(scene *s)
+{
+	EQUAL(publish_two_once(s, s->mine, s->my_producer), SHMQ_AGAIN);
+}
+
+static void none_gave_way(scene *s)
+{
+	EQUAL(others_marks(s), SHMQ_WRITERS);
+	one_gave_way(s);
+}
+
+static void die_with_the_other(scene *s)
+{
+	s->mine = attach(s, SHMQ_AS_CLIENT);
+}
+
+/* A publisher of the other topic died halfway: the mark that gives way is not settled. */
+static void others_mark_and_one_died(scene *s)
+{
+	uint32_t topic = s->topic;
+
+	others_mark(s);
+	writers_of(s)[SHMQ_WRITERS - 1].next_seq = UINT64_MAX;
+	s->topic = other_topic(s);
+	a_death(s, die_with_the_other, 1);
+	s->topic = topic;
+}
+
+/* ---- seals ---- */
+
+/* From here on sealed producers publish. */
+void with_seals(scene *s)
+{
+	s->ledger->seal = true;
+	s->producer = produce(s, s->alive);
+}
+
+static void with_seals_and_properties(scene *s)
+{
+	with_seals(s);
+	with_properties(s);
+}
+
+/* Sealed messages came and went; now nobody seals any. */
+static void sealed_ones_went(scene *s)
+{
+	with_seals(s);
+	publish(s, s->alive, s->producer, 4, SMALL, 0);
+	take_alive(s, 8);
+	finish(s, 0, s->consumer, s->m, 8);
+	EQUAL(shmq_consumer_close(s->consumer, soon()), 0);
+	shmq_consumer_free(s->consumer);
+	s->ledger->seal = false;
+	s->producer = produce(s, s->alive);
+}
+
+static void the_topic_is_sealed(scene *s)
+{
+	static const shmq_settings sealed = {.flags = SHMQ_SEALED_ONLY};
+
+	EQUAL(CALL(s, s->alive,
+	           shmq_topic_configure(s->alive, s->topic, s->generation, NULL, &sealed, soon())),
+	      0);
+	with_seals(s);
+}
+
+static void come_without_a_seal(scene *s)
+{
+	s->mine = attach(s, SHMQ_AS_CLIENT);
+	EQUAL(shmq_producer_open(s->mine, s->topic, s->generation, &s->my_producer), 0);
+}
+
+/* No channel ever has it, wherever the publisher dies. */
+static void be_refused(scene *s, uint32_t length)
+{
+	uint32_t number = s->ledger->next++;
+	shmq_body body = {body_make(number, length), length};
+	uint64_t id;
+
+	set_fates(s, number, 1, NEVER);
+	EQUAL(CALL(s, s->mine, shmq_publish(s->my_producer, &body, 1, 0, soon(), &id)),
+	      SHMQ_NOT_SEALED);
+	free((void *)(uintptr_t)body.data);
+}
+
+static void be_refused_one(scene *s)
+{
+	be_refused(s, SMALL);
+}
+
+static void be_refused_large(scene *s)
+{
+	be_refused(s, LARGE);
+}
+
 static void somebody_died_with_both_locks(scene *s)
 {
 	a_death(s, come_and_take, 3);
@@ -277,6 +440,26 @@ static const operation table[] = {
 	 publish_once_again, 0, 0, 0},
 	{"publish once after a death", 2, somebody_died_publishing_once, come,
 	 publish_once_after_a_death, publish_once_again, 0, 0, 0},
+	{"publish once where another's mark gives way", 2, others_mark, come, publish_once,
+	 one_gave_way, 0, 0, 0},
+	{"publish once while another topic is locked", 1, others_mark, come_while_the_other_publishes,
+	 publish_once_later, none_gave_way, 0, 0, 0},
+	{"publish once where a dead one's mark gives way", 1, others_mark_and_one_died, come,
+	 publish_once, one_gave_way, 0, 0, 0},
+	{"publish sealed", 2, with_seals, come, publish_one, NULL, 0, 0, 0},
+	{"publish a sealed batch", 2, with_seals, come, publish_three, NULL, 0, 0, 0},
+	{"publish sealed with properties", 2, with_seals_and_properties, come, publish_three, NULL, 0,
+	 0, 0},
+	{"publish two large sealed bodies", 2, with_seals, come, publish_two_large, NULL, 0, 0, 0},
+	{"publish sealed into a backlog", 0, with_seals, come, publish_three, NULL, 0, 0, 0},
+	{"publish once sealed", 2, with_seals, come, publish_once, publish_once_again, 0, 0, 0},
+	{"lend and commit sealed", 2, with_seals, come, lend_and_commit, NULL, 0, 0, 0},
+	{"publish where sealed ones were", 1, sealed_ones_went, come, publish_three, NULL, 0, 0, 0},
+	{"be refused at a sealed topic", 1, the_topic_is_sealed, come_without_a_seal, be_refused_one,
+	 NULL, 0, 0, 0},
+	{"be refused at a sealed topic with a large body", 1, the_topic_is_sealed, come_without_a_seal,
+	 be_refused_large, NULL, 0, 0, 0},
+	{"publish to a sealed topic", 1, the_topic_is_sealed, come, publish_three, NULL, 0, 0, 0},
 };
 
 const operations publish_operations = {table, sizeof(table) / sizeof(table[0])};

@@ -1,6 +1,8 @@
 /* Overflow: spill, restore, flush, prepend. */
 #include "operations.h"
 
+#include <string.h>
+
 void stage_oldest(scene *s, shmq_broker *b, uint32_t n)
 {
 	uint32_t moved;
@@ -247,6 +249,30 @@ static void everything_with_properties(scene *s)
 	a_bit_of_everything(s);
 }
 
+/* Four that are not sealed, and eight that are. */
+static void eight_sealed(scene *s)
+{
+	with_seals(s);
+	eight_more(s);
+}
+
+/* Somebody writes into the data path: the tag of one record is wrong, and that of another belongs to
+ * the message before it. */
+static void come_spill_and_forge(scene *s)
+{
+	come_and_spill(s);
+	for (uint32_t i = 0; i < 2; i++) {
+		uint64_t at = s->spill.positions[2 + 2 * i], before = s->spill.positions[1 + 2 * i];
+		uint8_t *tag = s->ledger->disk + at + s->spill.lengths[2 + 2 * i] - SMALL - 16;
+
+		if (i)
+			memcpy(tag, s->ledger->disk + before + s->spill.lengths[1 + 2 * i] - SMALL - 16, 16);
+		else
+			tag[15] ^= 1;
+		s->ledger->sealed[6 + 2 * i] = FORGED;
+	}
+}
+
 static const operation table[] = {
 	{"stage the oldest", 1, eight_more, come_to_supervise, stage_four, NULL, 1, 0, 0},
 	{"stage the oldest after much came and went", 1, much_came_and_went, come_to_supervise,
@@ -263,6 +289,11 @@ static const operation table[] = {
 	{"flush properties", 1, everything_with_properties, come_to_supervise, flush, NULL, 1, 1, 0},
 	{"write properties in front", 1, eight_with_properties, come_and_read_eight, prepend_eight,
 	 NULL, 1, 0, 0},
+	{"spill sealed ones", 1, eight_sealed, come_to_supervise, spill_six, NULL, 1, 0, 0},
+	{"restore sealed ones", 1, eight_sealed, come_and_spill, restore_first, NULL, 1, 0, 0},
+	{"restore forged seals", 1, eight_sealed, come_spill_and_forge, restore_first, NULL, 1, 0, 0},
+	{"write sealed ones in front", 1, eight_sealed, come_and_read_eight, prepend_eight, NULL, 1, 0,
+	 0},
 	{"jump over damage", 1, eight_more, come_and_spill, jump, NULL, 1, 0, 0},
 	{"take up another's files", 1, eight_more, come_spill_and_restore, take_up_files, NULL, 1, 0,
 	 0},

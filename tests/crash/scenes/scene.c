@@ -158,6 +158,7 @@ int try_publish(scene *s, shmq_broker *b, shmq_producer *p, uint32_t n, uint32_t
 		bodies[i] = (shmq_body){body_make(first + i, length), length};
 		s->ledger->due[first + i] = due;
 		s->ledger->with[first + i] = s->ledger->properties;
+		s->ledger->sealed[first + i] = s->ledger->seal ? SEALED : UNSEALED;
 		properties_make(first + i, blocks[i]);
 		properties[i] = (shmq_body){blocks[i], PROPERTIES};
 	}
@@ -200,6 +201,9 @@ void finish(scene *s, uint32_t q, shmq_consumer *c, const shmq_message *m, uint3
 		if (!properties_are(s, numbers[i], (const uint8_t *)m[i].body - m[i].properties,
 		                    m[i].properties))
 			wrong("queue %u: message %u was delivered with other properties", q, numbers[i]);
+		if (m[i].sealed != (s->ledger->sealed[numbers[i]] == SEALED))
+			wrong("queue %u: message %u was delivered %s", q, numbers[i],
+			      m[i].sealed ? "sealed" : "without its seal");
 		batch_is_there(s->ledger, numbers[i]);
 		if (*fate_of(s->ledger, q, numbers[i]) != DUE &&
 		    *fate_of(s->ledger, q, numbers[i]) != EITHER)
@@ -272,10 +276,20 @@ bool load_chunk(scene *s, shmq_broker *b, uint32_t most)
 
 /* ---- clients and supervisors ---- */
 
+shmq_producer *produce(const scene *s, shmq_broker *b)
+{
+	shmq_producer *p;
+
+	EQUAL(shmq_producer_open(b, s->topic, s->generation, &p), 0);
+	if (s->ledger->seal)
+		shmq_producer_seal(p);
+	return p;
+}
+
 void come(scene *s)
 {
 	s->mine = attach(s, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(s->mine, s->topic, s->generation, &s->my_producer), 0);
+	s->my_producer = produce(s, s->mine);
 }
 
 void come_to_supervise(scene *s)
@@ -344,6 +358,7 @@ void add_queue(scene *s, uint32_t index, uint64_t serial, bool target)
 
 void scene_make(scene *s, const operation *o, files *f, ledger *l)
 {
+	static const uint8_t key[SHMQ_SEAL_KEY] = "the key of the scene's instance";
 	static const char *const names[] = {"a", "b", "c"};
 	uint64_t serial;
 
@@ -361,7 +376,7 @@ void scene_make(scene *s, const operation *o, files *f, ledger *l)
 	s->spill = (shmq_spill){
 		.slots = s->spill_slots, .lengths = s->spill_lengths, .positions = s->spill_positions};
 	memset(l, 0, sizeof(*l));
-	EQUAL(shmq_directory_create(f->fd[0], &s->limits, NULL), 0);
+	EQUAL(shmq_directory_create(f->fd[0], &s->limits, key), 0);
 	s->home = attach(s, SHMQ_AS_SUPERVISOR);
 	supervise(s, s->home);
 	EQUAL(shmq_topic_create(s->home, "t", 0, NULL, soon(), &s->topic, &s->generation), 0);
@@ -371,7 +386,7 @@ void scene_make(scene *s, const operation *o, files *f, ledger *l)
 		add_queue(s, index, serial, true);
 	}
 	s->alive = attach(s, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(s->alive, s->topic, s->generation, &s->producer), 0);
+	s->producer = produce(s, s->alive);
 	publish(s, s->alive, s->producer, 4, SMALL, 0);
 	if (o->prepare)
 		o->prepare(s);

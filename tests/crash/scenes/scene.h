@@ -39,12 +39,21 @@ enum fate {
 	GROUP   /* being published: with all of its batch, on all queues, or not at all */
 };
 
+/* Whether a sealed producer has published a message. */
+enum sealing {
+	UNSEALED,
+	SEALED,
+	FORGED /* it is on disk with a wrong tag: from there it comes back unsealed */
+};
+
 typedef struct ledger {
 	uint8_t fate[QUEUES][MESSAGES];
 	uint8_t batch[MESSAGES];   /* number of the first message of its batch */
 	int64_t due[MESSAGES];     /* CLOCK_REALTIME ns before which it is not delivered; 0: at once */
 	uint8_t with[MESSAGES];    /* 1: the message has properties (properties_make) */
 	bool properties;           /* so have those that are published from now on */
+	uint8_t sealed[MESSAGES];  /* enum sealing */
+	bool seal;                 /* those that are published from now on are sealed */
 	uint32_t next;             /* number of the next message */
 	uint32_t queues;           /* how many */
 	uint32_t targets, leaving; /* bits of those that a publish reaches; that are being deleted */
@@ -190,6 +199,8 @@ uint32_t body_number(const uint8_t *body, uint64_t length);
 #define PROPERTIES 5u
 void properties_make(uint32_t number, uint8_t block[PROPERTIES]);
 bool properties_are(const scene *s, uint32_t number, const uint8_t *block, uint64_t length);
+/* A producer of the scene's topic, as those of the messages that are published now. */
+shmq_producer *produce(const scene *s, shmq_broker *b);
 
 /* ---- the bytes ---- */
 

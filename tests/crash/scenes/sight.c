@@ -64,17 +64,37 @@ static void found_with(const scene *s, finding *f, const char *when, uint32_t q,
 		wrong("%s: queue %u: message %u has lost its properties", when, q, number);
 }
 
+static uint32_t properties_of(const shmq_slot_desc *slot)
+{
+	return slot->flags & SHMQ_SLOT_PROPERTIES ? slot->properties & ~SHMQ_SLOT_SEALED : 0;
+}
+
+static bool is_sealed(const shmq_slot_desc *slot)
+{
+	return slot->flags & SHMQ_SLOT_PROPERTIES && slot->properties & SHMQ_SLOT_SEALED;
+}
+
+/* Of a slot whose body is whole. */
+static uint32_t number_of(const scene *s, uint32_t q, const shmq_slot_desc *slot)
+{
+	return ((const uint8_t *)queue_of(s, q) + queue_of(s, q)->arena_at +
+	        slot->body)[properties_of(slot)];
+}
+
 static void found_slot(const scene *s, finding *f, const char *when, uint32_t q,
                        const shmq_slot_desc *slot, bool in_turn)
 {
 	const uint8_t *base = (const void *)queue_of(s, q);
-	uint32_t properties = slot->flags & SHMQ_SLOT_PROPERTIES ? slot->properties : 0;
+	uint32_t properties = properties_of(slot);
 
 	if (properties > slot->length)
 		wrong("%s: queue %u: a slot has %u bytes and %u of properties", when, q, slot->length,
 		      properties);
 	found_with(s, f, when, q, base + queue_of(s, q)->arena_at + slot->body, properties,
 	           slot->length, slot->id, in_turn);
+	if (is_sealed(slot) != (s->ledger->sealed[number_of(s, q, slot)] == SEALED))
+		wrong("%s: queue %u: message %u is %ssealed", when, q, number_of(s, q, slot),
+		      is_sealed(slot) ? "" : "not ");
 }
 
 /* A message of the queue, and not what is left of one. */
@@ -132,6 +152,25 @@ static uint64_t big_endian(const uint8_t *at, int bytes)
 	return value;
 }
 
+/* Behind the properties of a sealed message: name, length and tag. The tag is judged where it is read. */
+#define SEAL_ENTRY 28u
+
+static void found_record(const scene *s, finding *f, const char *when, uint32_t q,
+                         const uint8_t *block, uint64_t properties, uint64_t seal, uint64_t length,
+                         uint64_t id, bool in_turn)
+{
+	uint64_t own = properties - seal;
+	uint32_t number = body_number(block + properties, length - properties);
+
+	found(s, f, when, q, block + properties, length - properties, id, in_turn);
+	if (!properties_are(s, number, block, own))
+		wrong("%s: queue %u: message %u has lost its properties", when, q, number);
+	if ((seal && s->ledger->sealed[number] == UNSEALED) ||
+	    (!seal && s->ledger->sealed[number] == SEALED))
+		wrong("%s: queue %u: message %u is on disk with%s a seal", when, q, number,
+		      seal ? "" : "out");
+}
+
 /* nsqd's records: length, timestamp, attempts, 16 hexadecimal digits, body. In place of the body:
  * 8 bytes of magic, u32 length of the properties, those, the body. */
 static void see_records(const scene *s, finding *f, const char *when, uint32_t q, const uint8_t *at,
@@ -141,7 +180,7 @@ static void see_records(const scene *s, finding *f, const char *when, uint32_t q
 		uint64_t length = end - at < 30 ? 0 : big_endian(at, 4);
 		char digits[17] = {0};
 		const uint8_t *body = at + 30;
-		uint64_t properties = 0;
+		uint64_t properties = 0, seal = 0;
 
 		if (length < 27 || length > (uint64_t)(end - at) - 4)
 			wrong("%s: queue %u: a record on disk has %llu bytes", when, q,
@@ -155,8 +194,11 @@ static void see_records(const scene *s, finding *f, const char *when, uint32_t q
 		if (properties > (uint64_t)(at - body))
 			wrong("%s: queue %u: a record has %llu bytes of properties", when, q,
 			      (unsigned long long)properties);
-		found_with(s, f, when, q, body, properties, (uint64_t)(at - body),
-		           strtoull(digits, NULL, 16), in_turn);
+		if (properties >= SEAL_ENTRY &&
+		    !memcmp(body + properties - SEAL_ENTRY, "\x09shmq-seal\x10\0", SEAL_ENTRY - 16))
+			seal = SEAL_ENTRY;
+		found_record(s, f, when, q, body, properties, seal, (uint64_t)(at - body),
+		             strtoull(digits, NULL, 16), in_turn);
 	}
 }
 
@@ -212,7 +254,7 @@ static void see_queue(const scene *s, finding *f, const char *when, uint32_t q)
 	see_state(s, f, when, q, SHMQ_LEASED, false);
 	see_chunk(s, f, when, q);
 	for (uint32_t i = 0; i < queue_of(s, q)->slots_committed; i++) {
-		uint32_t properties = slots[i].flags & SHMQ_SLOT_PROPERTIES ? slots[i].properties : 0;
+		uint32_t properties = properties_of(&slots[i]);
 		const uint8_t *body = (const uint8_t *)queue_of(s, q) + queue_of(s, q)->arena_at +
 		                      slots[i].body + properties;
 		int64_t due;

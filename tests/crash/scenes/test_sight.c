@@ -147,6 +147,19 @@ static void swap_ids(void)
 	y->id = id;
 }
 
+static void seal_one(void)
+{
+	shmq_slot_desc *slot = slot_in(0, SHMQ_READY, 0);
+
+	slot->flags |= SHMQ_SLOT_PROPERTIES;
+	slot->properties = SHMQ_SLOT_SEALED;
+}
+
+static void expect_a_seal(void)
+{
+	s.ledger->sealed[number_in(0, slot_in(0, SHMQ_READY, 0))] = SEALED;
+}
+
 static void change_an_id(void)
 {
 	slot_in(1, SHMQ_READY, 0)->id++;
@@ -334,6 +347,8 @@ int main(void)
 	forged("a message is lost from disk", lose_a_record, see, "is lost");
 	forged("a record is spoilt", spoil_a_record, see, "a record on disk has");
 	forged("the positions on disk are swapped", read_beyond, see_only_messages, "on disk from");
+	forged("a message gets a seal", seal_one, see_only_messages, "is sealed");
+	forged("a message has lost its seal", expect_a_seal, see_only_messages, "is not sealed");
 	forged("two ids change places", swap_ids, see, "has no greater id");
 	forged("a deferred message is READY", deliver_early, see, "before its time");
 	forged("a due time changes", change_a_due_time, see_only_messages, "has lost its due time");

@@ -191,7 +191,7 @@ static void judge(scene *s, enum comer first, const marks *others)
 {
 	repair(s, first);
 	s->alive = attach(s, SHMQ_AS_CLIENT);
-	EQUAL(shmq_producer_open(s->alive, s->topic, s->generation, &s->producer), 0);
+	s->producer = produce(s, s->alive);
 	knock(s);
 	see_structure(s, "repaired");
 	see_messages(s, "repaired");
