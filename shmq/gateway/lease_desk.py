@@ -21,6 +21,7 @@ from shmq.errors import BadArgument, Gone, MemoryLost, NotRunning, ShmqError
 from shmq.gateway.asker import Asker, Key
 from shmq.gateway.lease_requests import Values
 from shmq.gateway.staged import StagedRows
+from shmq.layout import constant
 from shmq.leased import proof_of
 from shmq.options import Options
 from shmq.remote.counts import ChannelCounts
@@ -95,7 +96,7 @@ class LeaseDesk:
         action = _AUDITED.get(command, "")
         try:
             if names and command != b"LINFO":  # which gives counts alone
-                check_open(self._broker, names[0], command.decode())
+                self._check_open(names[0], command.decode())
             answer = _CALLS[command](self, asker, names, values, rows)
         except ShmqError as exc:
             if type(exc) is ShmqError and command in (b"LHOLD", b"LEASE"):  # a table is full
@@ -138,6 +139,24 @@ class LeaseDesk:
             del self._connections[key]
             return True
 
+    def _check_open(self, topic: str, tried: str) -> None:
+        """As `seal.check_open`; the dead letters of a sealed topic may also have a topic that its
+        settings, or those of a channel of it, name. SUB finds those by their seals."""
+        check_open(self._broker, topic, tried)
+        directory = self._broker.directory()
+        table = directory.topics
+        flags = table["settings"]["flags"] & constant("SEALED_ONLY")  # two copies of each
+        for index in sorted({int(row) for row in flags.nonzero()[0]}):
+            name = directory.topic_name(table, index)
+            if name is None:
+                continue
+            queues = directory.live_queues()
+            mine = [None, *(each.channel for each in queues if each.topic == index)]
+            for channel in mine:
+                with contextlib.suppress(Gone):
+                    if self._broker.settings(name, channel).dead_letter == topic:
+                        check_open(self._broker, name, f"{tried} {topic!r}")
+
     def sweep(self) -> None:
         """Remove the staged rows whose time is over."""
         self._staged.sweep()
@@ -146,7 +165,7 @@ class LeaseDesk:
         """Begin LREAD. Raises Gone, MemoryLost, LeaseFenced, LeaseLost, and BadArgument if the
         client does not say whose the lease is."""
         topic, channel = names
-        check_open(self._broker, topic, "LREAD")
+        self._check_open(topic, "LREAD")
         lease, holder, secret = values["lease"], values["holder"], values["secret"]
         identity = self._same_channel(names, values)
         if holder is None and secret is None:

@@ -249,6 +249,29 @@ def test_one_client_has_a_share_of_a_channel(
     assert holder.lease(1)
 
 
+@pytest.mark.parametrize("of_channel", [False, True])
+def test_dead_letters_of_a_sealed_topic_are_not_leased(
+    server: Server, local: shmq.Broker, topic: str, of_channel: bool
+) -> None:
+    """They may have a topic of any name."""
+    dead = f"{topic}-letters"
+    fill(local, dead, 3)
+    client = client_of(server)
+    held = asked(client, f"LHOLD {dead} c", name="h", ttl=60)["holder"]
+    lease = asked(client, f"LEASE {dead} c", holder=held, n=1)["lease"]
+    assert lease
+    local.create_channel(topic, "work")
+    local.configure(topic, *(["work"] if of_channel else []), dead_letter=dead)
+    local.configure(topic, sealed=True)
+    for line, document in (
+        (f"LHOLD {dead} c", {"name": "other", "ttl": 60}),
+        (f"LEASE {dead} c", {"holder": held, "n": 1}),
+        (f"LLIST {dead} c", {"holder": held}),
+        (f"LREAD {dead} c", {"lease": lease[0], "part": 0, "holder": held}),
+    ):
+        assert str(asked(client, line, **document)).startswith("E_NOT_SEALED"), line
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's client needs root")
 def test_users_of_this_host_do_not_share_places(
     server: Server, local: shmq.Broker, topic: str
