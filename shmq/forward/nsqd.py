@@ -18,7 +18,7 @@ from shmq.errors import ShmqError
 from shmq.forward.marker import Marker
 from shmq.forward.target import Away
 from shmq.names import check_name
-from shmq.peers.sockets import connected, left
+from shmq.peers.sockets import connected, left, received
 from shmq.printing import said
 
 #: Seconds within which the server answers.
@@ -128,8 +128,7 @@ class Nsqd:
         data = bytearray()
         while len(data) < count:
             try:
-                self._sock.settimeout(left(self._deadline))
-                more = self._sock.recv(count - len(data))
+                more = received(self._sock, count - len(data), self._deadline)
             except OSError as exc:
                 raise Away(f"{self}: {exc}") from exc
             if not more:

@@ -11,14 +11,24 @@ from shmq.errors import ShmqError
 
 #: Bytes that one `recv` takes at most.
 _PIECE: Final = 64 << 10
+_LATE: Final = "there was no whole answer in time"
 
 
 def left(deadline: float) -> float:
     """The seconds until a deadline. Raises TimeoutError if there are none."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise TimeoutError("there was no whole answer in time")
+        raise TimeoutError(_LATE)
     return seconds
+
+
+def received(sock: socket.socket, most: int, deadline: float) -> bytes:
+    """What a socket has until a deadline, at most that many bytes. Raises OSError."""
+    sock.settimeout(left(deadline))
+    try:
+        return sock.recv(most)
+    except TimeoutError:  # whose text would only be "timed out"
+        raise TimeoutError(_LATE) from None
 
 
 def connected(host: str, port: int, deadline: float) -> socket.socket:
@@ -86,8 +96,7 @@ class Incoming:
 
     def more(self) -> bool:
         """Wait for bytes. Returns False at the end. Raises OSError."""
-        self._sock.settimeout(left(self._deadline))
-        found = self._sock.recv(_PIECE)
+        found = received(self._sock, _PIECE, self._deadline)
         self._held += found
         self.ended = not found
         return bool(found)
