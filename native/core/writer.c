@@ -132,15 +132,16 @@ static choice of_greediest(shmq_broker *b)
 		for (uint32_t j = i; whose && j < SHMQ_WRITERS; j++)
 			if (b->writers[j].whose == whose && made(b, ld(&b->writers[j].topic)))
 				count(&its, &b->writers[j]);
-		if (its.n > most.n)
+		if (its.n > most.n || (its.n && its.n == most.n && its.oldest->used < most.oldest->used))
 			most = its;
 	}
 	return most;
 }
 
-/* The entry that gives way to a new one: of the same client if that has OF_ONE; if all
- * are taken, of the client on the network that has most, else of this topic. NULL: a free one will
- * do. *full: there is no free one. */
+/* The entry that gives way to a new one: of the same client if that has OF_ONE; if all are taken, of
+ * the client on the network that has most, which may be the same, and of this topic only where no
+ * client of the network has any. So who has few loses none to many who have more. NULL: a free one
+ * will do. *full: there is no free one. */
 static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
                                    bool *full)
 {
@@ -165,7 +166,9 @@ static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_seq
 	if (!*full)
 		return NULL;
 	most = of_greediest(b);
-	return most.n > own.n ? most.oldest : here.oldest;
+	if (own.n && own.n >= most.n)
+		return own.oldest;
+	return most.n ? most.oldest : here.oldest;
 }
 
 int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out,

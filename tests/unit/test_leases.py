@@ -280,7 +280,9 @@ def test_tables_are_bounded(bench: Bench) -> None:
 # ---- publishing in epochs ----
 
 
-def marked(bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1) -> bool:
+def marked(
+    bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1, whose: int = 0
+) -> bool:
     import array
 
     offsets = array.array("i", [0])
@@ -288,9 +290,21 @@ def marked(bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1) -
         offsets.append(offsets[-1] + len(body))
     upto, data = after + len(bodies), b"".join(bodies)
     first = bench.producer.publish_once(
-        data, offsets, False, 0, len(bodies), key, 2, epoch, after, upto, timeout=0
+        data, offsets, False, 0, len(bodies), key, 2, epoch, after, upto, timeout=0, whose=whose
     )
     return first is not None
+
+
+@pytest.mark.parametrize("clients", [1, 4, 5, 8, 40])
+@pytest.mark.parametrize("whose", [0, 1000], ids=["local", "network"])
+def test_a_mark_outlives_those_of_clients_that_have_more(
+    bench: Bench, clients: int, whose: int
+) -> None:
+    assert marked(bench, 0, 0, b"once", key=1, whose=whose)
+    for number in range(320):
+        assert marked(bench, 0, 0, b"x", key=10 + number, whose=1 + number % clients)
+        bench.consumer.take(0).finish()
+    assert not marked(bench, 0, 0, b"once", key=1, whose=whose)
 
 
 def test_an_epoch_has_properties_and_a_time_to_live(bench: Bench) -> None:
