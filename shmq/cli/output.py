@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -159,6 +158,8 @@ def harmless(body: bytes) -> str:
 
 def one_line(body: bytes, taken: int) -> str:
     """A body cut to the rest of a terminal's line after `taken` columns."""
+    import shutil  # slow to import
+
     room = max(20, shutil.get_terminal_size((100, 24)).columns - taken)
     text = printable(body[: 4 * room].decode("utf-8", "backslashreplace"))
     return text if len(text) <= room else text[: room - 3] + "..."

@@ -160,6 +160,7 @@ def test_the_help_of_the_command_line_loads_no_command() -> None:
         "shmq.cli",
         "shmq.cli.status",
         "shmq.errors",
+        "shmq.printing",
     }
     assert not found & SLOW
 
