@@ -30,10 +30,10 @@ ALLOWED: dict[str, dict[str, str]] = {
         "gateway/listeners.py": "an address of this host, to listen on",
     },
     "recv": {
-        "peers/sockets.py": "the only one of HTTP",
+        "door/acceptor.py": "of a client that is refused, and it does not wait",
+        "peers/sockets.py": "`received`, with a deadline",
         "remote/connection.py": "each has the deadline of the request",
         "forward/nats_connection.py": "each has the deadline of the request",
-        "forward/nsqd.py": "each has the deadline of the request",
     },
     "recv_into": {"remote/connection.py": "has the deadline of the request"},
     "makefile": {},
