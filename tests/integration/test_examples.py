@@ -28,7 +28,8 @@ CELERY = "needs Celery: tests/frameworks/celery/test_page.py runs it"
 ELSEWHERE = {
     "from celery import ": CELERY,
     "mkdir -p /var/tmp/shop": CELERY,
-    "shmq peek kombu.celery": CELERY,
+    "export SHMQ_INSTANCE=shop": CELERY,
+    "call_command(": "a line of a test; tests/frameworks/django/test_tasks.py has such tests",
     "services:": "a file for Compose; tests/integration/test_containers.py runs its commands",
     "apiVersion: v1": "a file for Kubernetes; tests/integration/test_containers.py reads it",
     "[core]": "a part of Airflow's file",
@@ -55,7 +56,7 @@ ELSEWHERE = {
     "pip install .": "needs a network; `tools/dev setup` installs it the same way",
     "tools/dev setup ": "the test is run by it",
     "native/include/ ": "a map",
-    "_native <- errors <- names": "a map",
+    "_native <- errors": "a map",
     "directory  /shmq.<instance> ": "a picture",
     "waiter: set the bit, fence": "a picture",
     "consumer: take the hints, look there": "a picture",
