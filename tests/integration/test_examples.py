@@ -24,11 +24,15 @@ REMOTE = "needs a broker on another host: tests/nsqd/gateway/test_leases.py"
 FLEET = "tests/spark/test_instances.py runs it, on ports of its own"
 DJANGO = "tests/frameworks/django/test_page.py runs it in a project"
 CELERY = "needs Celery: tests/frameworks/celery/test_page.py runs it"
+ACCESS = "tests/nsqd/gateway/test_access_page.py runs it with the file of the page"
 #: How the first lines of blocks begin that are not run here -> why.
 ELSEWHERE = {
     "from celery import ": CELERY,
     "mkdir -p /var/tmp/shop": CELERY,
     "export SHMQ_INSTANCE=shop": CELERY,
+    "[users.scanner]": ACCESS,
+    "$ shmq access check": ACCESS,
+    "openssl rand -hex 32 | tee": ACCESS,
     "call_command(": "a line of a test; tests/frameworks/django/test_tasks.py has such tests",
     "services:": "a file for Compose; tests/integration/test_containers.py runs its commands",
     "apiVersion: v1": "a file for Kubernetes; tests/integration/test_containers.py reads it",
