@@ -23,7 +23,7 @@ def left(deadline: float) -> float:
 
 
 def received(sock: socket.socket, most: int, deadline: float) -> bytes:
-    """What a socket has until a deadline, at most that many bytes. Raises OSError."""
+    """The bytes that a socket has until a deadline, at most so many. Raises OSError."""
     sock.settimeout(left(deadline))
     try:
         return sock.recv(most)
