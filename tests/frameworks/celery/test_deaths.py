@@ -63,11 +63,13 @@ def test_prefetched_tasks_of_a_killed_worker_run_in_another(
 
 
 def test_an_early_task_of_a_killed_worker_is_not_run_again(
-    app: Any, worker: Callable[..., Worker], lines: Lines
+    app: Any, worker: Callable[..., Worker], lines: Lines, attach: Callable[[], Any]
 ) -> None:
     first = worker("--concurrency=1", "--prefetch-multiplier=1")
     early.delay("a", 3600)
     eventually(lambda: begun(lines, "a"))
+    # The worker acknowledges it when its pool has said that it began.
+    eventually(lambda: attach().channel_stats("kombu.celery", "queue").in_flight == 0)
     first.kill()
     worker("--concurrency=1")
     assert add.delay(1, 2).get(WATCHDOG) == 3
