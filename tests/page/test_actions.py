@@ -298,7 +298,7 @@ def test_every_field_has_a_label_and_a_help_and_the_form_needs_no_mouse(
         await tab.go(url)
         await tab.shows("orders/pack")
         await tab.run("location.hash = '#/topic/orders'")
-        await tab.until("document.querySelectorAll('.fields [name]').length === 9")
+        await tab.until("document.querySelectorAll('.fields [name]').length === 10")
         named = await tab.run(
             "[...document.querySelectorAll('.fields [name]')].every((field) => "
             "field.labels.length === 1 && "

@@ -322,7 +322,10 @@ def test_the_charts_begin_before_the_page_was_opened(
     async def person(tab: Tab) -> None:
         await tab.go(url)
         await tab.shows("orders/pack")
-        found = await tab.run("fetch('history').then((answer) => answer.json())")
+        found = await tab.run(
+            "import('/page/static/door.js').then(({ call }) => call('history'))"
+            ".then((answer) => answer.json())"
+        )
         assert len(found["time"]) > 2
         assert {"ready", "disk", "in", "oldest"} <= found.keys()
         assert found["in_flight"][-1] == 2

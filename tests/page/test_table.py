@@ -29,7 +29,9 @@ STAGE = """(async () => {
     const { Model } = await import("/page/static/model.js");
     const { Overview } = await import("/page/static/overview.js");
     let source;
-    window.EventSource = class extends EventTarget { constructor() { super(); source = this; } };
+    const stream = new ReadableStream({ start(controller) { source = controller; } });
+    const real = window.fetch;
+    window.fetch = (path, how) => path === "ticks" ? new Response(stream) : real(path, how);
     const model = window.model = new Model();
     const counted = window.counted = { values: 0, nodes: 0 };
     const value = model.value.bind(model);
@@ -40,8 +42,9 @@ STAGE = """(async () => {
     model.addEventListener("change", () => view.update());
     document.getElementById("view").replaceChildren(view.element);
     model.connect();
+    const bytes = new TextEncoder();
     window.feed = (name, tick) =>
-        source.dispatchEvent(new MessageEvent(name, { data: JSON.stringify(tick) }));
+        source.enqueue(bytes.encode(`event: ${name}\\ndata: ${JSON.stringify(tick)}\\n\\n`));
 })()"""
 
 
@@ -142,6 +145,7 @@ def test_sums_and_small_lines_follow_rows_that_change_come_and_go(
         await tab.shows("orders/pack")
         await tab.run(STAGE)
         await tab.run(f"{TICKS}.forEach(([name, tick]) => feed(name, tick))")
+        await tab.run(FRAME)
         found = await tab.run(
             "(({ history }) => ({ ready: history.ready.slice(-5), in: history.in.slice(-5), "
             "oldest: history.oldest.slice(-5), lines: ['1', '2', '3'].map((e) => model.line(e)), "
