@@ -618,8 +618,6 @@ def _attach_within(
             coming = isinstance(exc, (NotRunning, _native.NotReady)) or (
                 isinstance(exc.__cause__, PermissionError) and shm.just_made(name)
             )
-            if left <= 0 and isinstance(exc, _native.NotReady):
-                raise NotRunning(str(exc)) from exc  # it comes up: it does not run yet
             if left <= 0 or not coming:
                 raise
             time.sleep(min(pause, left))

@@ -396,12 +396,3 @@ def test_names_of_instances_topics_and_channels_are_completed(
     assert completed("peek", "--instance", other) == []
     server.kill(signal.SIGTERM)
     server.close()
-
-
-def test_an_instance_that_is_being_made_does_not_run_yet(instance: str) -> None:
-    """Who waits for the next start of a broker must not end because that has just begun."""
-    path = Path(shm.path_of(shm.directory_name(instance)))
-    path.touch(0o600)
-    with pytest.raises(shmq.NotRunning, match="not finished"):
-        shmq.attach(instance)
-    path.unlink()

@@ -7,6 +7,7 @@ starts, and refuses one that a fresh machine might lack.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -37,6 +38,7 @@ _PREPARE: Final = ROOT / "tools" / "prepare.sh"
 _CALLERS: Final = (f"{ROOT / 'tests'}/", f"{ROOT / 'tools'}/")
 
 
+@functools.cache
 def installed() -> dict[str, str]:
     """The programs that `tools/prepare.sh` installs for the tests, and their packages."""
     table = re.search(r"^programs='\n(.*?)'$", _PREPARE.read_text(), re.MULTILINE | re.DOTALL)
@@ -96,4 +98,5 @@ def _is_a_test() -> bool:
 
 def watch() -> None:
     """Look at each program that the tests of this process start."""
+    installed()  # read before a test may use up the descriptors
     sys.addaudithook(_hook)

@@ -7,6 +7,7 @@ import threading
 from typing import Final
 
 import shmq
+from shmq._native import NotReady
 from shmq.errors import Gone
 
 _SCHEME: Final = "shmq://"
@@ -35,7 +36,10 @@ def attach(instance: str | None) -> shmq.Broker:
     with _lock:
         broker = _brokers.get(instance)
         if broker is None or _ended(broker):
-            broker = _brokers[instance] = shmq.attach(instance)
+            try:
+                broker = _brokers[instance] = shmq.attach(instance)
+            except NotReady as exc:  # its next start has just begun
+                raise shmq.NotRunning(str(exc)) from exc
         return broker
 
 

@@ -18,6 +18,8 @@ from support.processes import WATCHDOG
 import shmq
 
 EPOCHS, ROWS = 60, 2000
+#: Both connections are one client's.
+SECRET = "0123456789abcdef"
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +62,8 @@ def test_each_message_once_whatever_dies(start: Callable[..., Server]) -> None:
     done, killed = threading.Event(), list[int]()
     with (
         CuttingProxy(server.port(), 700_000) as proxy,
-        shmq.connect(f"127.0.0.1:{proxy.port}", timeout=WATCHDOG) as cut,
-        shmq.connect(f"127.0.0.1:{server.port()}", timeout=WATCHDOG) as whole,
+        shmq.connect(f"127.0.0.1:{proxy.port}", timeout=WATCHDOG, secret=SECRET) as cut,
+        shmq.connect(f"127.0.0.1:{server.port()}", timeout=WATCHDOG, secret=SECRET) as whole,
     ):
         cut.create_channel("t", "c")
         writer = threading.Thread(target=write, args=(whole,))

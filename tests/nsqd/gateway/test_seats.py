@@ -227,7 +227,7 @@ def gauge(server: Server, name: str) -> int:
 def test_on_a_unix_socket_another_user_has_a_limit(start: Start, tmp_path: Path) -> None:
     directory = tmp_path / "sockets"
     directory.mkdir()
-    for parent in (directory, *list(directory.parents)[:3]):
+    for parent in (directory, *list(directory.parents)[:4]):
         parent.chmod(parent.stat().st_mode | 0o755)
     path = directory / "tcp"
     server = start(f"--tcp-address={path}", "--max-connections-per-address=3")
