@@ -201,6 +201,7 @@ RANKS = {
 RESERVED = {
     "shmq._native": {
         "__init__",
+        "integrations/celery/attachment.py",
         "answers",
         "errors",
         "option_fields",
