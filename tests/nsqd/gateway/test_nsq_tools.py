@@ -205,6 +205,7 @@ os.execvp("sh", ["sh", "-c", sys.argv[1], *sys.argv[2:]])
 #: go-nsq's test.sh with its fixed ports, in a network namespace of its own. Its tests have limits
 #: of seconds in them: those that fail on a busy machine must pass when they run again.
 SUITE = """
+chmod 600 ./test/server.key    # a key that others may read is refused
 "$1" -m shmq serve --data-path="$2" --tls-cert=./test/server.pem --tls-key=./test/server.key \
     --tls-root-ca-file=./test/ca.pem 2>"$2/log" &
 server=$!
