@@ -91,10 +91,11 @@ def plain_results(data: bytes) -> tuple[list[Record], bool]:
     found: list[Record] = []
     if len(data) < 24 or data[:8] != b"shmqres1" or any(data[20:24]):
         return found, False
+    (most,) = struct.unpack(">Q", data[12:20])
     rest = data[24:]
     while len(rest) >= 17 and not any(rest[:4]):
         expires, length, key_length = struct.unpack(">qIB", rest[4:17])
-        if len(rest) < 17 + key_length + length:
+        if len(rest) < 17 + key_length + length or (key_length and length > most):
             return found, False
         if not key_length:
             return found, rest[17 : 17 + length] == struct.pack(">Q", len(found))
@@ -125,7 +126,7 @@ def results(data: bytes) -> None:
         assert read_results(_results) == plain_results(data)
     found, whole = read_results(_results)
     if whole:
-        _results.write(1, 1, found, 0o600)
+        _results.write(1, max((len(value) for _, value, _ in found), default=0), found, 0o600)
         assert read_results(_results) == (found, True)
 
 

@@ -210,6 +210,10 @@ class Tab:
         await self._browser.tell("Target.closeTarget", targetId=self._target)
 
 
+#: Chromium ends the requests under way when an interface of the host comes or goes.
+_OF_THE_HOST = "net::ERR_NETWORK_CHANGED"
+
+
 def _note(page: Page, method: str | None, params: dict[str, Any]) -> None:
     errors = page.errors
     if method == "Runtime.exceptionThrown":
@@ -224,3 +228,4 @@ def _note(page: Page, method: str | None, params: dict[str, Any]) -> None:
         errors.append(params["errorText"])
     elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
         errors.append(f"{params['response']['status']} {params['response']['url']}")
+    page.errors = [error for error in errors if _OF_THE_HOST not in error]
