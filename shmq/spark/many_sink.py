@@ -94,7 +94,7 @@ def commit(staged: Sequence[Sent], settings: Settings, key: str, epoch: int) -> 
     waiting: dict[str, list[Any]] = {}
     for item in staged:
         waiting.setdefault(item.address, []).append(item.staged)
-    skip = settings.txnVersion is not None or not settings.failOnDataLoss
+    skip = not settings.failOnDataLoss
     deadline = None
     if settings.onMissingHost != "wait" and settings.timeout is not None:
         deadline = time.monotonic() + settings.timeout

@@ -29,11 +29,13 @@ except ImportError:  # 4.0: `ShmqDataSource.streamWriter` says what it needs
 @dataclass
 class Written(WriterCommitMessage):
     """The message of a task to the driver: the key of the write, and what it staged in a file or on
-    another host; staged None: there is nothing to commit."""
+    another host; staged None: there is nothing to commit. run: what tells this run of the query,
+    or application, from others."""
 
     key: str
     staged: Staged | Sent | None
     rows: int
+    run: str = ""
 
 
 def _outlet(settings: Settings) -> Any:
@@ -81,16 +83,30 @@ def _write(
     if settings.publish == "immediate":
         return Written(key, None, _publish_now(batches, settings))
     staged = _outlet(settings).stage(batches, settings, key, epoch, owner)
-    return Written(key, staged, staged.rows if staged else 0)
+    return Written(key, staged, staged.rows if staged else 0, _run() or owner)
 
 
-def _commit(messages: Sequence[Any], settings: Settings, epoch: int) -> None:
+def _run() -> str:
+    """The run of the streaming query for which this task works, also in foreachBatch; "" if it
+    works for none."""
+    task = TaskContext.get()
+    if task is None or task.getLocalProperty("sql.streaming.queryId") is None:
+        return ""
+    return task.getLocalProperty("spark.jobGroup.id") or ""
+
+
+def _commit(messages: Sequence[Any], settings: Settings, epoch: int, repeats: bool = True) -> None:
     found = [message for message in messages if message is not None]
     if settings.publish == "immediate" or not found:
         return
     staged = [message.staged for message in found if message.staged is not None]
     exempt_modules()
-    _outlet(settings).commit(staged, settings, found[0].key, epoch)
+    if settings.many:
+        from shmq.spark import many_sink
+
+        many_sink.commit(staged, settings, found[0].key, epoch)
+    else:
+        staging.commit(staged, settings, found[0].key, epoch, found[0].run, repeats)
 
 
 class ShmqWriter(DataSourceArrowWriter):
@@ -114,7 +130,7 @@ class ShmqWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Publish the rows of all tasks. Called in the driver when all succeeded."""
-        _commit(messages, self._settings, self._epoch)
+        _commit(messages, self._settings, self._epoch, self._settings.txnAppId is not None)
 
     def abort(self, messages: Sequence[Any]) -> None:
         """Forget the rows. Called in the driver when the write failed; `messages` does not have the
@@ -167,7 +183,10 @@ def publish(
         query.writeStream.foreachBatch(
             lambda df, epoch: shmq.spark.publish(df, "out", txnAppId="report", txnVersion=epoch))
 
-    txnVersion must rise with every write; one that is not above the last counts as written.
+    txnVersion must rise with every write. The last one may be written again, after a death, and is
+    skipped then. One below it is an error, because its rows would be lost: a query with a new
+    checkpoint needs a new txnAppId, and two writes of one micro-batch need two.
+
     instance: None means SHMQ_INSTANCE or `default`. options: those of `format("shmq")`.
     """
     chosen = {"topic": topic, "txnAppId": txnAppId, "txnVersion": txnVersion, **options}

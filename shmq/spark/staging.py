@@ -7,7 +7,12 @@ driver was killed in the middle of that commit. The commit it began is then fini
 that the manifest names, and files written since are ignored. The rows are published in pieces that
 fit in the broker's memory. The store that publishes a piece also advances the writer's mark, so a
 repeated commit continues after the last published piece. Finally the files are removed, the
-manifest last.
+manifest last. A write that nobody can repeat, because it has no name, needs neither manifest nor
+mark.
+
+The mark of a whole epoch also has a check sum of its rows, and of the run that published it. A run
+that commits the epoch once more with other rows has two writes under one name, and the second one
+is an error. A later run repeats the epoch after a death, and may have computed other rows.
 
 Files that no commit ever names are removed by the next commit or abort on this instance, if their
 application has died. A file's name identifies the application by its process: the driver's JVM,
@@ -27,6 +32,7 @@ import os
 import re
 import threading
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -42,8 +48,10 @@ from shmq.option_fields import TRANSIT
 from shmq.private import Private, staging_directory
 from shmq.spark.options import Settings
 
-#: The position of the mark that says: the whole epoch is published.
+#: A mark from here on says: the whole epoch is published. Above it are a check sum of the run that
+#: published it (0: not known) and one of the rows, each below _SUM.
 _DONE: Final = 1 << 62
+_SUM: Final = 1 << 31
 #: Rows, and bytes, that are published at once: their slots stay in a core's cache meanwhile.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
@@ -60,11 +68,13 @@ _SCHEMA: Final = pa.schema([pa.field("body", pa.large_binary(), False)])
 
 @dataclass(frozen=True)
 class Staged:
-    """The file that one attempt of a task has written. size: of the file, in bytes."""
+    """The file that one attempt of a task has written. size: of the file, in bytes. sum: a check
+    sum of its rows."""
 
     file: str
     rows: int
     size: int
+    sum: int = 0
 
 
 def directory(settings: Settings) -> Private:
@@ -130,7 +140,7 @@ def stage(
 ) -> Staged | None:
     """Write the rows of a task of the application `owner` to a file; None if there are no rows."""
     name = f"{_prefix(key, settings.topic)}.{epoch}.{owner}.{uuid.uuid4().hex}.arrow"
-    rows = 0
+    rows = sum_of_all = 0
     here, fd = _create(settings, name)
     with here:
         try:
@@ -141,6 +151,7 @@ def stage(
                 for batch in batches:
                     column = bodies_of(batch, settings)
                     rows += len(column)
+                    sum_of_all += _sum(column)
                     writer.write_batch(pa.RecordBatch.from_arrays([column], schema=_SCHEMA))
             size = os.fstat(fd).st_size
         except BaseException:
@@ -149,9 +160,18 @@ def stage(
         finally:
             os.close(fd)
         if rows:
-            return Staged(name, rows, size)
+            return Staged(name, rows, size, sum_of_all % _SUM)
         here.unlink(name)
     return None
+
+
+def _sum(column: pa.Array) -> int:
+    """A check sum of some rows: their number and bytes, and the first and last one. The sum of all
+    bytes would take as long as a copy."""
+    if not len(column):
+        return 0
+    ends = zlib.crc32(column[0].as_py(), zlib.crc32(column[-1].as_py()))
+    return ends + len(column) + _bytes_of(column)
 
 
 def _create(settings: Settings, name: str) -> tuple[Private, int]:
@@ -218,9 +238,20 @@ def _locked(here: Private, how: int) -> Iterator[None]:
         os.close(fd)
 
 
-def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -> int:
+def commit(
+    staged: Sequence[Staged],
+    settings: Settings,
+    key: str,
+    epoch: int,
+    run: str = "",
+    repeats: bool = True,
+) -> int:
     """Publish the epoch, unless it is published already. Returns the number of rows that were
-    published now."""
+    published now.
+
+    run: what tells this run of the writer from the ones before it; "": not known. repeats: the
+    commit may be repeated after a death. Raises ShmqError if a later epoch is published already,
+    unless failOnDataLoss=false; and if this run has published the epoch with other rows."""
     from shmq.spark.reading import attached
 
     prefix = _prefix(key, settings.topic)
@@ -228,14 +259,21 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
     mapped: collections.deque[Any] = collections.deque(maxlen=_MAPPED)
     with directory(settings) as here:
         with _locked(here, fcntl.LOCK_SH):
-            reached, rows = producer.mark(*_key(key))
+            reached, rows = producer.mark(*_key(key)) if repeats else (0, 0)
             published = 0
             if reached - 1 < epoch or (reached - 1 == epoch and rows < _DONE):
                 after = rows if reached - 1 == epoch else 0
-                manifest = f"{prefix}.{epoch}.manifest"
-                files = _decide(here, manifest, staged, bool(after))
+                if repeats:
+                    files = _decide(here, f"{prefix}.{epoch}.manifest", staged, bool(after))
+                else:
+                    files = _present(here, staged)
+                mark = _Mark(key, epoch, after, _whole(files, run)) if repeats else None
                 readers = (_reader(here, item, mapped) for item in files)
-                published = _publish(producer, readers, settings, key, epoch, after)
+                published = _publish(producer, readers, settings, mark)
+            elif staged and settings.failOnDataLoss:
+                _compare(
+                    staged, settings, _Mark(key, epoch, rows, _whole(staged, run)), reached - 1
+                )
             _clear(here, prefix, epoch)
         sweep(here)
     # Nobody waits while the kernel frees the pages: their names are gone, and a map ends without
@@ -243,6 +281,56 @@ def commit(staged: Sequence[Staged], settings: Settings, key: str, epoch: int) -
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=mapped.clear, name="shmq-unmap", daemon=True).start()
     return published
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How far a writer's epoch is published: up to the position `after`; and the position that says
+    that all of it is."""
+
+    key: str
+    epoch: int
+    after: int
+    whole: int
+
+
+def _whole(staged: Sequence[Staged], run: str) -> int:
+    """The mark of a whole epoch."""
+    rows = sum(item.sum for item in staged) % _SUM
+    return _DONE | (zlib.crc32(run.encode()) % _SUM if run else 0) * _SUM | rows
+
+
+def _compare(staged: Sequence[Staged], settings: Settings, mark: _Mark, last: int) -> None:
+    """Check a commit of an epoch that is published, or that is before `last`, which is. Raises
+    ShmqError where to say nothing would hide that its rows are not published."""
+    rows = sum(item.rows for item in staged)
+    what = (
+        f"publish {rows} rows to {settings.topic} as version {mark.epoch} of {mark.key!r}: nothing "
+        "was published, because"
+    )
+    skip = 'To leave these rows out: .option("failOnDataLoss", "false")'
+    if last > mark.epoch:
+        raise shmq.ShmqError(
+            f"{what} version {last} is published already. A query with a new checkpoint counts its "
+            f"micro-batches from 0 again: give it another txnAppId. {skip}"
+        )
+    run, its = mark.whole - _DONE, mark.after - _DONE
+    if run // _SUM and run // _SUM == its // _SUM and run % _SUM != its % _SUM:
+        raise shmq.ShmqError(
+            f"{what} other rows are published under this version already. Give each write of a "
+            f"micro-batch a txnAppId of its own. {skip}"
+        )
+
+
+def _present(here: Private, staged: Sequence[Staged]) -> Sequence[Staged]:
+    """Return the files that tasks have staged. Raises ShmqError if one of them is gone."""
+    lost = [item.file for item in staged if not here.exists(_checked(item.file, "a task's result"))]
+    if lost:
+        raise shmq.ShmqError(
+            f"{len(lost)} of {len(staged)} files that tasks staged in {here.path} are gone: "
+            "the application that they were staged for was taken for dead"
+        )
+    return staged
 
 
 def _decide(
@@ -256,12 +344,8 @@ def _decide(
             f"a part of this micro-batch was published before, the rest was in {here.path}, "
             "which is gone: publish what is missing by hand, or go on with a new txnAppId"
         )
-    lost = [item.file for item in staged if not here.exists(_checked(item.file, "a task's result"))]
-    if lost and not decided:
-        raise shmq.ShmqError(
-            f"{len(lost)} of {len(staged)} files that tasks staged in {here.path} are gone: "
-            "the application that they were staged for was taken for dead"
-        )
+    if not decided:
+        _present(here, staged)
     if not staged and not decided:
         return []
     if not decided:
@@ -352,14 +436,7 @@ def _bytes_of(array: pa.Array) -> int:
     return int(offsets[array.offset + len(array)] - offsets[array.offset])
 
 
-def _publish(
-    producer: Any,
-    readers: Iterable[Any],
-    settings: Settings,
-    key: str,
-    epoch: int,
-    after: int,
-) -> int:
+def _publish(producer: Any, readers: Iterable[Any], settings: Settings, mark: _Mark | None) -> int:
     limits = attached_limits(settings)
     rows = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
     size = min(_BYTES, limits["arena_size"] // 8)
@@ -369,7 +446,10 @@ def _publish(
     while piece is not None:
         following = next(pieces, None)
         upto = at + len(piece)
-        if upto > after:
+        if mark is None:
+            producer.publish_many(piece, timeout=settings.timeout)
+            published += len(piece)
+        elif upto > mark.after:
             _, offsets, data = piece.buffers()
             first = producer.publish_once(
                 b"" if data is None else data,
@@ -377,10 +457,10 @@ def _publish(
                 True,
                 piece.offset,
                 len(piece),
-                *_key(key),
-                epoch,
+                *_key(mark.key),
+                mark.epoch,
                 at,
-                _DONE if following is None else upto,
+                mark.whole if following is None else upto,
                 settings.timeout,
             )
             published += len(piece) if first is not None else 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from shmq.spark import staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
 from shmq.spark.reading import ShmqReader, finish_lease, return_lease  # noqa: E402
+from shmq.spark.source import ShmqDataSource  # noqa: E402
 from shmq.spark.stream import DataLoss, ShmqStreamReader  # noqa: E402
 
 Offset = dict[str, Any]
@@ -411,3 +412,68 @@ def test_a_write_that_is_given_up_leaves_nothing(broker: shmq.Broker) -> None:
     staging.abandon(settings, "w", 0)
     assert staged_files(settings) == {other.file}
     staging.abandon(settings, "v", 0)
+
+
+def writer(broker: shmq.Broker, **options: object) -> Any:
+    given = {"instance": broker.instance, "topic": "t"}
+    given |= {name: str(value) for name, value in options.items()}
+    return pickle.loads(pickle.dumps(ShmqDataSource(given).writer(None, False)))
+
+
+def write(broker: shmq.Broker, *bodies: bytes, **options: object) -> None:
+    made = writer(broker, **options)
+    made.commit([made.write(iter([batch_of(*bodies)]))])
+
+
+def test_a_version_below_the_last_is_an_error_and_not_a_loss(broker: shmq.Broker) -> None:
+    broker.create_channel("t", "c")
+    for version in range(3):
+        write(broker, b"%d" % version, txnAppId="report", txnVersion=version)
+    write(broker, b"2", txnAppId="report", txnVersion=2)  # the last one, again after a death
+    late = writer(broker, txnAppId="report", txnVersion=0)  # the checkpoint was deleted
+    rows = late.write(iter([batch_of(b"new")]))
+    with pytest.raises(
+        shmq.ShmqError, match="1 rows .* as version 0 of 'report'.*another txnAppId"
+    ):
+        late.commit([rows])
+    late.abort([None])
+    write(broker, b"skipped", txnAppId="report", txnVersion=0, failOnDataLoss="false")
+    write(broker, b"new", txnAppId="report-2", txnVersion=0)
+    assert [body for body, _ in taken(broker)] == [b"0", b"1", b"2", b"new"]
+
+
+def test_two_writes_of_one_version_are_an_error(broker: shmq.Broker) -> None:
+    broker.create_channel("t", "c")
+    terms = {"txnAppId": "report", "txnVersion": 7}
+    write(broker, b"good", **terms)
+    again = writer(broker, **terms)
+    with pytest.raises(shmq.ShmqError, match="a txnAppId of its own"):
+        again.commit([again.write(iter([batch_of(b"bad!")]))])
+    again.abort([None])
+    write(broker, b"good", **terms)  # a program that tries its micro-batch again
+    other = again.write(iter([batch_of(b"computed anew")]))
+    again.commit([replace(other, run="a later run of the query")])
+    write(broker, b"bad!", txnAppId="errors", txnVersion=7)
+    assert [body for body, _ in taken(broker)] == [b"good", b"bad!"]
+
+
+def test_a_write_without_a_name_takes_no_mark(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are 256, and a stream whose mark gives way would publish twice."""
+    from shmq.client import Producer
+
+    whole, marks = Producer.publish_once, []
+
+    def once(self: Producer, *arguments: Any) -> Any:
+        marks.append(arguments)
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(Producer, "publish_once", once, raising=False)
+    broker.create_channel("t", "c")
+    write(broker, b"a", b"b")
+    write(broker, b"c", publish="immediate")
+    assert not marks
+    write(broker, b"d", txnAppId="report", txnVersion=1)
+    assert len(marks) == 1
+    assert [body for body, _ in taken(broker)] == [b"a", b"b", b"c", b"d"]
