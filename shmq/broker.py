@@ -493,8 +493,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
     def identity(self) -> str:
         """The identity of the broker's memory. It changes when the broker starts with fresh memory,
         and not when a supervisor takes over. Raises Gone."""
-        made = self.views().directory.header["segment"]["instance"]
-        return f"{int(made[0]):016x}@{int(made[1]):016x}"
+        return self.views().directory.identity
 
     def channel_identity(self, topic: str, channel: str) -> str:
         """Return the identity of the channel's queue segment. It changes when the channel is

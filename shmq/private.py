@@ -23,43 +23,19 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _WRITERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def staging_directory(uid: int) -> str:
-    """The name in /dev/shm of the directory with the rows that a user's processes have staged."""
-    return f"shmq-staged-{uid}"
-
-
-def forget_staged(instance: str, uid: int) -> int:
-    """Remove the rows that the gateway of an instance keeps for commits. Call it when the memory
-    has ended, because no commit is for other memory. Returns the number of files. Only what is in
-    the user's own directory is removed, wherever a link in it may lead."""
-    count = 0
-    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-        above: list[tuple[int, str]] = []
-        for name in ("/dev/shm", staging_directory(uid), instance):
-            at = above[-1][0] if above else None
-            fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            stack.callback(os.close, fd)
-            if above and os.fstat(fd).st_uid != uid:
-                return 0
-            above.append((fd, name))
-        here = above[-1][0]
-        count = sum(len(names) for _, _, names, _ in os.fwalk("gateway", dir_fd=here))
-        import shutil  # slow to import, and seldom anything is left here
-
-        shutil.rmtree("gateway", dir_fd=here)
-        for (fd, _), (_, name) in zip(above[-2::-1], above[:0:-1], strict=True):
-            os.rmdir(name, dir_fd=fd)  # it may hold what others have staged
-    return count
+class NotOwn(ShmqError):
+    """A name is another user's, or may be read or written by others. Nothing was put there."""
 
 
 class Private:
     """The open directory. A context manager. path: for the texts of errors only."""
 
-    def __init__(self, base: str, *names: str) -> None:
+    def __init__(self, base: str, *names: str, kept: int = 0) -> None:
         """Open the directories `names` below `base`, creating those that are missing. Each of
-        `names`, and each missing part of `base`, must be this user's and closed to others. Raises
-        ShmqError, and FileNotFoundError if one of them is removed meanwhile."""
-        self.path, self._fd, self._depth = Path(base), -1, len(names)
+        `names`, and each missing part of `base`, must be this user's and closed to others. kept:
+        how many of the first names `remove` leaves. Raises NotOwn, and FileNotFoundError if one of
+        them is removed meanwhile."""
+        self.path, self._fd, self._depth = Path(base), -1, len(names) - kept
         self._enter(_open_named(self.path))
         try:
             for name in names:
@@ -204,7 +180,7 @@ def _open_named(path: Path) -> int:
 
 def _make(parent: int, name: str, path: Path) -> int:
     """A descriptor of this user's directory `name` below `parent`, created if it is missing. Raises
-    ShmqError if the name refers to anything else."""
+    NotOwn if the name refers to anything else."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(_plain(name), 0o700, dir_fd=parent)
     try:
@@ -212,7 +188,7 @@ def _make(parent: int, name: str, path: Path) -> int:
     except FileNotFoundError:
         raise
     except OSError as exc:
-        raise ShmqError(f"cannot open the directory {path}: {exc.strerror}") from exc
+        raise NotOwn(f"cannot open the directory {path}: {exc.strerror}") from exc
     try:
         found = os.fstat(fd)
         if found.st_uid == os.geteuid() and not found.st_mode & _WRITERS:
@@ -226,11 +202,10 @@ def _make(parent: int, name: str, path: Path) -> int:
 
 
 def _check(found: os.stat_result, path: Path) -> None:
-    """Raises ShmqError unless only this user has access."""
+    """Raises NotOwn unless only this user has access."""
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        raise ShmqError(
+        raise NotOwn(
             f"{path} belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}, "
             f"and must be of uid {os.geteuid()} and closed to others (0700): else somebody could "
-            "read or replace rows before they are published. Have it removed, or name another "
-            'directory: .option("staging", DIRECTORY)'
+            f"read or replace rows before they are published. Have it removed: rm -r {path}"
         )

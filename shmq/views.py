@@ -258,6 +258,12 @@ class DirectoryView(_View):
         return os.fsdecode(bytes(self.header["data_path"]).partition(b"\0")[0])
 
     @property
+    def identity(self) -> str:
+        """The identity of the instance's memory, which fresh memory has anew."""
+        made = self.header["segment"]["instance"]
+        return f"{int(made[0]):016x}@{int(made[1]):016x}"
+
+    @property
     def seal_key(self) -> bytes:
         """The key of the instance's seals, which only who may attach can know."""
         return bytes(self.header["seal_key"])

@@ -18,7 +18,7 @@ from shmq.diagnostics.readable import size
 from shmq.errors import NotRunning, ShmqError
 from shmq.names import check_instance
 from shmq.printing import printable
-from shmq.private import forget_staged
+from shmq.staging_place import forget_staged
 
 # ---- ls ----
 

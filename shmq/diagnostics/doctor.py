@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from shmq.diagnostics.instance_checks import check_instance
 from shmq.diagnostics.instances import everything
 from shmq.errors import ShmqError
 from shmq.shm import SharedObject
+from shmq.staging_place import staged_by_instance
 
 
 def examine(
@@ -43,9 +44,20 @@ def examine(
         say(f"looking at instance {name}")
         for finding in _guarded(name, found):
             yield replace(finding, instance=name)
+    if instance is None:
+        yield from _check_staged(objects)
     if more:
         text = f"{more} more names of instances belong to users who are not trusted; not checked"
         yield problem("segments", text, f"as root: ls -ln {shm.SHM_DIRECTORY}, then remove them")
+
+
+def _check_staged(instances: Container[str]) -> Iterator[Finding]:
+    """Rows that this user's processes have staged for instances of which nothing is left."""
+    for name, path in staged_by_instance(os.geteuid()).items():
+        if name not in instances:
+            text = f"{path} has rows that were staged for instance {name}, of which nothing is left"
+            remedy = f"if no Spark query goes on writing to that instance: rm -r {path}"
+            yield replace(problem("segments", text, remedy), instance=name)
 
 
 def _guarded(name: str, objects: list[SharedObject]) -> Iterator[Finding]:

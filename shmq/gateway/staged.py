@@ -36,7 +36,8 @@ from shmq.gateway.asker import Asker
 from shmq.gateway.lease_requests import Values
 from shmq.gateway.staged_space import Space, sweep
 from shmq.option_fields import TRANSIT
-from shmq.private import Private, staging_directory
+from shmq.private import Private
+from shmq.staging_place import StagingPlace
 
 #: A mark from here on says: the whole epoch is published. Above it are the number of its rows and
 #: that of their bytes, modulo _COUNT.
@@ -65,16 +66,15 @@ class StagedRows:
         self._age = age
         self._space = Space()
         self._tidied = False
+        self._place = StagingPlace(
+            broker.instance, lambda: (broker.directory().seal_key, broker.identity)
+        )
 
     def _directory(self) -> Private:
         """The directory of the rows that belong to the broker's present memory."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # somebody removed it empty
-                return Private(*self._all, self._memory)
-
-    @property
-    def _all(self) -> tuple[str, str, str, str]:
-        return "/dev/shm", staging_directory(os.geteuid()), self._broker.instance, "gateway"
+                return self._place.open("gateway", self._memory)
 
     @property
     def _memory(self) -> str:
@@ -85,11 +85,11 @@ class StagedRows:
         if self._tidied:
             return
         self._tidied = True
-        with contextlib.suppress(FileNotFoundError), Private(*self._all) as here:
+        with contextlib.suppress(FileNotFoundError), self._place.open("gateway") as here:
             for name in here.names():
                 if name == self._memory:
                     continue
-                with Private(*self._all, name) as other:
+                with self._place.open("gateway", name) as other:
                     for each in other.names():
                         other.unlink(each)
                     other.remove()
@@ -97,8 +97,9 @@ class StagedRows:
     def sweep(self) -> None:
         """Remove what nobody has touched for `staged_ttl`. It costs next to nothing while nothing
         is staged."""
-        if os.path.exists(os.path.join(*self._all)):
-            with contextlib.suppress(FileNotFoundError), Private(*self._all, self._memory) as here:
+        found = self._place.path("gateway")
+        if found is not None and os.path.exists(found):
+            with contextlib.suppress(FileNotFoundError), self._directory() as here:
                 sweep(here, self._age())
 
     # ---- STAGE ----

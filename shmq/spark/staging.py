@@ -43,10 +43,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import shmq
-from shmq import procfs
+from shmq import procfs, sources
 from shmq.option_fields import TRANSIT
-from shmq.private import Private, staging_directory
+from shmq.private import NotOwn, Private
 from shmq.spark.options import Settings
+from shmq.staging_place import StagingPlace
 
 #: A mark from here on says: the whole epoch is published. Above it are a check sum of the run that
 #: published it (0: not known) and one of the rows, each below _SUM.
@@ -79,13 +80,25 @@ class Staged:
 
 def directory(settings: Settings) -> Private:
     """The directory of this instance's staged rows, created if it is missing. Raises ShmqError if
-    another user may read it."""
-    base = (
-        (settings.staging,) if settings.staging else ("/dev/shm", staging_directory(os.geteuid()))
-    )
+    another user may read it, and NotRunning if the default directory has to be made and there is no
+    such instance."""
     while True:
-        with contextlib.suppress(FileNotFoundError):  # a sweep removed the empty directory
-            return Private(*base, settings.instance)
+        try:
+            if settings.staging:
+                return Private(settings.staging, settings.instance)
+            return StagingPlace(settings.instance, lambda: _secret(settings)).open()
+        except FileNotFoundError:  # a sweep removed the empty directory
+            continue
+        except NotOwn as exc:
+            other = 'or name another directory: .option("staging", DIRECTORY)'
+            raise NotOwn(f"{exc}; {other}") from None
+
+
+def _secret(settings: Settings) -> tuple[bytes, str]:
+    """With what the name of the directory is made: the key of the instance's seals, and its
+    memory."""
+    with sources.open_readonly(settings.instance, owner=settings.owner) as source:
+        return source.directory.seal_key, source.directory.identity
 
 
 def application() -> str:

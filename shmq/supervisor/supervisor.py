@@ -23,10 +23,10 @@ from shmq._native import Broker, ShmqError
 from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options
-from shmq.private import forget_staged
 from shmq.procfs import Process, is_alive
 from shmq.settings import Patterns
 from shmq.shm import Permits
+from shmq.staging_place import forget_staged
 from shmq.storage import key_file, metadata, own_files
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup

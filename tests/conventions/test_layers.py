@@ -146,6 +146,7 @@ RANKS = {
     "shared": 2,
     "nsqd": 2,
     "private": 2,
+    "staging_place": 3,
     "ownership": 2,
     "interpreter": 2,
     "procfs": 2,

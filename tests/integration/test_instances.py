@@ -22,7 +22,8 @@ import shmq
 from shmq import shm, sources
 from shmq.cli.status import DEGRADED, ERROR, NOT_RUNNING, OK, USAGE
 from shmq.diagnostics import removal
-from shmq.private import Private, staging_directory
+from shmq.diagnostics.doctor import examine
+from shmq.staging_place import StagingPlace, staged_paths
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -209,14 +210,16 @@ def test_a_dead_instance_is_removed_when_its_messages_may_be_lost(
 def test_staged_rows_are_removed_with_their_instance_and_after_it(
     dead: Path, instance: str
 ) -> None:
-    staging = Path("/dev/shm", staging_directory(os.geteuid()), instance)
+    place = StagingPlace(instance, lambda: (bytes(32), "memory"))
     for _ in range(2):  # the second time nothing else is left
-        with Private(str(staging), "gateway", "memory") as here:
+        with place.open("gateway", "memory") as here:
             os.close(here.create("some.rows"))
+        told = [item for item in examine() if "were staged for" in item.text]
+        assert (instance in {item.instance for item in told}) == (not shm.list_objects(instance))
         done = run("rm", "--yes", instance)
         assert done.returncode == OK, done.stderr
         assert "removed 1 file of rows that were staged and not committed" in done.stdout
-        assert not staging.exists()
+        assert not staged_paths(instance, os.geteuid())
     assert run("rm", instance).returncode == NOT_RUNNING
 
 

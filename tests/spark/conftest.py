@@ -13,6 +13,7 @@ import pytest
 from support.spark_home import spark_home
 
 import shmq
+from shmq.staging_place import staged_paths
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -31,9 +32,10 @@ def broker(new_instance: Callable[[], str], data_path: Path) -> Iterator[shmq.Br
     instance = new_instance()
     with shmq.Broker(data_path, instance, in_flight_slots=50_000, mem_queue_size=50_000) as made:
         yield made
-    staged = Path(f"/dev/shm/shmq-staged-{os.getuid()}") / instance
-    left = list(staged.glob("*")) if staged.exists() else []
-    shutil.rmtree(staged, ignore_errors=True)
+    places = [Path(place) for place in staged_paths(instance, os.geteuid())]
+    left = [path for place in places for path in place.glob("*")]
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
     assert not left
 
 

@@ -95,20 +95,23 @@ def test_a_directory_that_somebody_else_made_is_refused(
     assert not list(sticky.iterdir())
 
 
-def test_the_default_directory_that_somebody_else_made_is_refused(
-    broker: shmq.Broker, sticky: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
+def test_the_default_directory_is_not_taken_by_somebody_who_makes_it_first(
+    broker: shmq.Broker, stranger: Stranger
 ) -> None:
-    # /dev/shm itself has this user's directory already, that others may need meanwhile
-    opened = Private.__init__
-    monkeypatch.setattr(
-        Private, "__init__", lambda self, base, *names: opened(self, str(sticky), *names)
-    )
-    stranger('mkdir -m 0777 "$1"', sticky / "shmq-staged-0")
-    with pytest.raises(shmq.ShmqError, match="belongs to uid 65534"):
-        stage(settings(broker, None), b"secret")
-    stranger('mkdir -m 0777 "$1"', sticky / "shmq-staged-0" / broker.instance)
-    with pytest.raises(shmq.ShmqError, match="belongs to uid 65534"):
-        stage(settings(broker, None), b"secret")
+    broker.create_channel("t", "c")
+    where = settings(broker, None)
+    with staging.directory(where) as here:  # the name that is next, which nobody else can know
+        seen = here.path
+    seen.rmdir()
+    stranger('mkdir -m 0777 "$1"', seen)
+    try:
+        item = stage(where, b"secret")
+        assert not list(seen.iterdir())
+        stranger('rmdir "$1"', seen)  # and the rows are found as before
+        assert staging.commit([item], where, "q", 0) == 1
+    finally:
+        shutil.rmtree(seen, ignore_errors=True)
+    assert came(broker) == [b"secret"]
 
 
 def test_what_is_staged_is_closed_to_others_whatever_the_umask_says(

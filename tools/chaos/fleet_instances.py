@@ -25,7 +25,7 @@ from support.network import Cable
 from support.real_nsqlookupd import Lookupd
 
 from shmq.layout import State
-from shmq.private import staging_directory
+from shmq.staging_place import staged_paths
 
 INSTANCES = 3
 OUT = "out"  # the topic that a query writes, and its channel
@@ -117,18 +117,16 @@ class Remote(Instance):
         self.begin()
         return loss
 
-    @property
-    def _staged(self) -> Path:
-        return Path("/dev/shm", staging_directory(os.geteuid()), self.name)
-
     def staged(self) -> list[str]:
         """The files of rows that are staged, and of commits that have begun and not ended."""
-        return sorted(path.name for path in self._staged.glob("gateway/*/*"))
+        places = map(Path, staged_paths(self.name, os.geteuid()))
+        return sorted(path.name for place in places for path in place.glob("gateway/*/*"))
 
     def close(self) -> None:
         super().close()
         processes.remove_instance(self.name)
-        shutil.rmtree(self._staged, ignore_errors=True)
+        for place in staged_paths(self.name, os.geteuid()):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @dataclass

@@ -39,6 +39,7 @@ from support.spark_home import spark_home
 
 import shmq
 from shmq import layout, shm, sources
+from shmq.staging_place import staged_paths
 
 HOPS = (("first", "c", "second"), ("second", "c", "third"))
 OUT = ("third", "c")
@@ -345,7 +346,7 @@ def judge_output(drain: Drain, published: int) -> None:
         raise Violation(f"attempts at the end: {Counter(drain.delivered.attempts)}")
 
 
-def judge_rest(broker: shmq.Broker, staged: Path, before: tuple[list[str], int]) -> None:
+def judge_rest(broker: shmq.Broker, before: tuple[list[str], int]) -> None:
     """Nothing is left."""
     instance = broker.instance
     for (topic, channel), found in recount.recount_all(instance).items():
@@ -354,7 +355,8 @@ def judge_rest(broker: shmq.Broker, staged: Path, before: tuple[list[str], int])
             raise Violation(f"{topic}/{channel} has messages: {waiting[:5]}")
         if channel is not None and (leases := broker.channel_stats(topic, channel).leases):
             raise Violation(f"{topic}/{channel} has leases: {leases}")
-    left = sorted(path.name for path in staged.glob("*"))
+    places = map(Path, staged_paths(broker.instance, os.geteuid()))
+    left = sorted(path.name for place in places for path in place.glob("*"))
     if left:
         raise Violation(f"staged rows are left: {left[:5]}")
     _watched(
@@ -387,7 +389,6 @@ def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
     """All of it. Violation."""
     instance = f"kills-{os.getpid()}"
     scratch = Path(tempfile.mkdtemp(prefix="shmq-kills-"))
-    staged = Path(f"/dev/shm/shmq-staged-{os.getuid()}", instance)
     (data_path := scratch / "broker").mkdir()
     began, good = time.monotonic(), False
     try:
@@ -419,7 +420,7 @@ def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
                 _watched(lambda: finished(broker, driver), "every lease is finished")
                 driver.end()
                 judge_output(drain, stream.published)
-                judge_rest(broker, staged, before)
+                judge_rest(broker, before)
         good = True
         click.secho(
             f"{stream.published} messages through {len(HOPS)} streams, {blows.done.total()} kills "
@@ -433,7 +434,8 @@ def storm(kills: int, minutes: float, rate: float, seed: int) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
         else:
             click.secho(f"what the drivers said: {scratch}/drivers.log", fg="red", err=True)
-        shutil.rmtree(staged, ignore_errors=True)
+        for place in staged_paths(instance, os.geteuid()):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 @click.command()

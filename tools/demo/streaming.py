@@ -30,6 +30,7 @@ import click
 import tasks
 
 import shmq
+from shmq.staging_place import staged_paths
 
 EVENTS, QUERY = "events", "windows"
 COUNTS, TABLE = "counts", "table"
@@ -298,7 +299,8 @@ def demonstrate(root: str, limit: int, rate: float, with_kill: bool) -> None:
             compare(count(broker, work, with_kill), work)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(f"/dev/shm/shmq-staged-{os.getuid()}/{instance}", ignore_errors=True)
+        for place in staged_paths(instance, os.geteuid()):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":

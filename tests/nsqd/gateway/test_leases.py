@@ -35,6 +35,7 @@ from shmq.errors import (
     Unconfirmed,
     Unreachable,
 )
+from shmq.staging_place import staged_paths
 
 Start = Callable[..., Server]
 Columns = list[Any]
@@ -50,7 +51,7 @@ def kind() -> str:
 def _staged() -> Iterator[None]:
     """Rows that are staged and never committed outlive the servers that tests start."""
     yield
-    for left in Path("/dev/shm").glob(f"shmq-staged-*/wire-{os.getpid()}-*"):
+    for left in Path("/dev/shm").glob(f"shmq-staged-wire-{os.getpid()}-*"):
         shutil.rmtree(left)
 
 
@@ -350,7 +351,8 @@ def test_leases_outlive_the_supervisor_and_not_the_memory(start: Start) -> None:
         assert not remote.ended
         staged = remote.stage("t", "w", 1, [b"row"])
         assert staged
-        folder = Path(f"/dev/shm/shmq-staged-{os.geteuid()}/{server.instance}/gateway")
+        (place,) = staged_paths(server.instance, os.geteuid())
+        folder = Path(place, "gateway")
         assert folder.exists()
         server.stop(signal.SIGTERM)
         assert not folder.exists()  # those of other memory can only be in the way

@@ -19,10 +19,12 @@ from typing import Any
 import pytest
 from support.fake_auth_server import Authority, reply, rule
 from support.nsq_client import ERROR, Client, Server, sized
+from support.other_users import STRANGER, as_user, needed
 from support.processes import WATCHDOG, eventually
 
 import shmq
 from shmq.errors import BadArgument, ShmqError
+from shmq.staging_place import staged_paths
 
 Start = Callable[..., Server]
 #: With which the honest clients of these tests are one client.
@@ -39,7 +41,7 @@ def kind() -> str:
 def _staged() -> Iterator[None]:
     """Rows that are staged and never committed outlive the servers that tests start."""
     yield
-    for left in Path("/dev/shm").glob(f"shmq-staged-*/wire-{os.getpid()}-*"):
+    for left in Path("/dev/shm").glob(f"shmq-staged-wire-{os.getpid()}-*"):
         shutil.rmtree(left)
 
 
@@ -69,8 +71,8 @@ def local(server: Server) -> Iterator[shmq.Broker]:
 
 def files(server: Server) -> list[Path]:
     """Everything that is staged."""
-    base = Path(f"/dev/shm/shmq-staged-{os.geteuid()}/{server.instance}/gateway")
-    return [path for path in base.rglob("*") if path.is_file()]
+    places = map(Path, staged_paths(server.instance, os.geteuid()))
+    return [path for base in places for path in base.rglob("gateway/*/*") if path.is_file()]
 
 
 def client_of(server: Server, auth: bytes = b"") -> Client:
@@ -362,3 +364,30 @@ def test_many_users_together_stop_nobody(start: Start, authority: Authority) -> 
     again = commit(early, "early", "first")  # its mark is there still
     assert again["published"] == 0
     assert again["done"]
+
+
+@needed
+def test_a_stranger_who_takes_every_name_that_he_sees_stops_nobody(server: Server) -> None:
+    """Somebody removes the directory, and another user of the host is the first to make it again;
+    he had names that can be guessed, too."""
+    guessed = [f"shmq-staged-{os.geteuid()}", f"shmq-staged-{server.instance}"]
+    taken = [Path("/dev/shm", name) for name in guessed]
+    try:
+        for path in taken:
+            as_user(STRANGER, "sh", "-c", 'mkdir -m 0777 "$1"', "sh", path)
+        with connected(server) as remote:
+            remote.create_channel("t", "c")
+            for epoch in range(3):
+                staged = remote.stage("t", "w", epoch, [b"%d" % epoch])
+                assert remote.commit("t", "w", epoch, [staged]) == 1
+                (place,) = staged_paths(server.instance, os.geteuid())
+                assert place not in map(str, taken)
+                shutil.rmtree(place)
+                as_user(STRANGER, "sh", "-c", 'mkdir -m 0777 "$1"', "sh", place)
+                taken.append(Path(place))
+            staged = remote.stage("t", "w", 3, [b"3"])
+            as_user(STRANGER, "sh", "-c", 'rmdir "$1"', "sh", taken[2])
+            assert remote.commit("t", "w", 3, [staged]) == 1
+    finally:
+        for path in taken:
+            shutil.rmtree(path, ignore_errors=True)

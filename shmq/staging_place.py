@@ -1,0 +1,136 @@
+"""The directory in /dev/shm with the rows that a user's processes have staged for an instance.
+
+Every user of the host may make names in /dev/shm, so a name that can be foretold can be taken
+first, and then nothing could be staged. This one follows from the key of the instance's seals and
+from its memory, so only who may attach knows it before it is there. Once it is there only its owner
+can remove it, and it stays as long as the memory: a name that was seen is not used again.
+
+Processes that know no key, or come after the memory has ended, find the directory by its owner.
+Where several processes make it at one time they make the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from typing import Final
+
+from shmq.private import NotOwn, Private
+
+_BASE: Final = "/dev/shm"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Names that are tried. Somebody who may not attach knows none of them before it is used.
+_TRIED: Final = 64
+
+
+class StagingPlace:
+    """The directory of one instance, for this process's user. Any thread may use it."""
+
+    def __init__(self, instance: str, secret: Callable[[], tuple[bytes, str]]) -> None:
+        """secret: the key of the instance's seals and the identity of its memory. It is asked for
+        when there is no directory yet."""
+        self._instance = instance
+        self._secret = secret
+        self._known = ""
+
+    def open(self, *names: str) -> Private:
+        """Directories in it, which are made if they are missing. Raises NotOwn,
+        FileNotFoundError if somebody removes them meanwhile, and what `secret` raises."""
+        for left in reversed(range(_TRIED)):
+            name = self._existing() or self._new()
+            try:
+                return Private(_BASE, name, *names, kept=1)
+            except NotOwn:
+                if not left or _owner(name) == os.geteuid():
+                    raise  # else another user took a name in the moment in which it was free
+        raise AssertionError
+
+    def path(self, *names: str) -> str | None:
+        """The path of directories in it, for looking; None if there is no directory yet."""
+        found = self._existing()
+        return None if found is None else os.path.join(_BASE, found, *names)
+
+    def _existing(self) -> str | None:
+        if not self._known or _owner(self._known) != os.geteuid():
+            self._known = next(iter(_names(self._instance, os.geteuid())), "")
+        return self._known or None
+
+    def _new(self) -> str:
+        import hashlib  # slow to import, and a supervisor makes no names
+
+        key, memory = self._secret()
+        before = _before(self._instance, os.geteuid())
+        name = ""
+        for number in range(_TRIED):
+            text = f"{memory}\0{os.geteuid()}\0{number}".encode()
+            made = hashlib.blake2b(text, key=key, digest_size=12, person=b"shmq-staged")
+            name = before + made.hexdigest()
+            if _owner(name) in (None, os.geteuid()):
+                break
+        return name
+
+
+def _before(instance: str, uid: int) -> str:
+    return f"shmq-staged-{instance}-{uid}-"
+
+
+def _owner(name: str) -> int | None:
+    """Whose a name in /dev/shm is; None if there is none."""
+    try:
+        return os.lstat(os.path.join(_BASE, name)).st_uid
+    except FileNotFoundError:
+        return None
+
+
+def _names(instance: str, uid: int) -> list[str]:
+    """The directories of this user for an instance: one, but for a change of its key. One pass over
+    /dev/shm, where anybody may have made any number of names."""
+    before, found = _before(instance, uid), []
+    pattern = re.compile(re.escape(before) + "[0-9a-f]{24}")
+    with os.scandir(_BASE) as entries:
+        for entry in entries:
+            if entry.name.startswith(before) and pattern.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == uid and stat.S_ISDIR(status.st_mode):
+                        found.append(entry.name)
+    return sorted(found)
+
+
+def staged_paths(instance: str, uid: int) -> list[str]:
+    """The directories of a user for an instance, for who looks at them."""
+    return [os.path.join(_BASE, name) for name in _names(instance, uid)]
+
+
+def staged_by_instance(uid: int) -> dict[str, str]:
+    """The directories of a user, by the names of their instances."""
+    pattern = re.compile(rf"shmq-staged-(?P<instance>.+)-{uid}-[0-9a-f]{{24}}")
+    with os.scandir(_BASE) as entries:
+        found = {m["instance"] for entry in entries if (m := pattern.fullmatch(entry.name))}
+    return {name: path for name in sorted(found) for path in staged_paths(name, uid)}
+
+
+def forget_staged(instance: str, uid: int) -> int:
+    """Remove the rows that the gateway of an instance keeps for commits, and the directory if
+    nothing else is in it. Call it when the memory has ended, because no commit is for other memory.
+    Returns the number of files. Only what is in the user's own directory is removed, wherever a
+    link in it may lead."""
+    count = 0
+    for path in staged_paths(instance, uid):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, _DIRECTORY)
+            try:
+                if os.fstat(fd).st_uid != uid:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    count += sum(len(names) for _, _, names, _ in os.fwalk("gateway", dir_fd=fd))
+                    import shutil  # slow to import, and seldom anything is left here
+
+                    shutil.rmtree("gateway", dir_fd=fd)
+            finally:
+                os.close(fd)
+            os.rmdir(path)  # it may hold what others have staged
+    return count
