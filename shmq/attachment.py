@@ -86,9 +86,10 @@ class Attachment:
             return
         mine = not attached.forked
         try:
-            attached.detach() if patience is None else attached.detach(patience)
-            if permits is not None and mine:
-                permits.give()
+            with contextlib.nullcontext() if permits is None or not mine else permits.moving():
+                attached.detach() if patience is None else attached.detach(patience)
+                if permits is not None and mine:
+                    permits.give()
         finally:
             if permits is not None:
                 permits.close()
@@ -111,13 +112,24 @@ def _attach(
 
             sources.open_readonly(instance, owner)  # raises a better error for a foreign object
             raise
-        permits.take(0 if kind == ClientKind.GATEWAY else shm.reserve())
         try:
-            opener = functools.partial(shm.open_queue, instance, owners=owners)
-            return _native.Broker(fd, opener, int(kind), instance), permits
+            return _claimed(fd, instance, kind, permits, owners), permits
         except BaseException:
-            permits.give()
             permits.close()
             raise
     finally:
         os.close(fd)
+
+
+def _claimed(
+    fd: int, instance: str, kind: ClientKind, permits: shm.Permits, owners: frozenset[int]
+) -> _native.Broker:
+    """An entry of the table of clients, with its permit. Raises TooManyClients."""
+    opener = functools.partial(shm.open_queue, instance, owners=owners)
+    with permits.moving():
+        permits.take(0 if kind == ClientKind.GATEWAY else shm.reserve())
+        try:
+            return _native.Broker(fd, opener, int(kind), instance)
+        except BaseException:
+            permits.give()
+            raise

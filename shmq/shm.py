@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import grp
 import os
@@ -67,6 +68,10 @@ _QUEUE = re.compile(r"\.([0-9]+)\Z")
 
 #: Bits of a serial that count, and how many random ones are above.
 _COUNTING, _RANDOM = 32, 21
+
+#: Seconds between a client's tries to show that it attaches or detaches. The supervisor has the
+#: lock for microseconds, unless it was stopped just then; and another user may hold it for ever.
+_LOCK_PAUSES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.01)
 
 _TAKEN = 1000  # names in a row that are taken, after which creation gives up
 
@@ -518,17 +523,19 @@ class Permits:
     """The named semaphore that counts free client entries, so that a full table is a clear error.
 
     A client takes a permit before its native attach and gives it back after its detach; for a dead
-    client the reaper gives it back. The supervisor creates the semaphore and corrects its value at
-    adoption.
+    client the reaper gives it back. The table of clients is the truth: while no client is between
+    the two steps, which each shows by a shared lock of the semaphore's file, a permit is free for
+    each free entry. The supervisor looks at that now and then, and so gives back those of clients
+    that died between the two.
     """
 
     def __init__(self, instance: str, owners: Collection[int] | None = None) -> None:
         """Open the semaphore. Raises NotRunning if it does not exist, ShmqError if this user has no
         permission, and NotTrusted if its owner is none of `owners` (as `open_segment`)."""
         self._instance = instance
-        owners = ownership.trusted() if owners is None else owners
+        self._owners = owners = ownership.trusted() if owners is None else owners
         name = attach_semaphore_name(instance)
-        path = semaphore_path_of(name)
+        self._path = path = semaphore_path_of(name)
         try:
             fd = _open_semaphore(path, owners)
             try:
@@ -617,8 +624,53 @@ class Permits:
         """Give a permit back."""
         self._semaphore.increment()
 
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """The block takes a permit and an entry, or gives both back. If it is left by a death, the
+        kernel releases the lock, and the supervisor sees what is missing.
+
+        Without a descriptor, or with a lock that somebody else does not release, the block runs all
+        the same: the supervisor then may give a permit too many, and takes it back."""
+        try:
+            fd = ownership.open_owned(self._path, os.O_RDWR, self._owners)
+        except (OSError, ShmqError):  # no descriptor is left; or the instance was removed
+            yield
+            return
+        try:
+            for pause in _LOCK_PAUSES:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    break
+                time.sleep(pause)
+            try:
+                yield
+            finally:
+                # by itself: a child that another thread forks meanwhile has the descriptor too
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)
+
+    def mend(self, free: Callable[[], int]) -> bool:
+        """Make the number of permits that of the free entries, which `free` returns. Returns False
+        if clients are between their two steps: then it is not known. Only the supervisor calls it,
+        in the thread that frees the entries of dead clients."""
+        if self.free == free():
+            return True
+        try:
+            fd = ownership.open_owned(self._path, os.O_RDWR, self._owners)
+        except (OSError, ShmqError):  # no descriptor is left; or it was removed: `doctor` says so
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.set(free())
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
     def set(self, free: int) -> None:
-        """Set the number of permits. The supervisor does so at adoption, from the client table."""
+        """Set the number of permits, from the client table."""
         for _ in range(free - self.free):
             self._semaphore.increment()
         for _ in range(self.free - free):

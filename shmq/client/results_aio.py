@@ -65,6 +65,9 @@ class _Keeper:
 
     def __init__(self, store: _native.Store) -> None:
         self._store = store
+        # Before any task looks: what is stored after its look is news to the thread, however late
+        # that begins.
+        self._seen = store.seen()
         self._generation = _native.fork_generation()
         self._waiter = _native.Waiter(store._broker)
         self._lock = threading.RLock()
@@ -102,13 +105,12 @@ class _Keeper:
     def _run(self) -> None:
         idle = time.monotonic()
         try:
-            seen = self._store.seen()
             while True:
                 with self._lock:
                     self._watched = sum(1 << stripe for stripe in self._futures)
-                    watched = self._watched
-                self._store.wait_news(self._waiter, watched, seen, _native.now() + _SLICE_NS)
-                before, seen = seen, self._store.seen()
+                    watched, before = self._watched, self._seen
+                self._store.wait_news(self._waiter, watched, before, _native.now() + _SLICE_NS)
+                seen = self._seen = self._store.seen()
                 with self._lock:
                     for stripe, waiting in list(self._futures.items()):
                         if seen[stripe] != before[stripe]:

@@ -30,13 +30,17 @@ from shmq.diagnostics.removal import (
     why_dead,
 )
 from shmq.diagnostics.segment import head_of
-from shmq.errors import Gone, LayoutMismatch
+from shmq.errors import Gone, LayoutMismatch, ShmqError
 from shmq.layout import Ready
 from shmq.ownership import NotTrusted
 from shmq.printing import printable
 from shmq.shm import SharedObject
+from shmq.views import DirectoryView
 
 _LONG_AGO = 60.0  # seconds; no creation takes longer
+#: Seconds within which the supervisor sets the number of permits right, and between two looks.
+_PERMITS_RIGHT = 2.0
+_PERMITS_LOOK = 0.05
 _NO_HEARTBEAT = 5.0
 
 
@@ -247,6 +251,8 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
                 "its semaphore is gone: nobody can attach any more",
                 "restart its supervisor (--on-stop=keep keeps the messages in memory)",
             )
+        if alive:
+            yield from _permits(name, directory)
         free = directory.free_clients
         if free < layout.constant("CLIENTS") // 10:
             yield problem(
@@ -260,6 +266,30 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
         data_path = data_path_of(pid)
         if data_path is not None:
             yield from check_data_path(data_path, pid)
+
+
+def _permits(name: str, directory: DirectoryView) -> Iterator[Finding]:
+    """Compare the permits to attach with the table of clients, for longer than the supervisor
+    needs to set them right after a death."""
+    deadline = time.monotonic() + _PERMITS_RIGHT
+    while True:
+        try:
+            permits = shm.Permits(name)
+        except (OSError, ShmqError):  # this user may not open it, or it is gone: said elsewhere
+            return
+        missing = directory.free_clients - permits.free
+        permits.close()
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_PERMITS_LOOK)
+    yield problem(
+        "clients",
+        f"{abs(missing)} permits to attach are {'missing' if missing > 0 else 'too many'}, and the "
+        "supervisor does not set that right: a client was stopped while it attached or detached",
+        "end or continue stopped processes (state T in ps), or restart the supervisor",
+    )
 
 
 def _without_supervisor(

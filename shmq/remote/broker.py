@@ -102,7 +102,8 @@ class RemoteBroker:
             return True
 
     def close(self) -> None:
-        """Close the connections. Leases stay; a consumer is closed by itself. Idempotent."""
+        """Close the connections and the consumers: their `take` raises Gone, and messages that are
+        not answered go back. Leases stay. Idempotent."""
         self._connections.close()
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import socket
 import ssl
@@ -74,6 +75,7 @@ class Connection:
         OSError, Unauthorized, and ShmqError if the server does not know leases."""
         self.closed = False
         self.peer = str(address)
+        self._pid = os.getpid()
         self._held = bytearray()
         self._heartbeats = 0
         self._sock = address.connected(deadline)
@@ -336,12 +338,19 @@ class Connection:
         return document
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection; a forked child closes its descriptor. Idempotent."""
         self.closed = True
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        if self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
         with contextlib.suppress(OSError):
             self._sock.close()
+
+    def cut(self) -> None:
+        """End the connection and leave its descriptor to the thread that reads. No lock is needed:
+        below TLS this is one system call."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
 def is_heartbeat(data: memoryview) -> bool:

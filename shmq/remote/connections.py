@@ -7,8 +7,9 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from shmq.errors import Gone, ShmqError, Unreachable
 from shmq.remote.address import Address
@@ -27,6 +28,12 @@ _SHORTEST: Final = 2.0
 _IDLE: Final = 8
 
 
+class Attendant(Protocol):
+    """An object that ends with the connections, and has one of its own."""
+
+    def close(self, why: str) -> None: ...
+
+
 class Connections:
     """Connections to one gateway, made when they are needed. Any thread may use it; a forked child
     makes its own."""
@@ -40,9 +47,33 @@ class Connections:
         """Bytes that the body of a message may have."""
         self._attempt = max(timeout / _ATTEMPTS, min(timeout, _SHORTEST))
         self.closed = False
+        self._begin()
+
+    def _begin(self) -> None:
         self._idle: list[Connection] = []
+        self._attendants: weakref.WeakSet[Attendant] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._pid = os.getpid()
+
+    def _here(self) -> None:
+        """In a forked child: leave the parent its connections, and begin with none."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def check_open(self) -> None:
+        """Raise Gone after `close`."""
+        if self.closed:
+            raise Gone(self._why_closed())
+
+    def _why_closed(self) -> str:
+        return f"the connection to {self.address} was closed; connect again"
+
+    def attend(self, attendant: Attendant) -> None:
+        """Close it with the connections. Raises Gone if they are closed."""
+        self._here()
+        with self._lock:
+            self.check_open()
+            self._attendants.add(attendant)
 
     def deadline(self, more: float = 0.0) -> float:
         """When a request that begins now, and that the server may answer after `more` seconds, must
@@ -52,10 +83,8 @@ class Connections:
     def lent(self, deadline: float) -> Connection:
         """A connection for this thread; pass it to `returned`, or close it. Raises OSError,
         Unauthorized, ShmqError, and Gone after `close`."""
-        if self._pid != os.getpid():
-            self._pid, self._idle, self._lock = os.getpid(), [], threading.Lock()
-        if self.closed:
-            raise Gone(f"the connection to {self.address} was closed; connect again")
+        self._here()
+        self.check_open()
         while True:
             with self._lock:
                 found = self._idle.pop() if self._idle else None
@@ -137,6 +166,11 @@ class Connections:
         return self.again(once, f"{command} {'/'.join(words)}".rstrip(), more)
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
-        self.closed = True
+        """Close all connections, and what attends them. Idempotent."""
+        self._here()
+        with self._lock:
+            self.closed = True
+            attendants = list(self._attendants)
+        for attendant in attendants:
+            attendant.close(self._why_closed())
         self.drop_idle()

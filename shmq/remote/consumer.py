@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
+import weakref
 from collections.abc import Iterator
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from shmq.errors import Gone, NotInFlight, ShmqError
+from shmq.errors import Gone, NotInFlight
 from shmq.remote.subscription import Delivery, Subscription
-
-_LONG: Final = 1e9
 
 
 class RemoteMessage:
@@ -102,45 +98,32 @@ class RemoteConsumer:
     Up to `max_in_flight` messages are on their way or here at a time; their message timeout runs
     from when the broker sends them. A thread reads them and answers the broker's heartbeats. When
     the connection breaks it makes another; the messages that were not finished come again.
+
+    It ends when it is closed, when its RemoteBroker is closed, or when nothing refers to it and its
+    messages any more; messages that are not answered then go back. A forked child makes its own.
     """
 
     def __init__(self, subscription: Subscription, topic: str, channel: str) -> None:
         """subscription: not started."""
         self.topic = topic
         self.channel = channel
-        self.closed = False
-        self._arrived: deque[tuple[int, Delivery]] = deque()
-        self._changed = threading.Condition()
-        self._error: ShmqError | None = None
         self._subscription = subscription
-        subscription.start(self._deliver, self._failed)
+        self._finalize = weakref.finalize(self, subscription.let_go)
+        self._finalize.atexit = False
+        subscription.start()
 
-    # ---- called by the subscription's thread ----
-
-    def _deliver(self, of: int, deliveries: list[Delivery]) -> None:
-        with self._changed:
-            if self._arrived and self._arrived[-1][0] != of:
-                self._arrived.clear()  # of a connection that broke; they come again
-            self._arrived.extend((of, delivery) for delivery in deliveries)
-            # The broker has at most so many on their way here. Those before have timed out there,
-            # and come again.
-            while len(self._arrived) > self._subscription.most:
-                self._arrived.popleft()
-            self._error = None
-            self._changed.notify_all()
-
-    def _failed(self, error: ShmqError) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by itself or with its RemoteBroker."""
+        return self._subscription.closed
 
     # ---- for users ----
 
     def take(self, timeout: float | None = None) -> RemoteMessage | None:
         """The next message; None after `timeout` seconds (None: no limit; 0: do not wait).
 
-        Raises Gone once it is closed, Unreachable while no connection can be made, and the error
-        with which the broker refuses the subscription.
+        Raises Gone once it or its RemoteBroker is closed and in a forked child, Unreachable while
+        no connection can be made, and the error with which the broker refuses the subscription.
         """
         found = self.take_many(1, timeout)
         return found[0] if found else None
@@ -148,23 +131,14 @@ class RemoteConsumer:
     def take_many(self, n: int, timeout: float | None = None) -> RemoteMessages:
         """1 to n messages at once, as soon as there are any; none after the timeout. Raises as
         `take`."""
-        end = time.monotonic() + (_LONG if timeout is None else timeout)
-        with self._changed:
-            while True:
-                if self.closed:
-                    raise Gone(f"take from {self.topic}/{self.channel}: the consumer was closed")
-                while self._arrived and self._arrived[0][0] != self._subscription.number:
-                    self._arrived.popleft()
-                if self._arrived:
-                    count = min(n, len(self._arrived))
-                    taken = [self._arrived.popleft() for _ in range(count)]
-                    return RemoteMessages(RemoteMessage(self, *each) for each in taken)
-                if self._error is not None:
-                    raise self._error
-                left = end - time.monotonic()
-                if left <= 0:
-                    return RemoteMessages()
-                self._changed.wait(min(left, 3600))
+        subscription = self._subscription
+        if subscription.inherited:
+            raise Gone(
+                f"take from {self.topic}/{self.channel}: this consumer is the parent process's; "
+                "make one in each process"
+            )
+        taken = subscription.arrivals.take(n, timeout, subscription)
+        return RemoteMessages(RemoteMessage(self, *each) for each in taken)
 
     def messages(self) -> Iterator[RemoteMessage]:
         """Take one message after the other; ends when the consumer is closed."""
@@ -192,11 +166,8 @@ class RemoteConsumer:
 
     def close(self) -> None:
         """End the subscription: messages that are not answered go back. Idempotent."""
-        with self._changed:
-            self.closed = True
-            self._arrived.clear()
-            self._changed.notify_all()
-        self._subscription.close()
+        self._subscription.close(f"take from {self.topic}/{self.channel}: the consumer was closed")
+        self._finalize.detach()
 
     def __enter__(self) -> Self:
         return self

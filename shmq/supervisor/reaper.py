@@ -9,6 +9,9 @@ shows only that the thread which attached has ended, so `/proc` decides what els
   freed the lock.
 * Only that thread ended: the entry stays, and its pid is watched from now on.
 
+A client that died between its permit and its entry has no entry to be reaped by. So the reaper also
+compares the number of permits with the table.
+
 The reaper also watches a pidfd per client, as long as descriptors last. The pidfds alone would be
 too slow: one fires only when the process's address space is gone, about 160 ms per GiB.
 """
@@ -28,6 +31,7 @@ from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.deaths import How
 from shmq.layout import ClientState, lock_holder
 from shmq.procfs import Process, is_running, program_name
+from shmq.shm import Permits
 from shmq.supervisor import rlimits
 from shmq.supervisor.death_log import DeathLog
 from shmq.supervisor.loops import Bell
@@ -57,14 +61,21 @@ class _Watched:
 
 
 class Reaper:
-    """The loop that reaps clients. `freed` is called after each client entry that becomes free."""
+    """The loop that reaps clients, and keeps the number of their permits right."""
 
     def __init__(
-        self, broker: Broker, registry: Registry, deaths: DeathLog, freed: Callable[[], None]
+        self,
+        broker: Broker,
+        registry: Registry,
+        deaths: DeathLog,
+        permits: Permits,
+        freed: Callable[[], None],
     ) -> None:
+        """freed: called after each client entry that becomes free."""
         self._broker = broker
         self._deaths = deaths
         self._directory = registry.directory
+        self._permits = permits
         self._freed = freed
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._by_fd: dict[int, _Watched] = {}
@@ -84,8 +95,9 @@ class Reaper:
             while not bell.check():
                 now = time.monotonic()
                 if now >= next_look:
-                    next_look = now + _LOOK_EVERY
                     self._look()
+                    mended = self._permits.mend(lambda: self._directory.free_clients)
+                    next_look = now + (_LOOK_EVERY if mended else _SCAN_EVERY)
                 free = self._broker.reap_scan(
                     self._epoll.fileno(), int(_SCAN_EVERY * 1e9), int(next_look * 1e9)
                 )
@@ -214,6 +226,7 @@ class Reaper:
         _log.info("client %d (%s) %s; %d messages returned", client, title, how, returned)
         program = watched.program_name if watched is not None else ""
         self._deaths.record(client, generation, program, returned)
+        self._permits.give()
         self._freed()
 
 

@@ -199,7 +199,10 @@ class Supervisor:
             "scanner", Scanner(self._broker, self._registry, options, self._is_broken).run
         )
         deaths = self._deaths
-        loops.add("reaper", Reaper(self._broker, self._registry, deaths, self._client_reaped).run)
+        reaper = Reaper(
+            self._broker, self._registry, deaths, self._permits, self._request_bell.ring
+        )
+        loops.add("reaper", reaper.run)
         if self._chronicle is not None:
             loops.add("historian", Historian(self._registry, self._chronicle).run)
         loops.add("results keeper", self._results.run)
@@ -324,10 +327,6 @@ class Supervisor:
                 ):
                     _log.info("the process that started this instance has ended; stopping")
                     return
-
-    def _client_reaped(self) -> None:
-        self._permits.give()
-        self._request_bell.ring()
 
     def _is_broken(self, index: int) -> None:
         self._request_server.broken.append(index)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.fake_segments import FakeDirectory, FakeQueue
+from support.processes import WATCHDOG
 
+import shmq
 from shmq import procfs, shm
 from shmq.diagnostics import host, instance_checks, instances, removal
 from shmq.diagnostics.container import check_container, memory_limit
@@ -363,3 +365,23 @@ def test_a_memory_limit_below_the_shared_memory_is_a_problem(
     assert memory_limit(tmp_path) == (4096, str(limit))
     limit.write_text(f"{2**59}\n")
     assert levels(list(check_container(tmp_path))) == {"ok"}
+
+
+def test_permits_that_the_supervisor_cannot_set_right(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permits = shm.Permits(broker.instance)
+    path = shm.semaphore_path_of(shm.attach_semaphore_name(broker.instance))
+
+    def found() -> list[str]:
+        findings = instance_checks.check_instance(broker.instance)
+        return [each.text for each in findings if "permits" in each.text]
+
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as a client that was stopped amid its attach
+        permits.take()
+        monkeypatch.setattr(instance_checks, "_PERMITS_RIGHT", 0.0)
+        assert ["1 permits to attach are missing" in text for text in found()] == [True]
+    monkeypatch.setattr(instance_checks, "_PERMITS_RIGHT", WATCHDOG)
+    assert not found()
+    permits.close()

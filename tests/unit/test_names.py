@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -198,3 +199,35 @@ def test_the_attach_semaphore_counts_free_client_entries(instance: str) -> None:
     assert permits.free == 1
     other.close()
     assert Permits.create(instance, 7, 0o600).free == 7
+
+
+def test_permits_are_those_of_the_free_entries_unless_somebody_moves(instance: str) -> None:
+    permits = Permits.create(instance, 5, 0o600)
+    other = Permits(instance)
+    other.take()  # and dies
+    with other.moving(), other.moving():
+        assert not permits.mend(lambda: 5)  # it may be that one's
+        assert permits.free == 4
+    assert permits.mend(lambda: 5)
+    assert permits.free == 5
+    other.give()  # as one too many
+    assert permits.mend(lambda: 5)
+    assert permits.free == 5
+    for each in (permits, other):
+        each.close()
+
+
+def test_a_lock_that_nobody_releases_keeps_nobody_from_attaching(instance: str) -> None:
+    permits = Permits.create(instance, 5, 0o600)
+    path = shm.semaphore_path_of(shm.attach_semaphore_name(instance))
+    with open(path, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with permits.moving():
+            permits.take()
+        assert permits.free == 4
+        assert not permits.mend(lambda: 5)
+    assert permits.mend(lambda: 5)
+    os.unlink(path)
+    with permits.moving():  # the instance was removed
+        permits.give()
+    permits.close()
