@@ -84,6 +84,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             "lease_holder_again",
             "lease_holder_for",
             "lease_holder_known",
+            "lease_owner",
             "max_msg_size",
             "native",
             "owned",

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmq import _native
+from shmq import _native, procfs
 from shmq.client.arguments import number
 from shmq.client.lease import Elsewhere, LeasedBatch, LeaseHolder, read_lease
 from shmq.errors import LeaseFenced, LeaseLost
 from shmq.finder import Finder
+from shmq.layout import text
 from shmq.leased import READ_BYTES, READ_ROWS, proof_of
 from shmq.names import check_name
 from shmq.option_types import to_ns
 
 if TYPE_CHECKING:
     from shmq.client.disk import Files
+    from shmq.peek import LeaseEntry
     from shmq.sources import NativeSource
+
+
+@dataclass(frozen=True)
+class LeaseOwner:
+    """The owner of a name of leases. process: it as `PID-START`; None if it does not live.
+    proof: `proof_of` its secret; (0, 0): none. leases: those that are open."""
+
+    process: str | None
+    proof: tuple[int, int]
+    leases: tuple[LeaseEntry, ...]
 
 
 class Lessor(Finder):
@@ -102,6 +115,24 @@ class Lessor(Finder):
         native, queue, serial = self._existing_queue(topic, channel)
         files = functools.partial(self._files, queue, serial)
         return read_lease(native, queue, serial, lease, part, files, rows, max_bytes, properties)
+
+    def lease_owner(self, topic: str, channel: str, name: str) -> LeaseOwner | None:
+        """The owner of a name of leases, looked at without a lock, for the rest of the package;
+        None if there never was one. Raises Gone if there is no such channel."""
+        from shmq.peek import open_leases  # needs numpy
+
+        _, queue, serial = self._existing_queue(topic, channel)
+        view = self.views().queue_at(queue, serial)
+        for row in view.lease_holders.copy():
+            if int(row["state"]) and text(row["name"]) == name:
+                break
+        else:
+            return None
+        pid = int(row["pid"])
+        lives = int(row["client"]) and procfs.start_time(pid) == int(row["start_time"])
+        leases = tuple(entry for entry in open_leases(view) if entry.holder == name)
+        proof = int(row["proof"][0]), int(row["proof"][1])
+        return LeaseOwner(f"{pid}-{int(row['start_time'])}" if lives else None, proof, leases)
 
     def lease_holder_again(
         self,

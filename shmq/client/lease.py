@@ -102,7 +102,7 @@ class LeaseHolder(metaclass=Shown):
     deleted or the broker closed or stopped.
     """
 
-    _internal = frozenset({"adopt", "leave", "reopened"})
+    _internal = frozenset({"adopt", "leave", "place", "reopened"})
 
     def __init__(
         self,
@@ -174,6 +174,12 @@ class LeaseHolder(metaclass=Shown):
         this holder from every other of the channel, and whoever knows them is this holder: they
         are a secret."""
         return self._holder[2], self._holder[3]
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """(queue, serial, index, incarnation), for `lease_holder_again` in another process of the
+        rest of the package; as much a secret as `incarnation`."""
+        return self._holder
 
     def adopt(self) -> None:
         """Have the holder live as long as this process, for the rest of the package. A sign of

@@ -19,6 +19,7 @@ from shmq.spark.fleet import Fleet
 from shmq.spark.hosts import Host, HostAway
 from shmq.spark.options import Settings
 from shmq.spark.reading import LeasePart, lease_holder_name, parts_for, read_part
+from shmq.spark.reads import Application, Reads
 from shmq.spark.workers import exempt_modules
 
 _log = logging.getLogger(__name__)
@@ -156,11 +157,18 @@ class ManyReader(DataSourceReader):
     def partitions(self) -> list[Group]:
         """The parts of the open leases of this DataFrame, or of leases that are taken now."""
         exempt_modules()
-        fleet = Fleet(self._settings)
+        settings = self._settings
+        name = lease_holder_name(settings)
+        fleet = Fleet(settings)
         try:
-            found = fleet.until(lambda: self._leases(fleet))
-            most = groups_for(self._settings, (lease for _, _, lease in found))
-            return grouped(self._settings, most, found)
+            with Reads(None, settings.topic, settings.channel, name).locked() as reads:
+                found = fleet.until(lambda: self._leases(fleet, name))
+                leases: dict[str, tuple[str, list[int]]] = {}
+                for host, identity, lease in found:
+                    leases.setdefault(host.identity, (identity, []))[1].append(lease.id)
+                reads.note(Application.mine(), leases)
+            most = groups_for(settings, (lease for _, _, lease in found))
+            return grouped(settings, most, found)
         finally:
             fleet.close()  # the planning process ends soon; `grace` keeps the leases open
 
@@ -168,8 +176,7 @@ class ManyReader(DataSourceReader):
         """Yield the rows of one partition. Called in a task."""
         return read_group(partition)
 
-    def _leases(self, fleet: Fleet) -> list[tuple[Host, str, Lease]]:
-        name = lease_holder_name(self._settings)
+    def _leases(self, fleet: Fleet, name: str) -> list[tuple[Host, str, Lease]]:
         hosts = fleet.live({})
         held = fleet.each(hosts, lambda host: host.chain.adopt(name).leases())
         if not any(held.values()):

@@ -15,16 +15,8 @@ from shmq.leased import checked_secret
 from shmq.names import check_instance, check_name
 from shmq.remote.address import Address
 
-#: The columns that a row may have, with their types, and those it has by default.
-COLUMNS: Final = {
-    "id": "bigint",
-    "timestamp": "timestamp",
-    "attempts": "int",
-    "body": "binary",
-    "topic": "string",
-    "channel": "string",
-    "properties": "map<string, binary>",
-}
+#: The columns that a row may have, and those it has by default.
+COLUMNS: Final = ("id", "timestamp", "attempts", "body", "topic", "channel", "properties")
 _DEFAULT_COLUMNS: Final = "id,timestamp,attempts,body"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -14,8 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 import shmq
 from shmq.client import LeasedBatch
 from shmq.client.message import arrow_properties
-from shmq.errors import Gone, LeaseLost, NotRunning
+from shmq.errors import Gone, LeaseFenced, LeaseLost, NotRunning, ShmqError
+from shmq.spark import staging
 from shmq.spark.options import Settings
+from shmq.spark.reads import Application, Read, Reads, gone, this_process
 from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ _BYTES: Final = 2 << 20
 
 _brokers: dict[tuple[str, str | None], shmq.Broker] = {}
 _lock = threading.Lock()
+#: The holders of what this process has planned last, by name.
+_planned: dict[str, shmq.LeaseHolder] = {}
 
 
 def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> shmq.Broker:
@@ -152,27 +158,15 @@ class ShmqReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[LeasePart]:
-        """The parts of the open leases of this DataFrame, or of a lease that is taken now."""
+        """The parts of the open leases of this DataFrame, or of a lease that is taken now. Raises
+        LeaseFenced if the name is another application's, or a streaming query's."""
         exempt_modules()
         settings = self._settings
         broker = attached(settings.instance, settings.owner)
-        ttl = settings.leaseTtl
-        holder = broker.lease_holder(
-            settings.topic, settings.channel, lease_holder_name(settings), ttl=ttl, grace=ttl
-        )
-        try:
-            leases = holder.leases()
-            if not leases:
-                waiting = broker.channel_depth(settings.topic, settings.channel)
-                lease = holder.lease(
-                    settings.maxMessagesPerTrigger,
-                    settings.maxBytesPerTrigger,
-                    parts_for(settings, waiting),
-                )
-                leases = [] if lease is None else [lease]
-            identity = broker.channel_identity(settings.topic, settings.channel)
-        finally:
-            holder.close()  # the planning process ends soon; `grace` keeps the leases open
+        name = lease_holder_name(settings)
+        reads = Reads(settings.instance, settings.topic, settings.channel, name)
+        with reads.locked():
+            identity, leases = self._leases(broker, name, reads)
         return [
             LeasePart(
                 settings.instance,
@@ -188,75 +182,250 @@ class ShmqReader(DataSourceReader):
             for part in range(lease.parts)
         ]
 
+    def _leases(self, broker: Any, name: str, reads: Reads) -> tuple[str, Sequence[_Split]]:
+        """The identity of the channel, and the leases that this application reads under the name:
+        those that it has, else those that a dead one left, else a new one."""
+        settings, application = self._settings, Application.mine()
+        broker.create_channel(settings.topic, settings.channel)
+        identity: str = broker.channel_identity(settings.topic, settings.channel)
+        owner = broker.lease_owner(settings.topic, settings.channel, name)
+        before = reads.of(application)
+        if owner is not None:
+            _check_owner(settings, name, owner, before)
+            known = before.leases.get(broker.identity) if before is not None else None
+            if owner.process and owner.leases and known == (identity, _ids(owner.leases)):
+                return identity, owner.leases
+        ttl = settings.leaseTtl
+        # it is kept alive here until the keeper does, which may take long to start
+        holder = broker.lease_holder(
+            settings.topic, settings.channel, name, ttl=ttl, grace=ttl, keepalive=True
+        )
+        leases = holder.leases()
+        if not leases:
+            waiting = broker.channel_depth(settings.topic, settings.channel)
+            lease = holder.lease(
+                settings.maxMessagesPerTrigger,
+                settings.maxBytesPerTrigger,
+                parts_for(settings, waiting),
+            )
+            leases = [] if lease is None else [lease]
+        read = reads.note(application, {broker.identity: (identity, _ids(leases))})
+        if not leases:
+            holder.close()
+            return identity, leases
+        for what, other in list(_planned.items()):
+            if not _has_leases(other):
+                other.close()
+                del _planned[what]
+        _planned[reads.what] = holder
+        keeper = keeping(settings, holder, staging.application())
+        read.keepers = [this_process(), keeper]  # the holder is this process's until it is adopted
+        reads.store(read)
+        return identity, leases
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition. Called in a task. Without a lease there is no partition,
         and Spark passes one of its own, which has no rows."""
         return read_part(partition) if isinstance(partition, LeasePart) else iter(())
 
 
+def _has_leases(holder: shmq.LeaseHolder) -> bool:
+    try:
+        return bool(holder.leases())
+    except ShmqError:
+        return False
+
+
+class _Split(Protocol):
+    """A lease: its id, and the number of its parts."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def parts(self) -> int: ...
+
+
+def _ids(leases: Iterable[_Split]) -> list[int]:
+    return [lease.id for lease in leases]
+
+
+def _check_owner(settings: Settings, name: str, owner: Any, before: Read | None) -> None:
+    """Raises LeaseFenced if a read would take leases from another query that needs them."""
+    mine = before is not None and owner.process in before.keepers
+    if owner.process is not None and not mine:
+        raise LeaseFenced(
+            f"read {settings.where} under {name!r}: process {owner.process.split('-')[0]} leases "
+            "under this name, for another application or a streaming query, and lives: give each "
+            "of them a consumer of its own"
+        )
+    planned = [lease for lease in owner.leases if lease.replays]
+    if planned:
+        raise LeaseFenced(
+            f"read {settings.where} under {name!r}: the checkpoint of a streaming query names "
+            f"lease {planned[0].id} of this name: give this read a consumer of its own"
+        )
+
+
+def keeping(settings: Settings, holder: Any, process: str) -> str:
+    """Start the keeper of a holder's leases. Returns it as `PID-START`."""
+    from shmq.spark import keeper
+
+    return keeper.start(settings.instance, settings.owner, holder, settings.leaseTtl, process)
+
+
 def finish_lease(
-    instance: str | None,
-    topic: str,
-    channel: str,
-    consumer: str,
+    read: Any,
+    topic: str | None = None,
+    channel: str | None = None,
+    consumer: str | None = None,
     owner: str | None = None,
     **many: str,
 ) -> int:
-    """Finish the messages that a batch read with this option `consumer` holds. Returns their
-    number. Raises the errors of `shmq.attach`, and LeaseLost if the lease has ended.
+    """Finish the messages that a batch read has read, and nothing else. Returns their number; 0 if
+    it read none, or if they were finished before.
+
+        shmq.spark.finish_lease(df)
+        shmq.spark.finish_lease(instance, topic, channel, consumer)
+
+    read: the DataFrame as `load()` gave it, or one of its columns is enough; or the instance's
+    name, and then the read's options topic, channel and consumer. In another program than the one
+    that read, this works when that one has ended.
 
     many: the options `instances` or `lookupd`, if the batch was read with one, and `hostTimeout`;
-    then instance is None. If an instance does not answer, the messages of the others are finished
-    all the same, and HostAway is raised.
+    then `read` is the DataFrame or None. If an instance does not answer, the messages of the others
+    are finished all the same, and HostAway is raised.
+
+    Raises LeaseLost if the messages went back to the channel meanwhile: what was written comes
+    again. Raises LeaseFenced if another application, which lives, has read under this name, and
+    the errors of `shmq.attach`.
     """
-    return _end(Ending(instance, topic, channel, consumer, owner, True), many)
+    return _end(read, topic, channel, consumer, owner, True, many)
 
 
 def return_lease(
-    instance: str | None,
-    topic: str,
-    channel: str,
-    consumer: str,
+    read: Any,
+    topic: str | None = None,
+    channel: str | None = None,
+    consumer: str | None = None,
     owner: str | None = None,
     **many: str,
 ) -> int:
-    """Return the messages that a batch read with this option `consumer` holds to the head of the
-    channel. Returns their number. The arguments and errors are those of `finish_lease`."""
-    return _end(Ending(instance, topic, channel, consumer, owner, False), many)
+    """Return the messages that a batch read has read, and nothing else, to the head of the channel.
+    Returns their number. The arguments and errors are those of `finish_lease`."""
+    return _end(read, topic, channel, consumer, owner, False, many)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ending:
-    """The end of the leases of a batch read. done: they are finished, else returned."""
+    """The end of what a batch read has read. done: it is finished, else returned."""
 
-    instance: str | None
     topic: str
     channel: str
-    consumer: str
-    owner: str | None
+    name: str
+    read: Read
+    what: str
     done: bool
 
     def at(self, broker: Any) -> int:
-        """End them on one instance. Returns the number of messages."""
-        with broker.lease_holder(self.topic, self.channel, self.consumer) as holder:
-            ids = [lease.id for lease in holder.leases()]
+        """End it on one instance. Returns the number of messages. Raises LeaseLost."""
+        identity, ids = self.read.leases.get(broker.identity, ("", []))
+        if not ids:
+            return 0
+        if broker.channel_identity(self.topic, self.channel) != identity:
+            raise gone(self.what, ids[-1])
+        if isinstance(broker, shmq.Broker):
+            count = sum(self._end(broker, lease) for lease in reversed(ids))
+        else:
+            count = self._at_remote(broker, ids)
+        self.read.leases[broker.identity] = (identity, [])
+        return count
+
+    def _end(self, broker: shmq.Broker, lease: int) -> int:
+        owner = broker.lease_owner(self.topic, self.channel, self.name)
+        if owner is None or lease not in _ids(owner.leases):
+            raise gone(self.what, lease)
+        end = broker.finish_lease if self.done else broker.return_lease
+        try:
+            return end(self.topic, self.channel, lease)
+        except LeaseLost:
+            raise gone(self.what, lease) from None
+
+    def _at_remote(self, broker: Any, ids: list[int]) -> int:
+        with broker.lease_holder(self.topic, self.channel, self.name) as holder:
+            there = {lease.id for lease in holder.leases()}
+            lost = [lease for lease in ids if lease not in there]
+            if lost:
+                raise gone(self.what, lost[-1])
             if self.done:
-                return holder.finish_lease(ids[-1]) if ids else 0
+                return int(holder.finish_lease(ids[-1]))
             return sum(holder.return_lease(lease) for lease in reversed(ids))
 
 
-def _end(ending: Ending, many: dict[str, str]) -> int:
-    if not many:
-        if ending.instance is None:
-            raise ValueError("instance must be a name, unless instances or lookupd are given")
-        return ending.at(attached(ending.instance, ending.owner))
+def _end(
+    source: Any,
+    topic: str | None,
+    channel: str | None,
+    consumer: str | None,
+    owner: str | None,
+    done: bool,
+    many: dict[str, str],
+) -> int:
+    names: dict[str, Any] = {"topic": topic, "channel": channel, "consumer": consumer}
+    if source is None or isinstance(source, str):
+        names |= {"instance": None if many else source}
+    else:
+        names = names_in(source)
+        many = {**names.pop("many"), **many}
+    missing = [name for name in ("topic", "channel", "consumer") if names[name] is None]
+    if missing:
+        raise TypeError(f"finish_lease and return_lease need {', '.join(missing)}, or a DataFrame")
+    instance = names["instance"]
+    if instance is None and not many:
+        raise ValueError("instance must be a name, unless instances or lookupd are given")
+    topic, channel, name = str(names["topic"]), str(names["channel"]), str(names["consumer"])
+    reads = Reads(instance, topic, channel, name)
+    with reads.locked():
+        read = reads.mine()
+        if read is None:
+            return _unknown(instance, topic, channel, name, owner)
+        ending = Ending(topic, channel, name, read, reads.what, done)
+        try:
+            if many:
+                count = _end_many(ending, many, owner)
+            else:
+                count = ending.at(attached(instance, owner))
+            for _, left in read.leases.values():
+                if left:  # in memory that is gone
+                    raise gone(reads.what, left[-1])
+            return count
+        finally:
+            reads.store(read)
+
+
+def _unknown(instance: str | None, topic: str, channel: str, name: str, owner: str | None) -> int:
+    """The end of what no read on this host has read: there is nothing. Raises LeaseLost if leases
+    of this name are open, because it is not known who needs them."""
+    held = None
+    if instance is not None:
+        with contextlib.suppress(Gone):
+            held = attached(instance, owner).lease_owner(topic, channel, name)
+    if held is None or not held.leases:
+        return 0
+    lease = held.leases[-1].id
+    raise LeaseLost(
+        f"no batch read of this user on this host has read lease {lease} of {topic}/{channel} "
+        f"under {name!r}. Look at it with `shmq lease ls --instance {instance}`, and end it with "
+        f"`shmq lease finish --instance {instance} {topic} {channel} {lease}` or `lease return`"
+    )
+
+
+def _end_many(ending: Ending, many: dict[str, str], owner: str | None) -> int:
     from shmq.spark.fleet import Fleet
 
     given = {"topic": ending.topic, "channel": ending.channel, **many}
-    if ending.instance is not None:
-        given["instance"] = ending.instance
-    if ending.owner is not None:
-        given["owner"] = ending.owner
+    if owner is not None:
+        given["owner"] = owner
     fleet = Fleet(Settings(given))
     try:
         return fleet.end(ending.at)
@@ -264,9 +433,45 @@ def _end(ending: Ending, many: dict[str, str]) -> int:
         fleet.close()
 
 
+#: The name in a column's metadata of what `names_in` finds.
+MARK: Final = "shmq"
+
+
+def names_of(settings: Settings) -> str:
+    """The metadata of a read's columns, with which `finish_lease(df)` finds it."""
+    where = {
+        "instances": ",".join(settings.instances or ()),
+        "lookupd": ",".join(settings.lookupd or ()),
+    }
+    return json.dumps(
+        {
+            "instance": None if settings.many else settings.instance,
+            "topic": settings.topic,
+            "channel": settings.channel,
+            "consumer": lease_holder_name(settings),
+            "many": {name: value for name, value in where.items() if value},
+        }
+    )
+
+
+def names_in(rows: Any) -> dict[str, Any]:
+    """The names of a read, which its columns have in their metadata. Raises ValueError if there is
+    none, or more than one."""
+    found = {field.metadata[MARK] for field in rows.schema.fields if MARK in field.metadata}
+    if len(found) != 1:
+        raise ValueError(
+            f"the columns of this DataFrame come from {len(found)} batch reads of shmq, and must "
+            "come from one: give the DataFrame that load() returned, or its names (instance, "
+            "topic, channel, consumer)"
+        )
+    names: dict[str, Any] = json.loads(found.pop())
+    return names
+
+
 def forget_in_child() -> None:
     """Forget the parent's attachments: a forked worker attaches for itself."""
     _brokers.clear()
+    _planned.clear()
 
 
 os.register_at_fork(after_in_child=forget_in_child)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from shmq.spark.options import COLUMNS, Settings, table
+from shmq.spark.options import Settings, table
 from shmq.spark.versions import STREAM, NoPySpark, need
 from shmq.spark.workers import exempt_modules
+
+_TYPES: Final[dict[str, DataType]] = {
+    "id": LongType(),
+    "timestamp": TimestampType(),
+    "attempts": IntegerType(),
+    "body": BinaryType(),
+    "topic": StringType(),
+    "channel": StringType(),
+    "properties": MapType(StringType(), BinaryType()),
+}
 
 
 class ShmqDataSource(DataSource):
@@ -29,12 +50,12 @@ class ShmqDataSource(DataSource):
     The messages that a channel holds now, as a batch, which is finished when it is processed:
 
         df = (spark.read.format("shmq").option("instance", "jobs").option("topic", "clicks")
-            .option("channel", "report").option("consumer", "once").load())
+            .option("channel", "report").load())
         df.write.parquet(path)
-        shmq.spark.finish_lease("jobs", "clicks", "report", "once")
+        shmq.spark.finish_lease(df)
 
     With .option("instances", "a:4150,b:4150") in place of `instance` both read the channels of many
-    hosts, over TCP, and `finish_lease(None, ..., instances="a:4150,b:4150")` finishes the batch.
+    hosts, over TCP.
 
     Rows have id bigint (`format(id, '016x')` is Message.id), timestamp (of the publish), attempts
     int and body binary. The option `columns` chooses other columns, also topic, channel and
@@ -51,9 +72,15 @@ class ShmqDataSource(DataSource):
         """The name that `format(...)` takes."""
         return "shmq"
 
-    def schema(self) -> str:
-        """The schema of the rows that are read, in Spark's DDL."""
-        return ", ".join(f"{name} {COLUMNS[name]}" for name in self._settings.columns)
+    def schema(self) -> StructType:
+        """The schema of the rows that are read. The metadata of a column say which read it is of,
+        for `shmq.spark.finish_lease`."""
+        from shmq.spark.reading import MARK, names_of
+
+        metadata = {MARK: names_of(self._settings)}
+        return StructType(
+            [StructField(name, _TYPES[name], True, metadata) for name in self._settings.columns]
+        )
 
     def reader(self, schema: Any) -> Any:
         """The reader of a batch query."""

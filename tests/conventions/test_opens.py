@@ -62,6 +62,7 @@ ALLOWED = {
     "shmq/queues/hold.py:Hold.__del__": _CHECKED,
     "shmq/shm.py:create_segment": "a new file (O_EXCL)",
     "shmq/spark/sessions.py:_wrapped": _PRIVATE,
+    "shmq/spark/reads.py:Reads.store": _CHECKED,
     "shmq/spark/staging.py:_decide": _CHECKED,
     "shmq/staging_place.py:forget_staged": _DIRECTORY,
     "shmq/storage/data_files.py:DataFiles.cut": "`own_files.truncate`",

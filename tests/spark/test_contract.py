@@ -4,12 +4,18 @@ in (it stops, dies, repeats): no JVM, so milliseconds each."""
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
 import subprocess
+import time
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.processes import eventually
 
 import shmq
 from shmq import LeaseFenced, LeaseLost, procfs
@@ -267,6 +273,136 @@ def test_a_batch_read_sees_the_same_until_it_is_finished(broker: shmq.Broker) ->
     assert taken(broker) == [(bodies[4], 1), (bodies[5], 1)]
 
 
+def batch(broker: shmq.Broker, **options: object) -> ShmqReader:
+    """A batch read as Spark makes one of a DataFrame, in a process of its own."""
+    given = {"instance": broker.instance, "topic": "t", "channel": "c", "minPartitionRows": "1"}
+    given |= {name: str(value) for name, value in options.items()}
+    made: ShmqReader = pickle.loads(pickle.dumps(ShmqDataSource(given).reader(None)))
+    return made
+
+
+def rows_of(reader: ShmqReader) -> list[bytes]:
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+
+def test_what_a_read_did_not_read_is_not_finished(broker: shmq.Broker) -> None:
+    """Its lease has ended, and the name has another one."""
+    bodies = publish(broker, 0, 3)
+    assert rows_of(batch(broker, consumer="once")) == bodies
+    (lease,) = broker.lease_owner("t", "c", "once").leases
+    broker.return_lease("t", "c", lease.id)  # its time was over
+    with broker.lease_holder("t", "c", "once") as other:
+        assert other.lease(10).count == 3
+        for end in (finish_lease, return_lease):
+            with pytest.raises(LeaseLost, match=f"lease {lease.id} .* comes twice"):
+                end(broker.instance, "t", "c", "once")
+        assert broker.channel_stats("t", "c").leased == 3
+    with pytest.raises(LeaseLost, match=f"lease {lease.id}"):
+        finish_lease(broker.instance, "t", "c", "once")
+
+
+def test_a_lease_that_nobody_here_has_read_is_not_finished(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    assert finish_lease(broker.instance, "t", "c", "far") == 0
+    with broker.lease_holder("t", "c", "far") as holder:
+        lease = holder.lease(10)
+        with pytest.raises(LeaseLost, match=f"shmq lease finish --instance .* t c {lease.id}"):
+            finish_lease(broker.instance, "t", "c", "far")
+        assert holder.finish_lease(lease.id) == 3
+
+
+def test_a_read_is_found_by_its_columns(broker: shmq.Broker) -> None:
+    bodies = publish(broker, 0, 3)
+    source = ShmqDataSource({"instance": broker.instance, "topic": "t", "channel": "c"})
+    frame = SimpleNamespace(schema=source.schema())
+    assert rows_of(source.reader(None)) == bodies
+    assert return_lease(frame) == 3
+    assert rows_of(source.reader(None)) == bodies
+    assert finish_lease(frame) == 3
+    assert finish_lease(frame) == 0
+    other = ShmqDataSource({"instance": broker.instance, "topic": "t", "channel": "c"})
+    fields = [*source.schema().fields, *other.schema().fields]
+    with pytest.raises(ValueError, match="2 batch reads"):
+        finish_lease(SimpleNamespace(schema=SimpleNamespace(fields=fields)))
+
+
+def test_a_restart_of_the_broker_is_told_to_who_finishes(
+    broker: shmq.Broker, data_path: Path
+) -> None:
+    publish(broker, 0, 3)
+    assert len(rows_of(batch(broker, consumer="once"))) == 3
+    broker.close()
+    with shmq.Broker(data_path, broker.instance) as again:
+        with pytest.raises(LeaseLost, match="its instance was stopped"):
+            finish_lease(broker.instance, "t", "c", "once")
+        assert again.channel_depth("t", "c") == 3
+
+
+def test_readers_that_plan_at_once_read_one_lease(broker: shmq.Broker) -> None:
+    """Both sides of a join are planned in processes of their own."""
+    bodies = publish(broker, 0, 100)
+    context = multiprocessing.get_context("fork")
+
+    def plan(name: str, go: Any, out: Any) -> None:
+        reader = batch(broker, consumer=name)
+        go.wait()
+        out.put(rows_of(reader))
+        out.close()
+
+    for number in range(5):
+        go, out = context.Barrier(3), context.Queue()
+        planners = [context.Process(target=plan, args=(f"x{number}", go, out)) for _ in range(3)]
+        for each in planners:
+            each.start()
+        assert [out.get() for _ in planners] == [bodies] * 3
+        for each in planners:
+            each.join()
+        assert return_lease(broker.instance, "t", "c", f"x{number}") == 100
+
+
+def test_a_lease_lives_as_long_as_the_application(broker: shmq.Broker) -> None:
+    """Its ttl is over many times, and the process that planned it has ended."""
+    bodies = publish(broker, 0, 3)
+    application = subprocess.Popen(["sleep", "1000"])
+    context = multiprocessing.get_context("fork")
+
+    def plan() -> None:
+        name = f"{application.pid}-{procfs.start_time(application.pid)}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging, "application", lambda: name)
+            assert rows_of(batch(broker, consumer="once", leaseTtl="6s")) == bodies
+            me = f"{os.getpid()}-{procfs.start_time(os.getpid())}"
+            eventually(lambda: broker.lease_owner("t", "c", "once").process != me)
+
+    planner = context.Process(target=plan)
+    planner.start()
+    planner.join()
+    assert planner.exitcode == 0
+    (kept,) = broker.lease_owner("t", "c", "once").leases
+    over = time.monotonic() + 7
+    eventually(lambda: time.monotonic() > over)
+    assert [lease.id for lease in broker.lease_owner("t", "c", "once").leases] == [kept.id]
+    assert broker.channel_stats("t", "c").leased == 3
+    application.kill()
+    application.wait()
+    eventually(lambda: broker.channel_stats("t", "c").leased == 0)
+
+
+def test_a_read_under_the_name_of_a_stream_is_refused(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    with pytest.raises(LeaseFenced, match=f"process {os.getpid()} leases under this name"):
+        batch(broker, consumer="q").partitions()
+    query.read(start, end)
+    query.reader.stop()
+    with pytest.raises(LeaseFenced, match="the checkpoint of a streaming query names"):
+        batch(broker, consumer="q").partitions()
+    assert Query(broker).read(start, end) == [b"000", b"001", b"002"]
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -433,7 +569,7 @@ def test_a_version_below_the_last_is_an_error_and_not_a_loss(broker: shmq.Broker
     late = writer(broker, txnAppId="report", txnVersion=0)  # the checkpoint was deleted
     rows = late.write(iter([batch_of(b"new")]))
     with pytest.raises(
-        shmq.ShmqError, match="1 rows .* as version 0 of 'report'.*another txnAppId"
+        shmq.ShmqError, match=r"1 rows .* as version 0 of 'report'.*another txnAppId"
     ):
         late.commit([rows])
     late.abort([None])

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,31 @@ def test_a_batch_is_read_more_than_once_and_then_finished(spark: Any, topics: sh
     assert sorted(bytes(row.body) for row in rows.select("body").collect()) == numbered(1000)
     assert shmq.spark.finish_lease(topics.instance, "t", "c", "once") == 1000
     assert topics.channel_stats("t", "c").leased == 0
+
+
+def test_a_batch_without_a_name_joins_itself_and_is_finished(
+    spark: Any, topics: shmq.Broker, tmp_path: Path
+) -> None:
+    """Both sides of the join are planned at once, as its first use. The lease outlives its ttl and
+    the processes that planned it."""
+    topics.producer("t").publish_many(numbered(1000))
+    given = {"instance": topics.instance, "topic": "t", "channel": "c", "leaseTtl": "9s"}
+    rows = spark.read.format("shmq").options(**given, minPartitionRows="10").load()
+    assert rows.alias("a").join(rows.alias("b"), "id").count() == 1000
+    topics.producer("t").publish_many(numbered(10, 1000))
+    ends = time.monotonic() + 12
+    eventually(lambda: time.monotonic() > ends)
+    rows.write.parquet(str(tmp_path / "written"))
+    written = spark.read.parquet(str(tmp_path / "written"))
+    assert sorted(bytes(row.body) for row in written.collect()) == numbered(1000)
+    assert shmq.spark.finish_lease(rows) == 1000
+    assert shmq.spark.finish_lease(rows) == 0
+    assert topics.channel_stats("t", "c").depth == 10
+    eventually(lambda: topics.lease_owner("t", "c", _holder(rows)).process is None)
+
+
+def _holder(rows: Any) -> str:
+    return str(json.loads(rows.schema["id"].metadata["shmq"])["consumer"])
 
 
 @pytest.mark.parametrize("why", ["empty", "leased by another", "finished by the first run"])

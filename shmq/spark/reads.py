@@ -1,0 +1,190 @@
+"""The leases that batch reads on this host have read, so that these are ended and no others.
+
+A name of leases says whose they are, but not which DataFrame has read which of them: a lease that
+ran out is the next reader's. So who plans a read writes down, for its application, the leases that
+the rows come from; `finish_lease` ends these and no others. The file is in a directory of this
+user in /dev/shm, and lives as long as what it names. A lock of the name has one process at a time
+plan under it, so both sides of a join read one lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Final, Self
+
+import psutil
+
+from shmq import procfs
+from shmq.errors import LeaseFenced, LeaseLost
+from shmq.private import Private, staging_directory
+
+#: No instance can have this name.
+_DIRECTORY: Final = "+reads"
+#: Seconds after which what a dead application has read is forgotten.
+_FORGOTTEN: Final = 86_400.0
+_LOCKS: Final = 64
+#: The application of processes that no JVM has started.
+_NO_SPARK: Final = "0-0"
+
+
+def this_process() -> str:
+    """This process as `PID-START`."""
+    return f"{os.getpid()}-{procfs.start_time(os.getpid())}"
+
+
+def is_alive(process: str) -> bool:
+    """Whether the process `PID-START` lives."""
+    pid, _, start = process.partition("-")
+    return str(procfs.start_time(int(pid))) == start
+
+
+@dataclass(frozen=True)
+class Application:
+    """The application that a process works for. name: its JVM as `PID-START`. above: the JVM's
+    ancestors, of which one is the user's program, unless the JVM is above that."""
+
+    name: str
+    above: tuple[str, ...]
+
+    @classmethod
+    def mine(cls) -> Self:
+        """That of this process."""
+        chain = [psutil.Process(), *psutil.Process().parents()]
+        names = [f"{one.pid}-{procfs.start_time(one.pid)}" for one in chain]
+        for place, one in enumerate(chain):
+            with contextlib.suppress(psutil.Error):
+                if one.name() == "java":
+                    return cls(names[place], tuple(names[place + 1 :]))
+        return cls(_NO_SPARK, tuple(names))
+
+
+@dataclass
+class Read:
+    """The leases of one name that the DataFrames of one application have read.
+
+    leases: from the identity of an instance's memory to that of the channel, and the ids. keepers:
+    the processes that keep them alive."""
+
+    application: str
+    above: list[str]
+    leases: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    keepers: list[str] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the application has ended."""
+        return self.application != _NO_SPARK and not is_alive(self.application)
+
+
+class Reads:
+    """The reads under one name; `locked` first."""
+
+    def __init__(self, instance: str | None, topic: str, channel: str, name: str) -> None:
+        """instance: None for the reads of many instances."""
+        self.what = f"{topic}/{channel} under {name!r}"
+        words = "\0".join((instance or "", topic, channel, name))
+        self._key = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
+        self._here: Private | None = None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Self]:
+        """The block is the only one that plans or ends reads under this name."""
+        with Private("/dev/shm", staging_directory(os.geteuid()), _DIRECTORY) as here:
+            fd = here.append(f"lock.{int(self._key, 16) % _LOCKS}")
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                self._here = here
+                yield self
+            finally:
+                self._here = None
+                os.close(fd)
+
+    # ---- what was read ----
+
+    def of(self, application: Application) -> Read | None:
+        """The read of an application; None: it has none."""
+        return self._load(f"{self._key}.{application.name}")
+
+    def note(self, application: Application, leases: dict[str, tuple[str, list[int]]]) -> Read:
+        """Write down what an application reads from now on."""
+        read = Read(application.name, list(application.above), leases)
+        self.store(read)
+        self._sweep()
+        return read
+
+    def store(self, read: Read) -> None:
+        """Write a read down again, which has changed."""
+        assert self._here is not None
+        name = f"{self._key}.{read.application}"
+        self._here.unlink(name)
+        with open(self._here.create(name), "w") as file:
+            json.dump(asdict(read), file)
+
+    def mine(self) -> Read | None:
+        """The read of this program: of the application that it started or that started it, else
+        of one that has ended. None: there is none. Raises LeaseFenced if only another program,
+        which lives, has read under this name."""
+        assert self._here is not None
+        names = [name for name in self._here.names() if name.startswith(f"{self._key}.")]
+        names.sort(key=self._here.age)
+        found = [read for name in names if (read := self._load(name)) is not None]
+        me, chain = this_process(), Application.mine()
+        related = [
+            read
+            for read in found
+            if me in read.above or read.application in (chain.name, *chain.above)
+        ]
+        if related:
+            return related[0]
+        over = [read for read in found if read.is_over or _is_remote()]
+        if found and not over:
+            pid = found[0].application.split("-")[0]
+            pid = found[0].application.split("-")[0]
+            raise LeaseFenced(
+                f"{self.what}: what was read is held by process {pid}, another Spark application, "
+                "which lives: only it ends what it reads. Give each application a consumer of its "
+                "own"
+            )
+        return over[0] if over else None
+
+    def _load(self, name: str) -> Read | None:
+        assert self._here is not None
+        try:
+            found = json.loads(bytes(self._here.read(name)))
+            found["leases"] = {key: (at, ids) for key, (at, ids) in found["leases"].items()}
+            return Read(**found)
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+
+    def _sweep(self) -> None:
+        assert self._here is not None
+        for name in self._here.names():
+            with contextlib.suppress(FileNotFoundError):
+                if name.startswith("lock.") or self._here.age(name) < _FORGOTTEN:
+                    continue
+                if not is_alive(name.partition(".")[2]):
+                    self._here.unlink(name)
+
+
+def gone(what: str, lease: int) -> LeaseLost:
+    """The error for a lease that was read and is not there any more."""
+    return LeaseLost(
+        f"lease {lease} of {what} has ended: it ran out, was ended by somebody else, or its "
+        "instance was stopped. What the DataFrame read is in the channel again, so what the job "
+        "wrote comes twice: take that back, or keep it and finish what the next run reads"
+    )
+
+
+def _is_remote() -> bool:
+    """Whether this program is a client of Spark Connect, whose JVM may be anybody's child."""
+    try:
+        from pyspark.sql.utils import is_remote
+    except ImportError:
+        return False
+    return bool(is_remote())
