@@ -284,6 +284,8 @@ def unpack(body: Buffer, offset: int = 0) -> Any:
     try:
         return pickle.loads(pickled, buffers=buffers)
     except (pickle.UnpicklingError, EOFError) as exc:
+        if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
+            raise  # a function of the object's raised it, so the pickle was read
         raise _bad(memoryview(body).nbytes, f"its pickle is broken: {exc}") from exc
 
 

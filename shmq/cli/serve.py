@@ -246,7 +246,9 @@ class _Source:
 
 def _take_signals() -> None:
     """Treat signals as Go's runtime does for nsqd, except those that stop the supervisor. Children
-    inherit the ignored ones."""
+    inherit the ignored ones. A program that waits for its signals has blocked them, and the broker
+    that it embeds would never end."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGQUIT, _show_stacks)

@@ -8,6 +8,7 @@ task becomes a dead letter, which this thread makes the outcome of its future.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -27,6 +28,7 @@ from shmq import procfs
 from shmq.client import Consumer, DeadLetter, Message
 from shmq.errors import Full, NotInFlight, ShmqError
 from shmq.pool import worker
+from shmq.pool.nursery import Nursery, reap
 from shmq.pool.site import KEY_BYTES, LETTERS, STOP, Site
 
 if TYPE_CHECKING:
@@ -63,8 +65,10 @@ class Terms:
 class _Hand:
     """One worker process."""
 
-    process: BaseProcess
+    pid: int
     duty: worker.Duty
+    reap: Callable[[], int | None]
+    """Returns its exit status when it has ended, or None if nobody knows it. Called once."""
 
 
 class Crew(threading.Thread):
@@ -79,6 +83,9 @@ class Crew(threading.Thread):
         self._token = secrets.token_hex(6)
         self._serials = itertools.count()
         self._began = procfs.start_time(os.getpid())
+        self._crew_pid = os.getpid()
+        self._forks = terms.context.get_start_method() == "fork"
+        self._nursery: Nursery | None = None
         self._hands: dict[int, _Hand] = {}
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -138,12 +145,20 @@ class Crew(threading.Thread):
     def pids(self) -> list[int]:
         """The process ids of the workers."""
         with self._lock:
-            return [hand.process.pid or 0 for hand in self._hands.values()]
+            return [hand.pid for hand in self._hands.values()]
 
     def _ring(self) -> None:
         with self._lock:
             if not self._is_over:
                 os.eventfd_write(self._wake, 1)
+
+    def start(self) -> None:
+        """Start the thread. Workers are forked from the state of this moment, in which the calling
+        thread holds no lock of its program's, or knows that it does."""
+        if self._forks:
+            with contextlib.suppress(OSError):  # the system has no room now: tried again by `_hire`
+                self._nursery = Nursery(self._terms.context, self._run_worker)
+        super().start()
 
     # ---- the thread ----
 
@@ -215,32 +230,57 @@ class Crew(threading.Thread):
         return True
 
     def _hire(self) -> None:
-        terms, number = self._terms, next(self._serials)
-        duty = worker.Duty(
+        """Start a worker. Raises OSError if the system refuses."""
+        number = next(self._serials)
+        duty = self._duty(number)
+        if self._forks:
+            if self._nursery is None or not self._nursery.lives():
+                self._renew_nursery()
+            assert self._nursery is not None
+            pid, fd = self._nursery.fork(number)
+            hand = _Hand(pid, duty, functools.partial(self._nursery.status, pid))
+        else:
+            start: Any = self._terms.context
+            process: BaseProcess = start.Process(
+                target=worker.main, args=(duty,), name=f"shmq-worker-{number}"
+            )
+            process.start()
+            assert process.pid is not None
+            hand = _Hand(process.pid, duty, functools.partial(reap, process))
+            try:
+                fd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                # It has ended already, and its status was read: by the fork server, or by another
+                # thread that started a process just now.
+                self._account(hand)
+                return
+        with self._lock:
+            self._hands[fd] = hand
+        self._poll.register(fd, select.POLLIN)
+
+    def _duty(self, number: int) -> worker.Duty:
+        terms = self._terms
+        return worker.Duty(
             self._site.place,
-            os.getpid(),
+            self._crew_pid,
             self._began,
             f"{self._token}/{number}".encode(),
             terms.initializer,
             terms.initargs,
             terms.max_tasks,
         )
-        start: Any = terms.context
-        process: BaseProcess = start.Process(
-            target=worker.main, args=(duty,), name=f"shmq-worker-{number}"
-        )
-        process.start()
-        assert process.pid is not None
-        try:
-            fd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            # It has ended already, and its status was read: by the fork server, or by another
-            # thread that started a process just now.
-            self._account(_Hand(process, duty))
-            return
-        with self._lock:
-            self._hands[fd] = _Hand(process, duty)
-        self._poll.register(fd, select.POLLIN)
+
+    def _run_worker(self, number: int) -> None:
+        """Be a worker, in a process that was forked."""
+        worker.main(self._duty(number))
+
+    def _renew_nursery(self) -> None:
+        """Fork another one from this thread: it was killed, or the system had no room for it."""
+        if self._nursery is not None:
+            _log.warning("the process that forks the workers of a pool was ended; forking another")
+            self._nursery.end()
+        self._nursery = None
+        self._nursery = Nursery(self._terms.context, self._run_worker)
 
     def _begin_to_stop(self) -> None:
         self._stopping = True
@@ -275,8 +315,7 @@ class Crew(threading.Thread):
 
     def _account(self, hand: _Hand) -> None:
         """Find out how a worker has ended, and want another one unless it was told to end."""
-        code, pid = _reap(hand.process), hand.process.pid or 0
-        hand.process.close()
+        code, pid = hand.reap(), hand.pid
         was_ready = self._site.signs.pop(hand.duty.up) is not None
         bye = self._site.signs.pop(hand.duty.bye)
         if bye == worker.STOPPED or (self._stopping and self._site.durable):
@@ -340,7 +379,7 @@ class Crew(threading.Thread):
             self._stops += 1
         else:
             # the broker may have noticed the death sooner than this thread
-            for fd in [fd for fd, hand in self._hands.items() if hand.process.pid == letter.pid]:
+            for fd in [fd for fd, hand in self._hands.items() if hand.pid == letter.pid]:
                 self._see_off(fd)
             signals = dict(self._deaths)
             attempts = letter.failures or self._site.place.attempts
@@ -373,8 +412,10 @@ class Crew(threading.Thread):
             left, self._hands = self._hands, {}
             os.close(self._wake)
         for fd, hand in left.items():
-            _reap(hand.process)
+            hand.reap()
             os.close(fd)
+        if self._nursery is not None:
+            self._nursery.end()
         if self._letters is not None:
             with contextlib.suppress(ShmqError):
                 self._letters.close()
@@ -383,11 +424,3 @@ class Crew(threading.Thread):
             self._site.remove()
         if self.at_end is not None:
             self.at_end()
-
-
-def _reap(process: BaseProcess) -> int | None:
-    """The exit status of a process that ends. Another thread may be about to learn it first."""
-    process.join()
-    while process.exitcode is None:
-        time.sleep(0.001)
-    return process.exitcode

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import threading
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -134,6 +135,11 @@ class Executor(concurrent.futures.Executor):
         kind = f"durable on {self._topic!r}" if self.durable else "private"
         return f"<shmq.Executor {kind}, {self.terms.size} workers>"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more tasks, for the rest of the package."""
+        return self._ended is not None
+
     # ---- submitting ----
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -148,7 +154,9 @@ class Executor(concurrent.futures.Executor):
         future: Future[T] = Future(inbox, key)
         try:
             task = objects.encode((fn, args, kwargs), key)
-        except Exception as exc:
+        except BaseException as exc:
+            if not _is_the_objects(exc):
+                raise
             self._check()
             future._settle(None, exc)
             return future
@@ -169,7 +177,9 @@ class Executor(concurrent.futures.Executor):
             futures.append(future)
             try:
                 task = objects.encode((fn, args, {}), key)
-            except Exception as exc:
+            except BaseException as exc:
+                if not _is_the_objects(exc):
+                    raise
                 future._settle(None, exc)
                 continue
             if isinstance(task, bytes):
@@ -272,6 +282,9 @@ class Executor(concurrent.futures.Executor):
             if self._inbox is not None:
                 return self._inbox
             self._check()
+            if self.terms.size and multiprocessing.current_process().daemon:
+                # the error and the words of `multiprocessing`, before anything is made
+                raise AssertionError("daemonic processes are not allowed to have children")
             if self.durable:
                 site = self.durable_site()
             else:
@@ -279,10 +292,11 @@ class Executor(concurrent.futures.Executor):
                 site = Site(Place.private(broker, self._attempts), broker)
                 site.hold()
             inbox = Inbox(site)
+            self._site = site  # before the fork, so that workers know whose pool it is
             if self.terms.size:
                 self._crew = Crew(site, None if self.durable else inbox, self.terms)
                 self._crew.start()
-            self._site, self._inbox = site, inbox
+            self._inbox = inbox
             self._end_with_the_process()
             return inbox
 
@@ -440,6 +454,18 @@ class Executor(concurrent.futures.Executor):
 
 def _key_of(task: bytes | objects.Packed) -> bytes:
     return bytes((task if isinstance(task, bytes) else task.joined())[:KEY_BYTES])
+
+
+def _is_the_objects(exc: BaseException) -> bool:
+    """Whether an error of pickling belongs to the object, for example to a `__reduce__` that calls
+    `sys.exit`. Ctrl-C, and what the handler of a signal raises, belong to the program."""
+    if isinstance(exc, Exception):
+        return True
+    if isinstance(exc, KeyboardInterrupt):
+        return False
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
+    return not any(frame.f_code in codes for frame, _ in traceback.walk_tb(exc.__traceback__))
 
 
 # ---- the end of processes ----

@@ -69,6 +69,7 @@ class Duty:
 
 def main(duty: Duty) -> None:
     """Run a worker until it is told to stop, has done `max_tasks`, or the crew's process ends."""
+    _be_the_main_thread()
     worker = _Worker(duty)
     try:
         bye = worker.run()
@@ -78,6 +79,13 @@ def main(duty: Duty) -> None:
         pass
     finally:
         worker.end()
+
+
+def _be_the_main_thread() -> None:
+    """After a fork the main thread is the one that forked, perhaps a daemon. Threads of tasks would
+    be daemons too then, and be cut at the end of the worker."""
+    thread: Any = threading.current_thread()
+    thread.name, thread._daemonic = "MainThread", False
 
 
 class _Crew:
@@ -108,6 +116,9 @@ class _Worker:
         self._lock = threading.Lock()  # of the step from a message to its task
         self._has_task = False
         self._scratch = bytearray()
+        # A task's arguments and its result. They go when the message is finished: destructors may
+        # end the worker, and the outcome is there then.
+        self._kept: Any = None
         self._listen_to_signals()
         self.site = Site(duty.place)
         # A time-out must never take a task from a worker that lives.
@@ -118,6 +129,8 @@ class _Worker:
 
     def _listen_to_signals(self) -> None:
         signal.set_wakeup_fd(-1)
+        # The program may have blocked them, to wait for them.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, GIVE_BACK})
         if self._duty.place.durable:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the crew's process passes it on
             signal.signal(signal.SIGTERM, lambda *_: self._tell(b"s"))
@@ -216,6 +229,7 @@ class _Worker:
         with contextlib.suppress(NotInFlight):
             message.finish()
         self._has_task = False
+        self._drop()
         return not self._is_ending
 
     def _has_outcome(self, key: bytes) -> bool:
@@ -227,13 +241,27 @@ class _Worker:
         """Call the function. Returns the outcome."""
         try:
             self._is_busy = True
-            function, arguments, named = objects.unseal(message, KEY_BYTES)
-            result = self.site.outcomes.value(function(*arguments, **named))
+            task = objects.unseal(message, KEY_BYTES)
+            function, arguments, named = task
+            result = function(*arguments, **named)
+            self._kept = task, result
+            found = self.site.outcomes.value(result)
             self._is_busy = False
-            return result
+            return found
         except BaseException as exc:
             self._is_busy = False
+            self._kept = self._kept, exc
             return self.site.outcomes.error(exc)
+
+    def _drop(self) -> None:
+        """Forget a task. Ctrl-C interrupts what its destructors do."""
+        try:
+            self._is_busy = True
+            self._kept = None
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._is_busy = False
 
     def _deliver(self, key: bytes, found: bytes | objects.Packed) -> None:
         """Store an outcome. Waits while the store is full: its room comes back when others are

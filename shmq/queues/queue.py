@@ -7,10 +7,7 @@ import itertools
 import os
 import queue
 import secrets
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import context
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
@@ -22,6 +19,7 @@ from shmq.objects import Packed, loads_sealed, pack, publish, spare, unseal
 from shmq.queues import tree
 from shmq.queues.hold import delete_dropped
 from shmq.queues.item import Item
+from shmq.queues.mine import Mine
 from shmq.queues.place import Place
 from shmq.seal import refuse
 
@@ -340,17 +338,20 @@ class JoinableQueue(Queue):
     """A Queue that knows which items are done, with the methods of `multiprocessing.JoinableQueue`.
 
     An item that was got stays the queue's until the same process has called `task_done` for it. If
-    the process dies before, the item comes back, and `join` waits for that too.
+    the process dies before, the item comes back, and `join` waits for that too. If the process ends
+    in order, or closes or drops the queue, the items that it got are done.
     """
 
     __slots__ = ("_mine",)
-    #: Thread -> the messages that it got and has not called task_done for.
-    _mine: dict[int, deque[Message]]
+    _mine: Mine
 
     def __setstate__(self, state: tuple[Place, bool]) -> None:
         super().__setstate__(state)
-        self._mine = {}
-        _joinable.add(self)
+        self._mine = Mine()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never made
+            self._mine.finish()
 
     def get(self, block: bool = True, timeout: float | None = None, *, ack: bool = False) -> Any:
         """Return the next item; call `task_done` when the work on it is complete. With ack, call
@@ -358,26 +359,23 @@ class JoinableQueue(Queue):
         message = self._held(block, timeout)
         if ack:
             return Item(message, self)
-        self._mine.setdefault(threading.get_ident(), deque()).append(message)
+        self._mine.add(message)
         return unseal(message)
 
     def close(self) -> None:
+        """Use the queue no more in this process. The items that `get` returned are done, those of
+        `get(ack=True)` go back. Otherwise as `Queue.close`."""
+        self._mine.finish()
         super().close()
-        self._mine = {}
 
     def task_done(self) -> None:
         """Tell the queue that the work on an item is complete: on the one that this thread got
         first of those that it has not told of, or else on one that another thread of this process
         got. Raises ValueError if this process holds no item."""
-        for thread in (threading.get_ident(), *self._mine):
-            with contextlib.suppress(KeyError, IndexError):
-                message = self._mine[thread].popleft()
-                with contextlib.suppress(NotInFlight):  # the queue was shut down at once
-                    message.finish()
-                return
-        raise ValueError(
-            f"task_done() of {self!r} was called more often than this process got items from it"
-        )
+        if not self._mine.done():
+            raise ValueError(
+                f"task_done() of {self!r} was called more often than this process got items from it"
+            )
 
     def join(self) -> None:
         """Wait until every item that was put is done. Raises Gone if the broker ends."""
@@ -402,15 +400,3 @@ def _unopened(*args: object) -> None:
 
 def _refuse(*args: object) -> NoReturn:
     raise ValueError("this queue is closed in this process; make it again, or close it later")
-
-
-#: A forked child holds none of its parent's items.
-_joinable: weakref.WeakSet[JoinableQueue] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for each in _joinable:
-        each._mine = {}
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -32,6 +32,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "recv": {
         "door/acceptor.py": "of a client that is refused, and it does not wait",
         "peers/sockets.py": "`received`, with a deadline",
+        "pool/nursery.py": "one end of a pair of sockets, with what forked it at the other",
         "remote/connection.py": "each has the deadline of the request",
         "forward/nats_connection.py": "each has the deadline of the request",
     },

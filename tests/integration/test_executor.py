@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -474,17 +476,102 @@ def test_a_worker_that_has_died_before_it_is_watched_is_replaced(
     opened, late = os.pidfd_open, list[int]()
 
     def open_late(pid: int, flags: int = 0) -> int:
-        if pid != os.getppid() and len(late) < 3:  # not in a worker
+        if len(late) < 3:
             late.append(pid)
             eventually(lambda: pid not in {c.pid for c in multiprocessing.active_children()})
         return opened(pid, flags)
 
     monkeypatch.setattr(os, "pidfd_open", open_late)
-    executor = pool(1, attempts=3)
+    executor = pool(1, multiprocessing.get_context("spawn"), attempts=3)
     with pytest.raises(shmq.WorkerDied) as caught:
         executor.submit(tasks.die).result()
     assert (caught.value.pid, caught.value.signal) == (late[-1], signal.SIGKILL)
     assert executor.submit(tasks.same, 1).result() == 1
+
+
+def test_a_nursery_that_was_killed_is_replaced(
+    pool: Callable[..., shmq.Executor], caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = pool(1, multiprocessing.get_context("fork"))
+    assert executor.submit(tasks.same, 1).result() == 1
+    crew = executor._crew
+    assert crew is not None
+    assert crew._nursery is not None
+    nursery = crew._nursery._process.pid
+    assert nursery is not None
+    os.kill(nursery, signal.SIGKILL)
+    eventually(lambda: crew._nursery is not None and not crew._nursery.lives())
+    os.kill(executor.submit(tasks.pid).result(), signal.SIGKILL)
+    assert executor.submit(tasks.same, 2).result() == 2
+    assert "forking another" in caplog.text
+
+
+def test_children_reaped_by_the_program_do_not_hold_up_a_pool_that_replaces_workers(
+    pool: Callable[..., shmq.Executor],
+) -> None:
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    for method in ("fork", "spawn"):
+        before = signal.signal(signal.SIGCHLD, reap)
+        try:
+            context = multiprocessing.get_context(method)
+            with pool(2, context, max_tasks_per_child=2) as executor:
+                assert list(executor.map(tasks.same, range(8))) == list(range(8))
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+
+
+class Raising:
+    """An object that raises while it is pickled, or unpickled."""
+
+    def __init__(self, error: type[BaseException], late: bool) -> None:
+        self.error, self.late = error, late
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.late:
+            raise self.error("of the program")
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise state["error"]("of the program")
+
+
+@pytest.mark.parametrize("error", [SystemExit, pickle.UnpicklingError, EOFError, ValueError])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_an_object_raises_in_its_pickling_is_the_error_of_its_task(
+    shared: shmq.Executor, error: type[BaseException], late: bool
+) -> None:
+    for future in (
+        shared.submit(tasks.same, Raising(error, late)),
+        *shared.submit_all(tasks.same, [(Raising(error, late),)]),
+    ):
+        with pytest.raises(error, match="of the program"):
+            future.result()
+
+
+class Slow:
+    """Its pickling runs until a signal comes."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return int, (1,)
+
+
+def test_the_handler_of_a_signal_ends_the_program_also_while_it_pickles(
+    shared: shmq.Executor,
+) -> None:
+    def end(*_: object) -> None:
+        raise SystemExit("the handler")
+
+    before = signal.signal(signal.SIGUSR2, end)
+    try:
+        with pytest.raises(SystemExit, match="the handler"):
+            shared.submit(tasks.same, Slow())
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_worker_that_starts_leaves_the_room_for_large_tasks(

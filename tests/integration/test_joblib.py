@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,8 +17,10 @@ import joblib
 import numpy as np
 import pytest
 from joblib.parallel import get_active_backend
+from support.processes import wait_ended
 
 import shmq.integrations.joblib as integration
+from shmq.integrations import blas
 
 
 @pytest.fixture
@@ -144,3 +149,100 @@ def test_without_joblib_the_import_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "shmq.integrations.joblib")
     with pytest.raises(ImportError, match="extra `joblib`"):
         __import__("shmq.integrations.joblib")
+
+
+# ---- options of joblib ----
+
+
+def change(array: Any) -> float:
+    array[0] = 1.0
+    return float(array[0])
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("nbytes", "options", "may"),
+    [
+        (200_000, {}, True),
+        (8 << 20, {}, False),
+        (8 << 20, {"max_nbytes": None}, True),
+        (8 << 20, {"max_nbytes": "16M"}, True),
+        (8 << 20, {"mmap_mode": "c"}, True),
+        (200_000, {"max_nbytes": 100_000}, False),
+    ],
+)
+@pytest.mark.parametrize("name", ["shmq", "loky"])
+def test_an_array_may_be_changed_when_joblibs_own_may(
+    nbytes: int, options: dict[str, Any], may: bool, name: str
+) -> None:
+    calls = (joblib.delayed(change)(np.zeros(nbytes // 8)) for _ in range(2))
+    expected = contextlib.nullcontext() if may else pytest.raises(ValueError, match="read-only")
+    with joblib.parallel_config(backend=name, n_jobs=2), expected:
+        assert run(calls, **options) == [1.0, 1.0]
+
+
+def threads_of_a_worker() -> tuple[str | None, set[int]]:
+    """The variable that a library reads which is loaded later, and the threads of the loaded."""
+    np.ones((4, 4)) @ np.ones((4, 4))
+    found = set()
+    for path in blas._loaded():
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD) if "openblas" in path else None
+        for name in blas._OPENBLAS:
+            function = getattr(library, name.replace("_set_", "_get_"), None)
+            if function is not None:
+                found.add(function())
+    return os.environ.get("OMP_NUM_THREADS"), found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("inner", [None, 3])
+def test_numeric_libraries_use_as_many_threads_as_joblib_says(
+    method: str, inner: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integration, "cpu_count", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    options = {} if inner is None else {"inner_max_num_threads": inner}
+    context = multiprocessing.get_context(method)
+    with joblib.parallel_config(backend="shmq", n_jobs=2, mp_context=context, **options):
+        variable, threads = run(joblib.delayed(threads_of_a_worker)() for _ in range(2))[0]
+    assert variable == str(inner or 2)
+    assert threads == {inner or 2}
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def keep(value: Any) -> None:
+    builtins.kept = value  # type: ignore[attr-defined]
+
+
+def kept() -> Any:
+    return builtins.kept  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_options_are_honoured_wherever_they_are_given(method: str) -> None:
+    calls = [joblib.delayed(kept)() for _ in range(4)]
+    begun: dict[str, Any] = {
+        "initializer": lambda value: keep(value * 2),
+        "initargs": (2,),
+        "mp_context": multiprocessing.get_context(method),
+    }
+    assert run(calls, backend="shmq", n_jobs=2, **begun) == [4] * 4
+    with joblib.parallel_config(backend="shmq", n_jobs=2, **begun):
+        assert run(calls) == [4] * 4
+
+
+def test_an_option_that_nobody_has_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"no option 'atempts'.* attempts, .*idle_worker_timeout"):
+        run([joblib.delayed(abs)(-1)], backend="shmq", n_jobs=2, atempts=3)
+    with pytest.raises(TypeError, match="attempts must be a whole number"):
+        run([joblib.delayed(abs)(-1)], backend="shmq", n_jobs=2, attempts="nonsense")
+
+
+def test_workers_end_when_they_were_idle_for_as_long_as_they_may() -> None:
+    calls = [joblib.delayed(os.getpid)() for _ in range(4)]
+    with joblib.parallel_config(backend="shmq", n_jobs=2, idle_worker_timeout=0.01):
+        first = set(run(calls))
+        for pid in first:
+            wait_ended(pid)
+        assert not first & set(run(calls))

@@ -390,11 +390,35 @@ def test_task_done_takes_the_items_of_other_threads_last(make: Callable[..., Any
     assert made.get() == "mine"
     joining = in_thread(made.join)
     made.task_done()
-    made.close()
-    again = shmq.JoinableQueue(broker=made._place.broker, name=made.name)
-    assert again.get(timeout=WATCHDOG) == "theirs"
-    again.task_done()
+    held = made._place.broker.peek(made.name, "queue", "in_flight", 10)
+    assert [b"theirs" in message.body for message in held] == [True]
+    made.task_done()
     joining()
+    with pytest.raises(ValueError, match="more often"):
+        made.task_done()
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_the_end_of_a_queue_in_a_process_finishes_what_get_returned(
+    make: Callable[..., Any], end: str
+) -> None:
+    made = make(0, "JoinableQueue")
+    for item in ("got", "held"):
+        made.put(item)
+    other = shmq.JoinableQueue(broker=made._place.broker, name=made.name)
+    assert made.get() == "got"
+    held = made.get(ack=True)
+    assert held.value == "held"
+    if end == "close":
+        made.close()
+        made.task_done()  # of the one that the end has finished, as the standard library allows
+    else:
+        del made, held
+        gc.collect()
+    assert other.get(timeout=WATCHDOG) == "held"
+    other.task_done()
+    other.join()
+    assert other.empty()
 
 
 # ---- shutdown ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -155,5 +156,8 @@ def exit_at_once() -> NoReturn:
 
 def die_with_parent() -> None:
     """Kill the process that started this worker, and this worker before it notices."""
-    os.kill(os.getppid(), signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
