@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import resource
 import stat
 import time
 from collections.abc import Collection, Iterator
@@ -82,13 +83,16 @@ class ReadOnlySource:
         self._queues: dict[int, QueueView] = {}
 
     def queue(self, entry: QueueEntry) -> QueueView:
-        """View of a queue's segment, mapped once. Raises Gone if it was deleted since `entry` was
-        read."""
+        """View of a queue's segment, mapped once while descriptors are many. Raises Gone if it was
+        deleted since `entry` was read."""
         view = self._queues.get(entry.serial)
         if view is None or view.closed:
             self.forget(entry)
             fd, what = self._open_queue(entry)
-            view = self._queues[entry.serial] = QueueView(map_readonly(fd, what), what)
+            kept = may_keep(fd)  # a mapping of Python has a descriptor of its own
+            view = QueueView(map_readonly(fd, what), what)
+            if kept:
+                self._queues[entry.serial] = view
         return view
 
     def descriptor(self, entry: QueueEntry) -> int:
@@ -135,6 +139,14 @@ class ReadOnlySource:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def may_keep(fd: int) -> bool:
+    """Whether a descriptor that only saves work may stay open. A new descriptor has the lowest free
+    number, so those who keep numbers of the lower half alone leave the other half to what cannot do
+    without: connections, and files that are open for a moment."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit == resource.RLIM_INFINITY or fd < limit // 2
 
 
 def open_readonly(instance: str | None = None, owner: str | int | None = None) -> ReadOnlySource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -18,13 +17,13 @@ from shmq import audit
 from shmq.door.peer import plain
 from shmq.door.seats import Seat, Seats
 from shmq.door.seldom import Seldom
+from shmq.door.shortage import shortage
 
 #: Connections that are accepted before the others of the event loop get their turn: those that are
 #: ended for them have not given their descriptors back before that.
-_AT_ONCE: Final = 8
+AT_ONCE: Final = 8
 #: Seconds for the handshake of TLS.
 _HANDSHAKE_SECONDS: Final = 10.0
-_NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: Seconds until a process that cannot accept anything tries again.
 _AGAIN: Final = 0.1
 
@@ -68,13 +67,13 @@ class Acceptor:
             self._spare = -1
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(AT_ONCE):
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
-                if exc.errno in _NO_FILES:
+                if shortage(exc):
                     self._without_files(exc)
                     return
                 continue  # the client has hung up

@@ -16,6 +16,7 @@ from shmq import audit
 from shmq.door.peer import peer_of
 from shmq.door.seats import Seat, Seats
 from shmq.door.seldom import Seldom
+from shmq.door.shortage import shortage
 
 #: A request line whose method aiohttp's parser does not know, or whose target is not a path.
 _REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) (\S+) HTTP/1\.[01]\r?\n")
@@ -105,6 +106,10 @@ class Connection(web.RequestHandler):
         """Return the answer when there was no valid request, or the handler failed."""
         if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
             raise ConnectionError("the client has hung up, or the answer has begun")
+        short = shortage(exc) if exc is not None else ""
+        if short:
+            self._server_of.short(logging.ERROR, "a request of %s cannot go on: %s", self.by, short)
+            return RawResponse(503, "Service Unavailable")
         if status == 500:
             self._server_of.crashes(logging.ERROR, "a request of %s crashed", self.by, exc_info=exc)
             return RawResponse(500, "Internal Server Error")
@@ -173,6 +178,7 @@ class Server(web.Server):
         self.unparsed = unparsed
         self.bad = Seldom(_log, "bad requests")
         self.crashes = Seldom(_log, "requests that crashed")
+        self.short = Seldom(_log, "requests that could not go on")
 
     def __call__(self) -> Connection:
         return self.connection(self, **self._how)

@@ -86,6 +86,8 @@ class Seats:
         self._uid = f"uid:{os.getuid()}"
         self.refused = 0
         """Connections for which there was no place."""
+        self.ending: set[Seat] = set()
+        """Those that had to go and still have their descriptors."""
         self.ended = 0
         """Connections that rested and had to give their place to another one."""
         self._refusals = Seldom(_log, "refused connections")
@@ -122,6 +124,7 @@ class Seats:
 
     def left(self, seat: Seat) -> None:
         """A connection has ended."""
+        self.ending.discard(seat)
         self.resting.pop(seat, None)
         self.reserve.pop(seat, None)
         if seat in self.taken:
@@ -189,6 +192,7 @@ class Seats:
 
     def _end(self, seat: Seat) -> None:
         self.left(seat)
+        self.ending.add(seat)
         seat.close()
 
     # ---- the reserve ----

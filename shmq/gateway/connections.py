@@ -9,7 +9,8 @@ import resource
 import time
 from typing import Any, Final, Protocol
 
-from shmq.door.seats import Seats
+from shmq.door.acceptor import AT_ONCE
+from shmq.door.seats import RESERVE, Seats
 from shmq.gateway.context import Context
 from shmq.gateway.delivery_waiter import DeliveryWaiter
 
@@ -17,8 +18,14 @@ from shmq.gateway.delivery_waiter import DeliveryWaiter
 #: bounds.
 _RESERVE_LEAST: Final = 32
 _RESERVE_MOST: Final = 256
-#: Seconds between two counts of the descriptors that are not connections.
+#: Those that may be taken beyond the places: the reserve's, and of connections that were accepted
+#: or ended and have not given their descriptors back (so many of each listening socket, of which
+#: there are three).
+_BEYOND: Final = RESERVE + 3 * AT_ONCE
+#: Seconds between two counts of the descriptors that are not connections; they are also counted
+#: whenever there are so many connections more.
 _COUNT_EVERY: Final = 1.0
+_COUNT_GROWN: Final = 16
 
 
 class Connection(Protocol):
@@ -67,6 +74,7 @@ class Connections:
         """Bytes in the connections' buffers, by their last reports."""
         self._files = len(os.listdir("/proc/self/fd"))  # descriptors that are not connections
         self._counted_at = time.monotonic()
+        self._count_from = 0  # connections
         self._sheds = False
         self.seats = Seats(self._most, lambda: context.options.max_connections_per_address)
         """The places of all connections of the process, HTTP's too."""
@@ -89,13 +97,17 @@ class Connections:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if files == resource.RLIM_INFINITY:
             return configured or 1 << 30
-        taken = len(self.seats.taken) + len(self.seats.reserve)
+        seats = self.seats
+        taken = len(seats.taken) + len(seats.reserve) + len(seats.ending)
         now = time.monotonic()
-        if taken * 2 > files - self._files and now - self._counted_at >= _COUNT_EVERY:
-            self._counted_at = now
+        if taken * 2 > files - self._files and (
+            now - self._counted_at >= _COUNT_EVERY or taken >= self._count_from
+        ):
+            self._counted_at, self._count_from = now, taken + max(taken // 4, _COUNT_GROWN)
             with contextlib.suppress(OSError):  # there is no descriptor for this either
                 self._files = max(len(os.listdir("/proc/self/fd")) - taken, self._files)
-        reserve = min(max(files // 8, _RESERVE_LEAST), _RESERVE_MOST)
+        reserve = min(max(files // 8, _RESERVE_LEAST), _RESERVE_MOST) + _BEYOND
+        reserve += max(len(seats.ending) - AT_ONCE, 0)
         allowed = max(files - self._files - reserve, 1)
         return min(configured, allowed) if configured else allowed
 

@@ -226,7 +226,7 @@ class Delivery:
         except NotSealed as error:  # it became the channel of a pool, or got its dead letters
             session.fail(ProtocolError("E_SUB_FAILED", sentence(error)))
             return False
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             session.fail(protocol.no_means(error))
             return False
         if taken is not None:

@@ -24,6 +24,7 @@ from shmq.door.http_server import RawResponse
 from shmq.door.page_pass import is_public
 from shmq.door.seats import Seats
 from shmq.door.seldom import Seldom
+from shmq.door.shortage import shortage
 from shmq.errors import Full, Gone, MessageTooBig, NotSealed, Rejected, ShmqError
 from shmq.gateway import http_messages, http_page, http_server, nsqd_stats
 from shmq.gateway.access import Access, Action, Listener, Refusal
@@ -175,9 +176,7 @@ class Http:
             reason = "HTTP Version Not Supported: unsupported protocol version"
             return RawResponse(505, reason)
         if client.seat.reserved and not self._is_urgent(path):
-            full = failure(503, "TOO_MANY_CONNECTIONS")
-            full.headers["Retry-After"] = "1"
-            return full
+            return http_messages.later("TOO_MANY_CONNECTIONS")
         refusal = await self._refusal(request, path, client)
         if refusal is not None:
             return refusal
@@ -226,6 +225,9 @@ class Http:
             return failure(503, _word_of(exc, path))
         except Exception as exc:
             where = target.path_of(path)
+            if short := shortage(exc):
+                self._failed(logging.ERROR, "%s %s cannot go on: %s", request.method, where, short)
+                return http_messages.no_means()
             self._failed(logging.ERROR, "%s %s crashed", request.method, where, exc_info=exc)
             return failure(500, "INTERNAL_ERROR")
         return reply_of(answer, nsq=not plain)

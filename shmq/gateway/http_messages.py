@@ -156,6 +156,19 @@ def failure(status: int, text: str) -> web.Response:
     return reply(status, dump({"message": text}), JSON, nsq=True)
 
 
+def later(text: str) -> web.Response:
+    """Return the answer to a request that may succeed in a while."""
+    answer = failure(503, text)
+    answer.headers["Retry-After"] = "1"
+    return answer
+
+
+def no_means() -> web.Response:
+    """Return the answer for which the process has no descriptor, no memory, no thread, or no room
+    in a file system."""
+    return later("OUT_OF_RESOURCES")
+
+
 def not_allowed(methods: Iterable[str]) -> web.Response:
     """Return the answer to a method that the path does not have."""
     answer = failure(405, "METHOD_NOT_ALLOWED")

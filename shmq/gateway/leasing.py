@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from shmq.door.shortage import shortage
 from shmq.errors import ShmqError
 from shmq.gateway import protocol
 from shmq.gateway.asker import Asker
@@ -298,7 +299,7 @@ def _refusal(command: bytes, error: BaseException) -> bytes:
         code = code_of(error)
     elif isinstance(error, ValueError | TypeError):
         code = "E_BAD_ARGUMENT"
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) or shortage(error):
         raise protocol.no_means(error)
     else:
         _log.error("%s failed", command.decode(), exc_info=error)

@@ -10,6 +10,7 @@ fewest. A connection has one job at a time.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -42,10 +43,12 @@ class Pool:
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self._queued: set[asyncio.Future[Any]] = set()
+        self._closed = False
 
     def ask(self, key: str, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Return the future of `call`, which runs in a thread. If the future is cancelled before
-        its turn, `call` does not run."""
+        its turn, `call` does not run. Its OSError may say that there is no thread. Raises
+        RuntimeError after `close`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append((call, future))
         self._queued.add(future)
@@ -59,6 +62,7 @@ class Pool:
 
     def close(self) -> None:
         """Drop the calls that have not begun, and accept no more."""
+        self._closed = True
         self._waiting.clear()
         self._queued.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -79,13 +83,25 @@ class Pool:
             if future.cancelled():
                 continue
             self._running[key] += 1
-            inner = future.get_loop().run_in_executor(self._pool, call)
+            once = _Once(call)
+            try:
+                inner = future.get_loop().run_in_executor(self._pool, once)
+            except RuntimeError as exc:
+                if self._closed:
+                    raise
+                once.call = _nothing  # a thread of the pool may still come to it
+                self._give_back(key)
+                future.set_exception(OSError(errno.ENOMEM, str(exc)))
+                continue
             inner.add_done_callback(functools.partial(self._end, key, future))
 
-    def _end(self, key: str, future: asyncio.Future[Any], inner: asyncio.Future[Any]) -> None:
+    def _give_back(self, key: str) -> None:
         self._running[key] -= 1
         if not self._running[key]:
             del self._running[key]
+
+    def _end(self, key: str, future: asyncio.Future[Any], inner: asyncio.Future[Any]) -> None:
+        self._give_back(key)
         if inner.cancelled():
             future.cancel()
         else:
@@ -96,6 +112,20 @@ class Pool:
                 else:
                     future.set_result(inner.result())
         self._start()
+
+
+class _Once:
+    """A call that a thread makes, if nobody has replaced it before."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Pools:

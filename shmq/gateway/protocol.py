@@ -128,11 +128,13 @@ def without_surrogates(text: str) -> str:
 
 def sentence(error: BaseException) -> str:
     """Return the text of an error for the client; a system error without the file's name."""
+    if isinstance(error, MemoryError):
+        return "cannot allocate memory"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error)
 
 
-def no_means(error: OSError) -> ProtocolError:
+def no_means(error: BaseException) -> ProtocolError:
     """Return the error for a lack of descriptors or memory in this process."""
     return ProtocolError("E_INVALID", f"cannot go on: {sentence(error)}")

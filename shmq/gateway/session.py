@@ -174,7 +174,7 @@ class Session:
                     waits = True
         except ProtocolError as error:
             self.fail(error)
-        except OSError as error:  # no descriptor or no memory to map a queue
+        except (OSError, MemoryError) as error:  # no descriptor or no memory to map a queue
             self.fail(protocol.no_means(error))
         if self.job is None:
             self._read_by(waits, start < end)

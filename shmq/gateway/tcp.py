@@ -16,6 +16,7 @@ from typing import Any, Final
 from shmq import _native, audit
 from shmq.door.peer import peer_of, uid_of
 from shmq.door.seats import Seat
+from shmq.door.shortage import shortage
 from shmq.gateway.codecs import PACKED, Deflate, LayerError, Snappy, Stack, Tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -370,9 +371,8 @@ class Connection(asyncio.BufferedProtocol):
             more = session.delivery.pump(session)
             if session.flush:
                 self._write()
-        except Exception:  # as in `_work`
-            _log.exception("PROTOCOL(V2): [%s] failed", session.address)
-            session.abort()
+        except Exception as exc:  # as in `_work`
+            self._failed(exc)
             more = False
         if more or self._full_since or not session.goes_on:
             self._work()
@@ -394,12 +394,18 @@ class Connection(asyncio.BufferedProtocol):
         except LayerError as error:
             _log.error("PROTOCOL(V2): [%s] %s", self.session.address, error)
             self.session.abort()
-        except Exception:  # a defect ends this connection only, and leaves no client waiting
-            _log.exception("PROTOCOL(V2): [%s] failed", self.session.address)
-            self.session.abort()
+        except Exception as exc:  # a defect ends this connection only, and leaves no client waiting
+            self._failed(exc)
         finally:
             self._working = False
         self._settle()
+
+    def _failed(self, error: Exception) -> None:
+        what, shown = (
+            (f"cannot go on: {short}", None) if (short := shortage(error)) else ("failed", error)
+        )
+        _log.error("PROTOCOL(V2): [%s] %s", self.session.address, what, exc_info=shown)
+        self.session.abort()
 
     def _go_on(self) -> None:
         session = self.session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -24,6 +25,8 @@ from shmq import audit
 from shmq.door import http_server, wishes
 from shmq.door.acceptor import Acceptor
 from shmq.door.seats import Seats
+from shmq.door.seldom import Seldom
+from shmq.door.shortage import shortage
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.ownership import OWNER_VARIABLE
 from shmq.page import actions, arrow, detail, past
@@ -49,6 +52,8 @@ _WISH_SECONDS: Final = 10.0
 _KEEP_ALIVE_SECONDS: Final = 60.0
 _LAST_SECONDS: Final = 1.0
 _BACKLOG: Final = 1024
+
+_short = Seldom(logging.getLogger(__name__), "requests that could not go on")
 
 
 class Page:
@@ -141,6 +146,14 @@ class Page:
             return _json({"error": str(exc)}, 409)
         except (ShmqError, ValueError) as exc:
             return _json({"error": str(exc)}, 400)
+        except (OSError, MemoryError, RuntimeError) as exc:
+            short = shortage(exc)
+            if not short:
+                raise
+            _short(logging.ERROR, "%s %s cannot go on: %s", request.method, request.path, short)
+            answer = _json({"error": f"this process cannot go on: {short}; try again"}, 503)
+            answer.headers["Retry-After"] = "1"
+            return answer
 
     # ---- files ----
 
@@ -364,9 +377,10 @@ async def serve(page: Page, host: str, port: int, path: str | None, ready: Any) 
 
 
 def _places() -> int:
-    """How many connections there may be: what the segments of the instance need is left free."""
+    """How many connections there may be: a half of the descriptors is for the looks at segments
+    (see `sources.may_keep`), and a quarter for everything else."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(files // 2, 1) if files != resource.RLIM_INFINITY else 1 << 30
+    return max(files // 4, 1) if files != resource.RLIM_INFINITY else 1 << 30
 
 
 def _remove_left_socket(path: str) -> None:

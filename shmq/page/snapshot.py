@@ -9,7 +9,6 @@ A queue in which nothing moves is not mapped: its header is read through a descr
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import layout, peek, sources, stats
+from shmq.door.shortage import shortage
 from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.layout import NONE, Array, EntryState, Ready
 from shmq.page.sight import Place, Sight
@@ -167,6 +167,12 @@ class _Seen:
         if self.fd < 0:
             self.fd = source.descriptor(self.entry)
         return self.fd
+
+    def rest(self, source: ReadOnlySource) -> None:
+        """After a look: keep what saves work at the next one, unless descriptors are few."""
+        if self.fd >= 0 and not sources.may_keep(self.fd):
+            self.close()
+            source.forget(self.entry)
 
     def close(self) -> None:
         """Close that."""
@@ -377,9 +383,14 @@ class Snapshots:
         seen = self._queues[serial]
         self._unseen -= not seen.tried
         seen.tried = True
-        with contextlib.suppress(Gone, LayoutMismatch, OSError):
+        try:
             if self._has_changed(source, serial, seen):
                 self._changed[serial] = None
+        except (Gone, LayoutMismatch, OSError) as exc:
+            if shortage(exc):
+                raise
+        finally:
+            seen.rest(source)
 
     def _has_changed(self, source: ReadOnlySource, serial: int, seen: _Seen) -> bool:
         """Look at a queue. Returns whether its row changed. Raises Gone if it was deleted."""
@@ -423,12 +434,17 @@ class Snapshots:
         self._refresh(source)
         reader = _Reader(_HOLDS[what])
         for seen in list(self._queues.values()):
-            with contextlib.suppress(Gone, LayoutMismatch, OSError):
+            try:
                 words = reader.sorted(reader.read(seen.descriptor(source)))
                 if words[::2] != words[1::2] if what == "messages" else any(words):
                     yield seen.topic, seen.entry, source.queue(seen.entry)
                     if not seen.is_active:
                         source.forget(seen.entry)
+            except (Gone, LayoutMismatch, OSError) as exc:
+                if shortage(exc):
+                    raise
+            finally:
+                seen.rest(source)
 
     # ---- the instance ----
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
+from shmq.door.seldom import Seldom
+from shmq.door.shortage import shortage
 from shmq.page import guard
 from shmq.page.sight import Sight, sight_of
 from shmq.page.snapshot import Snapshots, Tick
@@ -22,6 +25,8 @@ GUEST: Final = "shmq.guest"
 _PATIENCE: Final = 10
 
 _T = TypeVar("_T")
+
+_short = Seldom(logging.getLogger(__name__), "ticks without means")
 
 
 class _Viewer:
@@ -125,7 +130,13 @@ class Viewers:
     async def _run(self) -> None:
         while self._watching:
             await asyncio.sleep(EVERY)
-            ticks = await self.read(self._next, {viewer.sight for viewer in self._watching})
+            try:
+                ticks = await self.read(self._next, {viewer.sight for viewer in self._watching})
+            except (OSError, MemoryError) as exc:
+                if not shortage(exc):
+                    raise
+                _short(logging.ERROR, "no tick for who watches the page: %s", shortage(exc))
+                continue  # the next one has what this one lacks
             for viewer in list(self._watching):
                 if viewer.sight not in ticks:  # it has come since, and its rows are newer
                     continue
