@@ -85,6 +85,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             "lease_holder_for",
             "lease_holder_known",
             "lease_owner",
+            "leases_returned",
             "max_msg_size",
             "native",
             "owned",

@@ -33,7 +33,7 @@ from shmq.storage.positions import MOST_META, parse_meta, unpack
 _log = logging.getLogger("shmq.broker")
 
 #: Files of a data path that hold no messages.
-_NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat", "shmq.key"})
+_NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat", "shmq.key", "shmq.leases"})
 
 
 def parent() -> Path | None:

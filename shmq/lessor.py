@@ -134,6 +134,22 @@ class Lessor(Finder):
         proof = int(row["proof"][0]), int(row["proof"][1])
         return LeaseOwner(f"{pid}-{int(row['start_time'])}" if lives else None, proof, leases)
 
+    def leases_returned(self, identity: str, name: str) -> list[int] | None:
+        """The leases under a name that were returned when the broker was stopped, in a channel that
+        had this identity then, for the rest of the package. None: no stop of that memory is known.
+        Raises ShmqError if the file that says so cannot be read."""
+        from shmq.storage import returned_leases
+
+        path = self.views().directory.data_path
+        try:
+            found = returned_leases.load(path).get(identity)
+        except OSError as exc:
+            raise LeaseLost(
+                f"it is not known which leases the last stop of instance {self.instance!r} "
+                f"returned: {exc.strerror}: {exc.filename}"
+            ) from None
+        return None if found is None else found.get(name, [])
+
     def lease_holder_again(
         self,
         topic: str,

@@ -1,23 +1,34 @@
 """The leases of a query on one channel of one instance, each of which names the one before it.
 
 An offset of such a chain is {"c": consumer, "b": identity of the channel, "l": lease, "p": the
-lease before}. `stream` reads one chain in shared memory, `fleet` one on each of many instances.
+lease before, "t": topic and channel, "q": the query, "d": 1 if a part of the lease is on disk}.
+`stream` reads one chain in shared memory, `fleet` one on each of many instances.
+
+"q" is a random word that a query's first run makes and its checkpoint keeps. The holder's secret is
+made of it, so a process that finds an owner of its name in shared memory knows whether that is an
+earlier run of its own query, which it fences, or another query, which it must not touch.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import shmq
 from shmq.client import Lease, LeaseHolder
-from shmq.errors import LeaseLost, MemoryLost
+from shmq.errors import Gone, LeaseFenced, LeaseLost, MemoryLost
+from shmq.leased import proof_of
 from shmq.spark.options import Settings
 
 _log = logging.getLogger(__name__)
 
 Offset = dict[str, Any]
+
+#: Seconds for which the first run of a query waits until an owner of its name has ended: the
+#: process of a driver that was killed a moment ago.
+_ENDING: Final = 3.0
 
 
 class DataLoss(shmq.ShmqError):
@@ -39,6 +50,8 @@ class Chain:
         self._settings, self._broker = settings, broker
         self._instance, self._grace = instance, grace
         self._holder: LeaseHolder | None = None
+        self._query = ""  # of the holder
+        self._planned: set[int] = set()  # leases that count as replayed in this run
         self._finished = ("", 0)  # identity of the channel, and the last lease
         self.lost = 0
         """How often messages were processed and come again, or were left out."""
@@ -59,16 +72,82 @@ class Chain:
         found: int = self._broker().channel_depth(self._settings.topic, self._settings.channel)
         return found
 
+    # ---- offsets ----
+
+    def offset(self, start: Offset, identity: str, lease: Lease) -> Offset:
+        """The offset of a lease that follows `start`."""
+        more = {"d": 1} if lease.on_disk else {}
+        if "q" in start:
+            more["q"] = start["q"]
+        at = {"c": start["c"], "b": identity, "l": lease.id, "p": lease.parent}
+        return {**at, "t": f"{self._settings.topic}/{self._settings.channel}", **more}
+
+    def check(self, offset: Offset) -> None:
+        """Raises ValueError for an offset of another topic or channel."""
+        here = f"{self._settings.topic}/{self._settings.channel}"
+        if offset.get("t", here) != here:
+            raise ValueError(
+                f"the checkpoint is of a query that reads {offset['t']}, and this query reads "
+                f"{here}: give the options topic and channel that it had, or a new checkpoint"
+            )
+
     # ---- the holder ----
 
-    def adopt(self, consumer: str) -> LeaseHolder:
-        """The holder of the name that the offset has, which is opened if it is not open."""
-        if self._holder is None or self._holder.name != consumer:
+    def begin(self, consumer: str) -> None:
+        """Have the channel for a query's first run. Raises LeaseFenced if another query that lives
+        leases under this name."""
+        if self._holder is None:
+            self._broker().create_channel(self._settings.topic, self._settings.channel)
+            until = time.monotonic() + _ENDING
+            while True:
+                try:
+                    return self._check_owner(consumer, "")
+                except LeaseFenced:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(0.05)
+
+    def _check_owner(self, consumer: str, query: str) -> None:
+        """Raises LeaseFenced if the name's owner is another query than `query`, and lives; or, with
+        `query`, if the name has a lease that another query's checkpoint names."""
+        settings, broker = self._settings, self._broker()
+        if settings.many or not isinstance(broker, shmq.Broker):
+            return
+        try:
+            owner = broker.lease_owner(settings.topic, settings.channel, consumer)
+        except Gone:  # there is no such channel yet
+            return
+        if owner is None or (query and owner.proof == proof_of(_secret(query))):
+            return
+        what = f"read {self.where} under {consumer!r}"
+        if owner.process is not None:
+            raise LeaseFenced(
+                f"{what}: another query, of process {owner.process.split('-')[0]}, leases under "
+                "this name and lives: give each query a consumer of its own, also each sink of one "
+                "DataFrame, and a channel of its own if each shall have all messages"
+            )
+        planned = [lease.id for lease in owner.leases if query and lease.replays]
+        if planned:
+            where = f"--instance {self._instance} {settings.topic} {settings.channel} {planned[-1]}"
+            raise LeaseFenced(
+                f"{what}: lease {planned[-1]} is in the checkpoint of another query. Give this "
+                "query a consumer of its own; or, if that checkpoint is gone: `shmq lease finish "
+                f"{where}` if its messages were processed, else `shmq lease return {where}`"
+            )
+
+    def adopt(self, consumer: str, query: str = "") -> LeaseHolder:
+        """The holder of the name that the offset has, which is opened if it is not open. query: of
+        the offset. Raises LeaseFenced if the name is another query's."""
+        if self._holder is None or (self._holder.name, self._query) != (consumer, query):
             self.close()
             settings, broker = self._settings, self._broker()
             more: dict[str, Any] = {}
             if settings.many and isinstance(broker, shmq.Broker):  # tasks may read from elsewhere
                 more["secret"] = settings.proof
+            elif query:
+                self._check_owner(consumer, query)
+                more["secret"] = _secret(query)
+            self._query = query
             self._holder = broker.lease_holder(
                 settings.topic,
                 settings.channel,
@@ -97,11 +176,13 @@ class Chain:
         """Finish the leases up to the offset, which are processed for good. If the channel has
         another identity now, they no longer exist."""
         through = (offset["b"], offset["l"])
-        if not offset["l"] or through == self._finished or offset["b"] != self.identity:
+        if not offset["l"] or through == self._finished:
             return
         try:
-            self.adopt(offset["c"]).finish_lease(offset["l"])
-            self._finished = through
+            if offset["b"] != self.identity:
+                self._check_returned(offset)
+            else:
+                self.adopt(offset["c"], offset.get("q", "")).finish_lease(offset["l"])
         except MemoryLost:
             raise
         except LeaseLost as exc:
@@ -113,12 +194,29 @@ class Chain:
                     'leaseTtl, or go on with .option("onLostLease", "warn")'
                 ) from None
             _log.warning("%s: processed, and come again: %s", self.where, exc)
+        self._finished = through
+
+    def _check_returned(self, offset: Offset) -> None:
+        """Look at what became of leases in memory that is gone. Raises LeaseLost if one up to the
+        offset was returned when the broker stopped, or may have been read back from disk."""
+        broker = self._broker()
+        if not isinstance(broker, shmq.Broker):
+            return
+        found = broker.leases_returned(offset["b"], offset["c"])
+        if found is None and not offset.get("d"):
+            return  # the channel was deleted, or the memory was lost with its messages
+        if found is None or any(lease <= offset["l"] for lease in found):
+            raise LeaseLost(
+                f"finish lease {offset['l']}: the broker was stopped since, and the messages of "
+                "its open leases went to disk; with --on-stop=keep it keeps them"
+            )
 
     def follow(self, start: Offset) -> tuple[str, int, Lease | None]:
         """Finish the leases up to `start`, which Spark's commit log has. Returns the identity of
         the channel, the id that a next lease names as the one before it, and the open lease that
         follows already, because of a crash before Spark recorded it."""
-        holder = self.adopt(start["c"])
+        self.check(start)
+        holder = self.adopt(start["c"], start.get("q", ""))
         self.finish(start)
         identity = self.identity
         parent: int = start["l"] if start["b"] == identity else 0
@@ -149,7 +247,7 @@ class Chain:
         of them. parts: from the number of messages to that of the parts. Returns None if none is
         left."""
         while waiting := self.waiting():
-            lease = self.adopt(consumer).lease(
+            lease = self.adopt(consumer, self._query).lease(
                 rows, max_bytes, parts(min(waiting, rows)), parent, timeout=0.05
             )
             if lease is not None:
@@ -161,15 +259,18 @@ class Chain:
     def planned(self, start: Offset, end: Offset) -> tuple[str, list[Lease]]:
         """The identity of the channel, and the leases after `start` up to `end`, the oldest first.
         Each counts as replayed once more."""
+        self.check(end)
         identity, leases = self.identity, list[Lease]()
-        holder = self.adopt(end["c"])
+        holder = self.adopt(end["c"], end.get("q", ""))
         lease: int = end["l"] if end["b"] == identity else 0
         first: int = start["l"] if start["b"] == end["b"] else 0
         if not lease:
             self.missing(end, "the broker was restarted, or the channel created again, since")
         while lease > first:
             try:
-                found = holder.look(lease, replay=True)
+                # both sides of a join are planned, in one attempt
+                found = holder.look(lease, replay=lease not in self._planned)
+                self._planned.add(lease)
             except MemoryLost:
                 raise
             except LeaseLost:
@@ -194,6 +295,10 @@ class Chain:
         """A micro-batch that is not there. Raises DataLoss, unless failOnDataLoss=false."""
         left_out(self._settings, self.where, end["l"], why)
         self.lost += 1
+
+
+def _secret(query: str) -> str:
+    return f"shmq spark query {query}"
 
 
 def left_out(settings: Settings, where: str, lease: int, why: str) -> None:

@@ -18,8 +18,8 @@ from shmq.errors import NotRunning
 from shmq.spark.fleet import Fleet
 from shmq.spark.hosts import Host, HostAway
 from shmq.spark.options import Settings
-from shmq.spark.reading import LeasePart, lease_holder_name, parts_for, read_part
-from shmq.spark.reads import Application, Reads
+from shmq.spark.reading import LeasePart, lease_holder_name, parts_for, read_part, reads_of
+from shmq.spark.reads import Application
 from shmq.spark.workers import exempt_modules
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class ManyReader(DataSourceReader):
         name = lease_holder_name(settings)
         fleet = Fleet(settings)
         try:
-            with Reads(None, settings.topic, settings.channel, name).locked() as reads:
+            with reads_of(settings, name).locked() as reads:
                 found = fleet.until(lambda: self._leases(fleet, name))
                 leases: dict[str, tuple[str, list[int]]] = {}
                 for host, identity, lease in found:

@@ -42,7 +42,7 @@ from shmq.spark.fleet import Fleet, Offsets
 from shmq.spark.hosts import Host, HostAway
 from shmq.spark.many import Group, grouped, groups_for, portions_of, read_group
 from shmq.spark.options import Settings
-from shmq.spark.stream import Patience, bounds
+from shmq.spark.stream import Patience, bounds, refuse_once
 
 #: Seconds between two questions for the counts that are only shown.
 _COUNT_EVERY: Final = 1.0
@@ -92,6 +92,7 @@ class ManyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """`start` with the leases that follow it, or `start` if there is no message."""
+        refuse_once(limit)
         _check(start)
         return self._fleet.until(lambda: self._latest(start, limit))
 
@@ -155,14 +156,8 @@ class ManyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             del end[key]  # its last lease is finished, and nothing more is read there
         groups = groups_for(self._settings, found.values())
         for key, lease in found.items():
-            end[key] = {
-                "a": hosts[key].address,
-                "c": consumer,
-                "b": followed[key][0],
-                "l": lease.id,
-                "p": lease.parent,
-                "n": groups,
-            }
+            at = hosts[key].chain.offset({"c": consumer}, followed[key][0], lease)
+            end[key] = {"a": hosts[key].address, "n": groups, **at}
         return end
 
     def _drop_lost(self, start: Offsets) -> set[str]:

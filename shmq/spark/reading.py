@@ -164,8 +164,7 @@ class ShmqReader(DataSourceReader):
         settings = self._settings
         broker = attached(settings.instance, settings.owner)
         name = lease_holder_name(settings)
-        reads = Reads(settings.instance, settings.topic, settings.channel, name)
-        with reads.locked():
+        with reads_of(settings, name).locked() as reads:
             identity, leases = self._leases(broker, name, reads)
         return [
             LeasePart(
@@ -244,6 +243,20 @@ class _Split(Protocol):
 
     @property
     def parts(self) -> int: ...
+
+
+def reads_of(settings: Settings, name: str) -> Reads:
+    """The reads under a name. A process that may not attach cannot foretell their place."""
+    if settings.many:
+        secret = (settings.proof.encode()[:64], "many")
+        return Reads(None, settings.topic, settings.channel, name, lambda: secret)
+    return Reads(
+        settings.instance,
+        settings.topic,
+        settings.channel,
+        name,
+        lambda: staging.secret_of(settings),
+    )
 
 
 def _ids(leases: Iterable[_Split]) -> list[int]:
@@ -384,15 +397,18 @@ def _end(
     if instance is None and not many:
         raise ValueError("instance must be a name, unless instances or lookupd are given")
     topic, channel, name = str(names["topic"]), str(names["channel"]), str(names["consumer"])
-    reads = Reads(instance, topic, channel, name)
-    with reads.locked():
+    given = {"topic": topic, "channel": channel, **many}
+    given |= {} if instance is None else {"instance": instance}
+    given |= {} if owner is None else {"owner": owner}
+    settings = Settings(given)
+    with reads_of(settings, name).locked() as reads:
         read = reads.mine()
         if read is None:
             return _unknown(instance, topic, channel, name, owner)
         ending = Ending(topic, channel, name, read, reads.what, done)
         try:
             if many:
-                count = _end_many(ending, many, owner)
+                count = _end_many(ending, settings)
             else:
                 count = ending.at(attached(instance, owner))
             for _, left in read.leases.values():
@@ -420,13 +436,10 @@ def _unknown(instance: str | None, topic: str, channel: str, name: str, owner: s
     )
 
 
-def _end_many(ending: Ending, many: dict[str, str], owner: str | None) -> int:
+def _end_many(ending: Ending, settings: Settings) -> int:
     from shmq.spark.fleet import Fleet
 
-    given = {"topic": ending.topic, "channel": ending.channel, **many}
-    if owner is not None:
-        given["owner"] = owner
-    fleet = Fleet(Settings(given))
+    fleet = Fleet(settings)
     try:
         return fleet.end(ending.at)
     finally:

@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Final, Self
 
@@ -22,9 +22,10 @@ import psutil
 
 from shmq import procfs
 from shmq.errors import LeaseFenced, LeaseLost
-from shmq.private import Private, staging_directory
+from shmq.private import Private
+from shmq.staging_place import StagingPlace
 
-#: No instance can have this name.
+#: No instance can have a name that ends so.
 _DIRECTORY: Final = "+reads"
 #: Seconds after which what a dead application has read is forgotten.
 _FORGOTTEN: Final = 86_400.0
@@ -85,8 +86,16 @@ class Read:
 class Reads:
     """The reads under one name; `locked` first."""
 
-    def __init__(self, instance: str | None, topic: str, channel: str, name: str) -> None:
-        """instance: None for the reads of many instances."""
+    def __init__(
+        self,
+        instance: str | None,
+        topic: str,
+        channel: str,
+        name: str,
+        secret: Callable[[], tuple[bytes, str]],
+    ) -> None:
+        """instance: None for the reads of many instances. secret: of `StagingPlace`."""
+        self._place = StagingPlace(f"{instance or ''}{_DIRECTORY}", secret)
         self.what = f"{topic}/{channel} under {name!r}"
         words = "\0".join((instance or "", topic, channel, name))
         self._key = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
@@ -95,7 +104,7 @@ class Reads:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Self]:
         """The block is the only one that plans or ends reads under this name."""
-        with Private("/dev/shm", staging_directory(os.geteuid()), _DIRECTORY) as here:
+        with self._place.open() as here:
             fd = here.append(f"lock.{int(self._key, 16) % _LOCKS}")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)

@@ -86,7 +86,7 @@ def directory(settings: Settings) -> Private:
         try:
             if settings.staging:
                 return Private(settings.staging, settings.instance)
-            return StagingPlace(settings.instance, lambda: _secret(settings)).open()
+            return StagingPlace(settings.instance, lambda: secret_of(settings)).open()
         except FileNotFoundError:  # a sweep removed the empty directory
             continue
         except NotOwn as exc:
@@ -94,7 +94,7 @@ def directory(settings: Settings) -> Private:
             raise NotOwn(f"{exc}; {other}") from None
 
 
-def _secret(settings: Settings) -> tuple[bytes, str]:
+def secret_of(settings: Settings) -> tuple[bytes, str]:
     """With what the name of the directory is made: the key of the instance's seals, and its
     memory."""
     with sources.open_readonly(settings.instance, owner=settings.owner) as source:

@@ -70,9 +70,18 @@ def bounds(settings: Settings, limit: ReadLimit) -> tuple[int, int]:
         rows = limit.max_rows
     elif isinstance(limit, ReadMaxBytes):
         max_bytes = limit.max_bytes
-    elif isinstance(limit, ReadAllAvailable):
-        rows, max_bytes = (1 << 32) - 1, (1 << 40)  # more than the broker holds in memory
     return rows, max_bytes
+
+
+def refuse_once(limit: ReadLimit) -> None:
+    """Raises ValueError for a trigger with which Spark does not say when the last micro-batch is
+    done, so that it would never be finished and come again."""
+    if isinstance(limit, ReadAllAvailable):
+        raise ValueError(
+            "trigger(once=True) never finishes its micro-batch: use trigger(availableNow=True), "
+            "which ends as well. If that is what the query has, another source of it cannot do "
+            "that: read that source in a query of its own"
+        )
 
 
 class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -82,6 +91,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._chain = self._new_chain()
         self._consumer = settings.consumer or f"spark-{uuid.uuid4().hex}"
+        self._query = uuid.uuid4().hex
         self._left: int | None = None  # AvailableNow: messages still to be taken
         self._patience = Patience(settings)
 
@@ -113,19 +123,21 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._settings.maxMessagesPerTrigger)
 
     def initialOffset(self) -> Offset:
-        """The offset at which a new query begins."""
-        self._chain.adopt(self._consumer)
-        return {"c": self._consumer, "b": self._chain.identity, "l": 0, "p": 0}
+        """The offset at which a new query begins. Raises LeaseFenced if another query that lives
+        has this consumer."""
+        self._chain.begin(self._consumer)
+        settings, identity = self._settings, self._chain.identity
+        here = f"{settings.topic}/{settings.channel}"
+        return {"c": self._consumer, "b": identity, "l": 0, "p": 0, "t": here, "q": self._query}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The offset of a lease that follows `start`, or `start` if there is no message."""
-        self._consumer = _of_one(start)["c"]
+        refuse_once(limit)
+        self._know(start)
         identity, parent, found = self._chain.follow(start)
         if found is None:
-            found = self._take(start["c"], parent, limit)
-        if found is None:
-            return start
-        return {"c": start["c"], "b": identity, "l": found.id, "p": found.parent}
+            found = self._take(parent, limit)
+        return start if found is None else self._chain.offset(start, identity, found)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The parts of the leases after `start` up to `end`. After a restart Spark calls it without
@@ -133,7 +145,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         settings = self._settings
-        self._consumer = _of_one(end)["c"]
+        self._know(end)
         identity, leases = self._chain.planned(start, end)
         return [
             LeasePart(
@@ -176,10 +188,16 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the holder when the query ends; its leases wait for the next run."""
         self._chain.close()
 
+    def _know(self, offset: Offset) -> None:
+        """Go on as the query that the checkpoint is of."""
+        self._consumer = _of_one(offset)["c"]
+        self._query = offset.get("q", "")
+
     # ---- taking ----
 
-    def _take(self, consumer: str, parent: int, limit: ReadLimit) -> Lease | None:
-        chain, holder = self._chain, self._chain.adopt(consumer)
+    def _take(self, parent: int, limit: ReadLimit) -> Lease | None:
+        chain, consumer = self._chain, self._consumer
+        holder = chain.adopt(consumer, self._query)
         rows, max_bytes = bounds(self._settings, limit)
         if self._left is not None:
             rows = min(rows, self._left)

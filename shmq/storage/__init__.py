@@ -1,8 +1,8 @@
 """The files of a data path: overflow, deferred messages, metadata, the lock. No shared memory.
 
 The formats are nsqd's, byte for byte, so that either program can start on the other's data path.
-Three kinds of files are shmq's own, and nsqd ignores them: `shmq.dat`, `shmq.key` and the chunks of
-deferred messages.
+Four kinds of files are shmq's own, and nsqd ignores them: `shmq.dat`, `shmq.key`, `shmq.leases` and
+the chunks of deferred messages.
 
 * `positions`, `records`: position words and the position file; one message in a segment file
 * `data_path`, `data_files`: the segment files of all queues by name; those of one queue
@@ -11,6 +11,7 @@ deferred messages.
 * `deferred`: the deferred store, chunk files of deferred messages with their due times
 * `metadata`: `nsqd.dat` (topics, channels, pauses) and `shmq.dat` (reserve of the id clock)
 * `key_file`: `shmq.key`, the key of the seals
+* `returned_leases`: `shmq.leases`, the leases that a stop has returned
 * `dirlock`: one broker per data path
 
 Nothing here is thread-safe: an object is for one thread at a time. Only the supervisor writes, and

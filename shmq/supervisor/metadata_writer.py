@@ -65,6 +65,11 @@ class MetadataWriter:
         self._clocks = Pace(_CLOCKS_EVERY, 1.0)
         self._trouble = ""
 
+    @property
+    def data_path(self) -> Path:
+        """Where the metadata are written."""
+        return self._data_path
+
     def run(self, bell: Bell) -> None:
         """Write what has changed until the bell is stopped."""
         while not bell.check():

@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from pathlib import Path
 
+from shmq import peek
 from shmq._native import Broker, Busy, Gone, LayoutMismatch
+from shmq.storage import returned_leases
 from shmq.supervisor import salvage
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
@@ -45,6 +48,7 @@ def flush(
             paused = bool(registry.directory.topics[topic.index]["paused"])
             broker.pause_topic(topic.index, topic.generation, paused)
     metadata_writer.close()
+    _note_leases(registry, metadata_writer.data_path)
     progress, broken = Progress("flushing to disk", len(registry.queues)), []
     for queue in registry.queues:
         while True:
@@ -64,6 +68,22 @@ def flush(
             manager.instance, queue.serial, committed, disk, store, queue.ephemeral
         )
     broker.close_directory()
+
+
+def _note_leases(registry: Registry, data_path: Path) -> None:
+    """Write down the leases that the flush returns. Raises OSError."""
+    returned: returned_leases.Returned = {}
+    memory = int(registry.directory.header["segment"]["instance"][0])
+    for queue in registry.queues:
+        with contextlib.suppress(*salvage.BROKEN):
+            if queue.ephemeral or not queue.view.read("leases_committed"):
+                continue
+            names: dict[str, list[int]] = {}
+            for lease in peek.open_leases(queue.view):
+                names.setdefault(lease.holder, []).append(lease.id)
+            returned[f"{memory:016x}-{int(queue.view.header['segment']['serial'])}"] = names
+    if returned:
+        returned_leases.add(data_path, returned)
 
 
 def _flush_queue(

@@ -31,6 +31,7 @@ NAMES = [
     "nsqd.dat",
     "shmq.dat",
     "shmq.key",
+    "shmq.leases",
     "t:c.diskqueue.000001.dat",
     "t.diskqueue.meta.dat",
     "t:c.deferred.000001.dat",

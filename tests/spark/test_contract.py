@@ -25,7 +25,7 @@ pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows  # noqa: E402
 
-from shmq.spark import staging  # noqa: E402
+from shmq.spark import chain, staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
 from shmq.spark.reading import ShmqReader, finish_lease, return_lease  # noqa: E402
 from shmq.spark.source import ShmqDataSource  # noqa: E402
@@ -153,10 +153,11 @@ def test_a_batch_that_spark_did_not_write_down_is_given_again(broker: shmq.Broke
     again = Query(broker)
     assert again.latest(first) == lost
     assert again.latest(first) == lost
+    again.reader.stop()
     fresh = Query(broker)
     other = fresh.latest(fresh.begin(), 2)  # the checkpoint was deleted: nothing follows lease 0
     assert other["l"] > lost["l"]
-    assert fresh.read(start, other) == [b"003", b"004"]
+    assert fresh.read(fresh.begin(), other) == [b"003", b"004"]
     assert broker.channel_stats("t", "c").leased == 2
 
 
@@ -213,10 +214,11 @@ def test_a_batch_that_fails_for_ever_is_named(broker: shmq.Broker) -> None:
     query = Query(broker, maxReplays=2)
     start = query.begin()
     end = query.latest(start)
-    query.read(start, end)
-    query.read(start, end)
+    for attempt in (query, Query(broker, maxReplays=2)):
+        for _ in range(2):  # both sides of a union
+            assert len(attempt.read(start, end)) == 3
     with pytest.raises(shmq.ShmqError, match="shmq lease return"):
-        query.read(start, end)
+        Query(broker, maxReplays=2).read(start, end)
 
 
 def test_available_now_ends_where_it_began(broker: shmq.Broker) -> None:
@@ -235,12 +237,97 @@ def test_limits(broker: shmq.Broker) -> None:
     publish(broker, 0, 9)
     query = Query(broker, maxBytesPerTrigger=6)
     offset, sizes = query.begin(), []
-    for limit in (ReadMaxRows(5), ReadMaxBytes(3), ReadAllAvailable()):
+    for limit in (ReadMaxRows(5), ReadMaxBytes(3), ReadMaxBytes(100)):
         end = query.reader.latestOffset(offset, limit)
         sizes.append(len(query.read(offset, end)))
         offset = end
     assert sizes == [2, 1, 6]
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(1_000_000)
+
+
+def test_a_trigger_whose_last_batch_is_never_finished_is_refused(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    with pytest.raises(ValueError, match="availableNow"):
+        query.reader.latestOffset(query.begin(), ReadAllAvailable())
+    assert broker.channel_stats("t", "c").depth == 3
+
+
+def test_a_second_query_of_one_consumer_reads_nothing(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sinks of one DataFrame: the second would read what the first one reads."""
+    monkeypatch.setattr(chain, "_ENDING", 0.1)
+    bodies = publish(broker, 0, 3)
+    first = Query(broker)
+    start = first.begin()
+    end = first.latest(start)
+    assert first.read(start, end) == bodies
+    with pytest.raises(LeaseFenced, match=f"process {os.getpid()}, leases .* consumer of its own"):
+        Query(broker).begin()
+    other = {**start, "q": "another checkpoint"}
+    with pytest.raises(LeaseFenced, match="consumer of its own"):
+        Query(broker).latest(other)
+    publish(broker, 3, 4)
+    following = first.latest(end)  # nobody has fenced it
+    assert first.read(end, following) == [b"003"]
+    first.reader.stop()
+    second = Query(broker)
+    begin = second.begin()
+    with pytest.raises(LeaseFenced, match=f"lease finish --instance .* t c {following['l']}"):
+        second.latest(begin)  # its checkpoint may be gone, and its last batch processed or not
+    assert broker.finish_lease("t", "c", following["l"]) == 1
+    publish(broker, 4, 5)
+    assert second.read(begin, second.latest(begin)) == [b"004"]
+
+
+def test_a_checkpoint_knows_its_topic(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    query.reader.stop()
+    broker.create_channel("other", "c")
+    broker.producer("other").publish(b"x")
+    for options in ({"topic": "other"}, {"channel": "d"}):
+        wrong = Query(broker, **options)
+        with pytest.raises(ValueError, match="reads t/c, and this query reads"):
+            wrong.latest(end)
+        with pytest.raises(ValueError, match="reads t/c, and this query reads"):
+            wrong.read(start, end)
+    assert broker.channel_stats("other", "c").depth == 1
+    old = {name: end[name] for name in ("c", "b", "l", "p")}  # of an earlier version
+    assert Query(broker).read(start, old) == [b"000", b"001", b"002"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_restart_between_two_triggers_is_exact_or_told(
+    broker: shmq.Broker, data_path: Path, finished: bool
+) -> None:
+    bodies, query = publish(broker, 0, 3), Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    assert query.read(start, end) == bodies
+    if finished:  # the next trigger came, and there was nothing
+        assert query.latest(end) == end
+    query.reader.stop()
+    broker.close()
+    for _ in range(2):  # any number of restarts
+        shmq.Broker(data_path, broker.instance).close()
+    with shmq.Broker(data_path, broker.instance) as again:
+        if not finished:
+            with pytest.raises(LeaseLost, match="on-stop=keep"):
+                Query(broker).latest(end)
+        loose = Query(broker, onLostLease="warn")
+        publish(again, 3, 5)
+        loose.reader.prepareForTriggerAvailableNow()  # a part may be on disk
+        following, came = loose.latest(end, 10), []
+        while following != end:
+            came += loose.read(end, following)
+            end, following = following, loose.latest(following, 10)
+        assert came == ([b"003", b"004"] if finished else [*bodies, b"003", b"004"])
+        assert loose.reader.reportLatestOffset()["lost_leases"] == (0 if finished else 1)
+        loose.reader.stop()
 
 
 def test_a_batch_may_wait_for_more_messages(broker: shmq.Broker) -> None:
