@@ -109,8 +109,10 @@ class _Ends:
         return self._place.topic
 
     def empty(self) -> bool:
-        """Return True if no item waits. Another process may put or get one at any time. Raises Gone
-        if the broker has ended."""
+        """Return True if no item waits. Another process may put or get one at any time. Raises
+        OSError after `close`, as `multiprocessing` does, and Gone if the broker has ended."""
+        if self._closed:
+            raise OSError(f"{self!r} is closed in this process")
         return self._place.size() == 0
 
     def close(self) -> None:

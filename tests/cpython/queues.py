@@ -12,6 +12,9 @@ import queue
 import unittest
 
 import shmq
+from shmq import layout, sources
+from shmq.layout import State
+from shmq.queues.place import CHANNEL
 
 # Before the import of the tests, whose classes take the names from here.
 for _name in ("Queue", "JoinableQueue", "SimpleQueue"):
@@ -33,12 +36,21 @@ originals.install_tests_in_module_dict(globals(), os.environ["START_METHOD"])
 
 
 class Queue(shmq.JoinableQueue):
-    """The tests know the order of the items by the name of the class, and read `maxsize`, which
-    `queue.Queue` has and `multiprocessing.Queue` has not."""
+    """The tests know the order of the items by the name of the class, and read `maxsize` and
+    `unfinished_tasks`, which `queue.Queue` has and `multiprocessing.Queue` has not."""
 
     def __init__(self, maxsize: int = 0) -> None:
         super().__init__(maxsize)
         self.maxsize = maxsize
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """How many items were put and are not done."""
+        with sources.open_readonly(self._place.instance) as source:
+            topic = source.directory.find_topic(self.name)
+            found = topic and source.directory.find_queue(topic.index, CHANNEL)
+            states = layout.state(source.queue(found).slots["word"])
+            return int(((states != State.FREE) & (states != State.PINNED)).sum())
 
 
 class TestQueueOfThreads(test_queue.BaseQueueTestMixin, unittest.TestCase):

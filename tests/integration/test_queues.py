@@ -153,6 +153,8 @@ def test_a_closed_queue_raises_value_error(module_broker: shmq.Broker, kind: str
     with made:
         pass
     assert "closed" in repr(made)
+    with pytest.raises(OSError, match="closed"):
+        made.empty()
     for item in ("small", np.zeros(100_000)):
         with pytest.raises(ValueError, match="closed"):
             made.put(item)
