@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Unpack
 
 from shmq.client.dead_letters import check_no_cycle
+from shmq.errors import Gone
 from shmq.finder import Finder
 from shmq.names import check_name
+from shmq.option_fields import TRANSIT
 from shmq.settings import KEYS, Settings, SettingWords, unknown_keyword
 
 if TYPE_CHECKING:
@@ -18,6 +21,11 @@ class Configurable(Finder):
 
     def views(self) -> NativeSource:
         """Read-only views of the segments. Raises Gone."""
+        raise NotImplementedError
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits in force. Raises Gone."""
         raise NotImplementedError
 
     def configure(
@@ -62,3 +70,20 @@ class Configurable(Finder):
             return Settings.from_native(native.topic_settings(index, generation))
         native, queue, serial = self._existing_queue(topic, channel)
         return Settings.from_native(native.settings(queue, serial))
+
+    def _at_once(self, topic: str, rows: int, size: int) -> tuple[int, int]:
+        """How many of so many messages and bytes are published to the topic together, by those who
+        publish long runs in pieces: a piece never waits for more room than the broker, or a channel
+        with `max_messages` or `max_bytes`, can ever have. Raises Gone."""
+        limits = self.limits
+        rows = min(rows, max(limits["mem_queue_size"], TRANSIT) // 4)
+        size = min(size, limits["arena_size"] // 8)
+        directory = self.views().directory
+        index = self._existing_topic(topic)[1]
+        names = {queue.channel for queue in directory.live_queues() if queue.topic == index}
+        for channel in names - {None} or {None}:
+            with contextlib.suppress(Gone):  # it was deleted just now
+                settings = self.settings(topic, channel)
+                rows = min(rows, settings.max_messages or rows)
+                size = min(size, settings.max_bytes or size)
+        return max(rows, 1), max(size, 1)

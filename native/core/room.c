@@ -516,6 +516,7 @@ int drop_oldest(shmq_broker *b, shmq_map *map, uint32_t n, uint64_t bytes, uint3
 static int size_check(const shmq_map *map, const wish *w)
 {
 	uint32_t budget = budget_of(map, w->purpose);
+	uint64_t has;
 
 	if (w->n > budget)
 		return fail(SHMQ_TOO_BIG,
@@ -528,6 +529,12 @@ static int size_check(const shmq_map *map, const wish *w)
 		            "%u messages of %llu bytes in all; a queue holds %llu in memory: publish less "
 		            "at once, or raise arena_size",
 		            w->n, (unsigned long long)w->bytes, (unsigned long long)bytes_budget(map));
+	has = shared_memory_below(w->bytes);
+	if (has)
+		return fail(SHMQ_TOO_BIG,
+		            "%u messages of %llu bytes in all; /dev/shm has %llu: publish less at once, or "
+		            "enlarge it (docker run --shm-size=...)",
+		            w->n, (unsigned long long)w->bytes, (unsigned long long)has);
 	return 0;
 }
 

@@ -19,7 +19,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
+
+/* Bytes of the smallest file system that can hold an instance. */
+#define SHARED_MEMORY_LEAST (4U << 20)
 
 uint64_t round_page(uint64_t bytes)
 {
@@ -65,6 +69,18 @@ static int populate(uint8_t *at, uint64_t bytes)
 		how = MADV_POPULATE_READ; /* mapped for reading only */
 	}
 	return 0;
+}
+
+uint64_t shared_memory_below(uint64_t bytes)
+{
+	struct statvfs s;
+	uint64_t has;
+
+	/* A smaller one would not hold an instance; and the question is a system call. */
+	if (bytes < SHARED_MEMORY_LEAST || statvfs("/dev/shm", &s))
+		return 0;
+	has = (uint64_t)s.f_blocks * s.f_frsize; /* 0: mounted without a limit */
+	return bytes > has ? has : 0;
 }
 
 int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes)

@@ -33,6 +33,9 @@ typedef struct queue_plan {
 uint64_t round_page(uint64_t bytes);
 int segment_map(int fd, uint64_t size, uint8_t **base);
 void segment_unmap(uint8_t *base, uint64_t size);
+/* Bytes that the file system of shared memory has in all, if `bytes` are more than that; otherwise
+ * 0. A body that is larger can never be stored, and to try would fill it. */
+uint64_t shared_memory_below(uint64_t bytes);
 /* Back [at, at + bytes) of a shared mapping with pages: SHMQ_NO_SPACE instead of a SIGBUS later. */
 int segment_commit(uint8_t *base, uint64_t at, uint64_t bytes);
 /* Give the whole pages of [from, to) back to the system; the range then reads as zeros. */

@@ -199,6 +199,13 @@ static int put(shmq_store *s, const storing *w, bool *stored)
 
 static int value_check(const shmq_store *s, uint64_t key_length, uint64_t length)
 {
+	uint64_t has = shared_memory_below(length);
+
+	if (has)
+		return fail(SHMQ_TOO_BIG,
+		            "the value has %llu bytes, and /dev/shm %llu: enlarge it (docker run "
+		            "--shm-size=...)",
+		            (unsigned long long)length, (unsigned long long)has);
 	if (length > s->max_value)
 		return fail(SHMQ_TOO_BIG,
 		            "the value has %llu bytes, and a message of this broker has at most %llu "

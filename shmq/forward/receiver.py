@@ -17,7 +17,6 @@ import numpy as np
 from shmq.errors import BadArgument, Full, Rejected
 from shmq.forward.loop import Loop
 from shmq.forward.origin import Origin, Portion
-from shmq.option_fields import TRANSIT
 
 if TYPE_CHECKING:
     from shmq.broker import Broker
@@ -46,9 +45,7 @@ class Receiver(Loop):
         super().__init__(origin)
         self._origin, self._most = origin, most or _MOST
         self._producer: Any = broker.producer(topic)
-        limits = broker.limits
-        self._rows = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
-        self._size = min(_BYTES, limits["arena_size"] // 8)
+        self._rows, self._size = broker._at_once(topic, _ROWS, _BYTES)
 
     def _connect(self) -> None:
         self._origin.open(self._reached)

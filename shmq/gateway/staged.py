@@ -35,7 +35,6 @@ from shmq.errors import BadArgument, Full, MemoryLost, MessageTooBig, Rejected, 
 from shmq.gateway.asker import Asker
 from shmq.gateway.lease_requests import Values
 from shmq.gateway.staged_space import Space, sweep
-from shmq.option_fields import TRANSIT
 from shmq.private import Private
 from shmq.staging_place import StagingPlace
 
@@ -183,13 +182,11 @@ class StagedRows:
         after: int,
         whose: int,
     ) -> tuple[int, bool]:
-        limits = self._broker.limits
-        most = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
-        size = min(_BYTES, limits["arena_size"] // 8)
+        most, size = self._broker._at_once(topic, _ROWS, _BYTES)
         key, epoch = _key(values), int(values["epoch"])
         at = published = bodies = 0
         end = time.monotonic() + _PUBLISHING
-        pieces = _pieces(here, _files(here, topic, values, attempts), most, size)
+        pieces = _pieces(here, _files(here, topic, values, attempts), most, size, after)
         piece = next(pieces, None)
         while piece is not None:
             following = next(pieces, None)
@@ -399,12 +396,14 @@ _Piece = tuple[memoryview, Any, int]
 
 
 def _pieces(
-    here: Private, names: Sequence[tuple[str, int]], rows: int, size: int
+    here: Private, names: Sequence[tuple[str, int]], rows: int, size: int, after: int
 ) -> Iterator[_Piece]:
     """Yield the rows of the files in order, in pieces that a queue has room for: at most `rows`
-    rows of `size` bytes. The split is the same every time."""
+    rows of `size` bytes. One of them begins at row `after`: those before it are published, and the
+    limits may have been others then."""
     import numpy as np  # slow to import
 
+    done = 0
     for name, length in names:
         data = memoryview(here.read(name))
         if len(data) != length:
@@ -425,6 +424,9 @@ def _pieces(
             while start < count:
                 most = int(np.searchsorted(ends, ends[start] + size, "right")) - 1
                 stop = min(max(most, start + 1), start + rows, count)
+                if done < after:
+                    stop = min(stop, start + after - done)
+                done += stop - start
                 first, last = int(ends[start]), int(ends[stop])
                 yield bodies[first:last], ends[start : stop + 1] - first, stop - start
                 start = stop

@@ -35,6 +35,10 @@ GIVE_BACK: Final = signal.SIGUSR1
 #: Seconds between two tries to store an outcome in a store without room: at first, at most.
 _PAUSES: Final = (0.001, 0.05)
 
+#: Seconds after which an outcome counts as one that never fits, if the store has no other and still
+#: refuses it. Memory that was just given back may take moments to be there again.
+_ALONE: Final = 5.0
+
 #: Bytes of the largest outcome for which a worker keeps its memory.
 _SCRATCH: Final = 16 << 20
 
@@ -265,16 +269,24 @@ class _Worker:
 
     def _deliver(self, key: bytes, found: bytes | objects.Packed) -> None:
         """Store an outcome. Waits while the store is full: its room comes back when others are
-        collected."""
+        collected. An outcome that can never fit becomes the error MessageTooBig."""
         value: bytes | memoryview = found if isinstance(found, bytes) else self._written(found)
         pause, most = _PAUSES
+        alone: float | None = None  # since when the store has no other value, and no room
         while True:
             try:
                 self.site.store.set(key, value, self.site.ttl)
                 return
             except MessageTooBig as exc:
                 value = self.site.outcomes.error(exc)
-            except Full:
+            except Full as exc:
+                if self.site.store.stats().keys or len(value) < objects.LARGE:
+                    alone = None
+                elif alone is None:
+                    alone = time.monotonic()
+                elif time.monotonic() - alone > _ALONE:
+                    value = self.site.outcomes.error(_never(len(value), exc))
+                    continue
                 time.sleep(pause)
                 pause = min(pause * 2, most)
 
@@ -292,3 +304,11 @@ class _Worker:
         """Give back what is left, and leave the instance."""
         with contextlib.suppress(ShmqError):
             self.site.close()
+
+
+def _never(length: int, refused: Full) -> MessageTooBig:
+    """The error for an outcome that an empty store has refused."""
+    return MessageTooBig(
+        f"store the outcome of a task: it has {length} bytes, and the results store has no other, "
+        f"but there is no room: {refused}"
+    )

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from shmq.option_fields import TRANSIT
 from shmq.spark import staging
 from shmq.spark.options import Settings
 from shmq.spark.reading import attached
@@ -19,6 +18,9 @@ from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
     from shmq.spark.many_sink import Sent
+
+#: Rows and bytes that are published together, if the broker and the channels have room for them.
+_MANY = 1 << 40
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -64,9 +66,9 @@ def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
         from shmq.spark import many_sink
 
         return many_sink.publish_now(batches, settings)
-    producer, rows = attached(settings.instance, settings.owner).producer(settings.topic), 0
-    limits = attached(settings.instance, settings.owner).limits
-    most = max(1, max(limits["mem_queue_size"], TRANSIT) // 4)
+    broker, rows = attached(settings.instance, settings.owner), 0
+    producer = broker.producer(settings.topic)
+    most, _ = broker._at_once(settings.topic, _MANY, _MANY)
     for batch in batches:
         column = staging.bodies_of(batch, settings)
         for start in range(0, len(column), most):

@@ -44,7 +44,6 @@ import pyarrow.compute as pc
 
 import shmq
 from shmq import procfs, sources
-from shmq.option_fields import TRANSIT
 from shmq.private import NotOwn, Private
 from shmq.spark.options import Settings
 from shmq.staging_place import StagingPlace
@@ -403,19 +402,24 @@ def _clear(here: Private, prefix: str, epoch: int) -> None:
             here.unlink(name)
 
 
-def _pieces(readers: Iterable[Any], rows: int, size: int) -> Iterator[pa.Array]:
+def _pieces(readers: Iterable[Any], rows: int, size: int, after: int) -> Iterator[pa.Array]:
     """Yield the rows of the files in order, as arrays that a queue has room for: at most `rows`
-    rows of `size` bytes. The split is the same every time."""
+    rows of `size` bytes. One of them begins at row `after`: those before it are published, and the
+    limits may have been others then."""
+    done = 0
     for reader in readers:
         for number in range(reader.num_record_batches):
             column = reader.get_batch(number).column(0)
             start = 0
             while start < len(column):
                 piece = column[start : start + rows]
+                if done < after:
+                    piece = piece[: after - done]
                 while len(piece) > 1 and _bytes_of(piece) > size:
                     piece = piece[: len(piece) // 2]
                 yield piece
                 start += len(piece)
+                done += len(piece)
 
 
 def _reader(here: Private, item: Staged, mapped: collections.deque[Any]) -> Any:
@@ -450,11 +454,9 @@ def _bytes_of(array: pa.Array) -> int:
 
 
 def _publish(producer: Any, readers: Iterable[Any], settings: Settings, mark: _Mark | None) -> int:
-    limits = attached_limits(settings)
-    rows = max(1, min(_ROWS, max(limits["mem_queue_size"], TRANSIT) // 4))
-    size = min(_BYTES, limits["arena_size"] // 8)
+    rows, size = _room(settings)
     at = published = 0
-    pieces = _pieces(readers, rows, size)
+    pieces = _pieces(readers, rows, size, 0 if mark is None else mark.after)
     piece = next(pieces, None)
     while piece is not None:
         following = next(pieces, None)
@@ -481,8 +483,8 @@ def _publish(producer: Any, readers: Iterable[Any], settings: Settings, mark: _M
     return published
 
 
-def attached_limits(settings: Settings) -> dict[str, int]:
-    """The limits of the broker that is written to."""
+def _room(settings: Settings) -> tuple[int, int]:
+    """How many rows and bytes of them the topic that is written to can take together."""
     from shmq.spark.reading import attached
 
-    return attached(settings.instance, settings.owner).limits
+    return attached(settings.instance, settings.owner)._at_once(settings.topic, _ROWS, _BYTES)

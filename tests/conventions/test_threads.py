@@ -34,7 +34,7 @@ THREADS = {
     "integrations/django/crew.py:_follow": "the worker process",
     "integrations/django/files.py:tell": "the worker process",
     "pool/crew.py:Crew": "its executor's end, and that of its last worker",
-    "pool/executor.py:Executor._send": "the last task that waits for room; it keeps the executor until then",
+    "pool/executor.py:Executor._send": "the last task that waits for room, which keeps it",
     "pool/inbox.py:_Collector": "a second after the last future that it watches",
     "pool/worker.py:_Worker.__init__": "the worker process",
     "remote/lease.py:RemoteLeaseHolder.__init__": "its holder, which it has weakly",

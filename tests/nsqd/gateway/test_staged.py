@@ -391,3 +391,57 @@ def test_a_stranger_who_takes_every_name_that_he_sees_stops_nobody(server: Serve
     finally:
         for path in taken:
             shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- limits of channels ----
+
+
+@pytest.mark.parametrize("overflow", ["block", "reject", "drop-oldest"])
+@pytest.mark.parametrize("limit", ["max_messages", "max_bytes"])
+def test_an_epoch_is_published_in_pieces_that_a_channel_can_hold(
+    server: Server, remote: shmq.RemoteBroker, topic: str, overflow: Any, limit: str
+) -> None:
+    rows = [b"%04d" % n for n in range(250)]
+    with shmq.attach(server.instance) as broker:
+        broker.configure(topic, "c", overflow=overflow, **{limit: 400 if "bytes" in limit else 100})
+        consumer, came = broker.consumer(topic, "c"), list[bytes]()
+        done = threading.Event()
+
+        def drain() -> None:
+            while not done.is_set() or broker.channel_depth(topic, "c"):
+                batch = consumer.take_many(50, 0.05)
+                came.extend(batch.bodies())
+                batch.finish()
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        staged = remote.stage(topic, "w", 1, rows)
+        try:
+            while True:
+                try:
+                    remote.commit(topic, "w", 1, [staged])
+                    break
+                except shmq.Rejected:  # the channel was full just then: the commit goes on
+                    assert overflow == "reject"
+        finally:
+            done.set()
+            thread.join()
+        if overflow != "drop-oldest":
+            assert came == rows
+
+
+def test_a_commit_goes_on_where_it_stopped_whatever_the_limits_are_now(
+    server: Server, remote: shmq.RemoteBroker, topic: str
+) -> None:
+    """The pieces of the second try are others: they begin where those of the first one ended."""
+    rows = [b"%04d" % n for n in range(250)]
+    with shmq.attach(server.instance) as broker:
+        broker.configure(topic, "c", overflow="reject", max_messages=70)
+        staged = remote.stage(topic, "w", 1, rows)
+        with pytest.raises(shmq.Rejected):
+            remote.commit(topic, "w", 1, [staged])
+        broker.configure(topic, "c", overflow="block", max_messages=1000)
+        remote.commit(topic, "w", 1, [staged])
+        with broker.consumer(topic, "c", max_in_flight=1000) as consumer:
+            assert [consumer.take(WATCHDOG).body for _ in rows] == rows  # type: ignore[union-attr]
+            assert consumer.take(0) is None
