@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -75,7 +76,17 @@ class EmbeddedSupervisor:
         """Start it and wait until it answers. Raises ShmqError, with the last lines of its log, if
         it ends or does not answer within 60 s."""
         with self._lock:
-            process = self._process = self._spawn()
+            try:
+                process = self._process = self._spawn()
+            except BaseException as exc:
+                self._said.close()
+                if not isinstance(exc, OSError):
+                    raise
+                raise ShmqError(
+                    f"start the supervisor of instance {self.options.instance!r} by "
+                    f"{exc.filename or sys.executable}: {exc.strerror}; name a Python that has "
+                    "shmq by multiprocessing.set_executable(PATH)"
+                ) from exc
         if not self._wait_ready(process):
             what = (
                 f"was not ready after {_START_SECONDS:g} s"
@@ -137,8 +148,9 @@ class EmbeddedSupervisor:
         words = ["serve", *self.options.to_argv(), f"--parent-pid={self._owner}"]
         if self._owned:
             words.append("--owned")
+        command = interpreter.run_main("shmq.__main__", words)
         return subprocess.Popen(
-            interpreter.run_main("shmq.__main__", words),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,

@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from shmq.errors import ShmqError
+
 #: The packages that a process of shmq imports, as far as they are installed.
 _NEEDED = ("shmq", "numpy", "posix_ipc", "psutil", "click", "aiohttp", "cramjam", "re2", "uvloop")
 
@@ -33,7 +35,25 @@ def run_main(module: str, words: Sequence[str] = ()) -> list[str]:
 
 def run_code(code: str, words: Sequence[str] = ()) -> list[str]:
     """The command that runs `python -c CODE WORDS...` in the same way; `sys` is imported."""
-    return [sys.executable, "-P", "-c", _PLACES.format(places=_places(), code=code), *words]
+    return [_python(), "-P", "-c", _PLACES.format(places=_places(), code=code), *words]
+
+
+def _python() -> str:
+    """The Python to start: `multiprocessing.set_executable` may have named one. Raises ShmqError if
+    there is none. A frozen application would start itself, again and again."""
+    spawn = sys.modules.get("multiprocessing.spawn")
+    named = spawn.get_executable() if spawn is not None else None
+    python = os.fsdecode(named) if named else sys.executable
+    frozen = getattr(sys, "frozen", False) and python == sys.executable
+    if python and not frozen:
+        return python
+    what = f"{python} is a frozen application" if frozen else "this program embeds Python"
+    raise ShmqError(
+        f"start a process of shmq: {what}, so there is no Python to start; name one that has shmq "
+        "by multiprocessing.set_executable(PATH), or run `shmq serve --instance NAME` beside this "
+        'program and use it: shmq.Executor(instance="NAME"), shmq.Queue(name="jobs", '
+        'broker=shmq.attach("NAME"))'
+    )
 
 
 def _places() -> list[str]:

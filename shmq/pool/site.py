@@ -16,6 +16,7 @@ from shmq.broker import Broker, attach
 from shmq.client import Producer
 from shmq.errors import Gone, ShmqError
 from shmq.pool.outcome import Outcomes
+from shmq.queues import tree
 from shmq.seal import results_seal
 from shmq.settings import dead_topic
 
@@ -32,6 +33,7 @@ KEPT: Final = 86_400.0
 
 _KEYS: Final = 1 << 22
 _BYTES: Final = 1 << 34
+_PER_KEY: Final = 300  # bytes of a store, without values
 #: Bytes of tasks that wait in a private pool's channel.
 _AHEAD: Final = 4 << 20
 _ALARM: Final = b"broken"
@@ -84,9 +86,13 @@ class Site:
         if self.broker.settings(place.topic, CHANNEL).max_attempts != place.attempts:
             self.broker.configure(place.topic, CHANNEL, max_attempts=place.attempts)
         outcomes, signs = place.stores
-        self.store = self.broker.results(outcomes, _KEYS, _BYTES)
+        room = (
+            tree.within_reach(_KEYS, tree.STORE_SHARE, _PER_KEY),
+            tree.within_reach(_BYTES, tree.STORE_SHARE),
+        )
+        self.store = self.broker.results(outcomes, *room)
         """The outcomes by the keys of their tasks."""
-        self.signs = self.broker.results(signs, _KEYS, _BYTES)
+        self.signs = self.broker.results(signs, *room)
         """Signs between processes: which tasks are cancelled, which workers were ready and ended in
         order. They have room when there is none for outcomes."""
         self.producer: Producer = self.broker.producer(place.topic)

@@ -16,6 +16,7 @@ import mmap
 import multiprocessing
 import os
 import re
+import resource
 import secrets
 import threading
 from multiprocessing import util
@@ -37,6 +38,15 @@ _ITEMS: Final = 1 << 20
 _HELD: Final = 1 << 18
 _BYTES: Final = 16 << 30
 _LARGEST: Final = (1 << 31) - 64
+
+#: The parts of a limited address space that the arena takes, a queue, and a results store's keys,
+#: or its values.
+_ARENA_SHARE: Final = 8
+_QUEUE_SHARE: Final = 64
+STORE_SHARE: Final = 256
+_LEAST: Final = 1 << 24  # bytes of a mapping, however little there is
+_ROUND: Final = 1 << 12
+_PER_ITEM: Final = 700  # bytes of a queue, without bodies
 
 _MADV_POPULATE_WRITE: Final = 23  # include/uapi/asm-generic/mman-common.h
 #: Finalizers below 0 run after `multiprocessing` has joined the children.
@@ -112,12 +122,27 @@ def _sizes() -> Keywords:
         except OSError as exc:  # older than Linux 5.14
             if exc.errno == errno.EINVAL:
                 return {}
+    arena, items = within_reach(_BYTES, _ARENA_SHARE), within_reach(_ITEMS, _QUEUE_SHARE, _PER_ITEM)
     return {
-        "mem_queue_size": _ITEMS,
-        "in_flight_slots": _HELD,
-        "arena_size": _BYTES,
-        "max_msg_size": _LARGEST,
+        "mem_queue_size": items,
+        "in_flight_slots": min(_HELD, items),
+        "arena_size": arena,
+        # each results store has room for two values of this size
+        "max_msg_size": _LARGEST if arena == _BYTES else arena // 8,
     }
+
+
+def within_reach(most: int, share: int, each: int = 1) -> int:
+    """How much a mapping is to hold, of things that have so many bytes each: `most`, or what a
+    limit of the address space (`ulimit -v`) leaves for this share of it. A forked child maps
+    everything once more."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return most
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * mmap.PAGESIZE
+    found = max(max(limit - used, 0) // share, _LEAST) // each
+    return min(most, found - found % _ROUND)
 
 
 def _sweep() -> None:

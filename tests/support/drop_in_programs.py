@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -258,6 +259,19 @@ def nested(library: str, number: int) -> int:
 def a_pool_in_a_task(lib: Any, context: Any) -> None:
     with lib.Executor(2, context) as executor:
         say(*executor.map(nested, [getattr(lib, "__name__", "")] * 3, range(3)))
+
+
+@program("fork")
+def address_space_limited(lib: Any, context: Any) -> None:
+    """As by `ulimit -v`, on clusters. The present size does not count: numeric libraries
+    map memory for each CPU."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 30),) * 2)
+    queues = [lib.Queue() for _ in range(3)]
+    for number, queue in enumerate(queues):
+        queue.put(number)
+    say(*(queue.get() for queue in queues))
+    ask(lib, context)
 
 
 # ---- Executor: what a task finds ----
