@@ -33,9 +33,11 @@ class SparkOption:
     help: str
     where: str = "read, write"
     """Where it applies: read (batch and streaming), batch or stream (reads of that kind only),
-    write."""
+    write; separated by commas."""
     is_secret: bool = False
     """Whether no text may repeat its value."""
+    is_listed: bool = True
+    """Whether lists of the options have it: not if its default needs no thought."""
 
 
 def _text(text: str) -> str:
@@ -183,6 +185,7 @@ OPTIONS: Final = (
         _text,
         "the same as token, by the name that NSQ has for it",
         is_secret=True,
+        is_listed=False,
     ),
     SparkOption(
         "secret",
@@ -224,9 +227,17 @@ OPTIONS: Final = (
         "consumer",
         None,
         _text,
-        "the name that the leases are held under; give every query one of its own, so "
-        "that a query without a checkpoint finds what the last one held",
+        "the name that the leases are held under, one for each query and application; with it the "
+        "next run of a program that died finds what that one held; else one that nothing else has",
         "read",
+    ),
+    SparkOption(
+        "peek",
+        False,
+        _flag,
+        "look at the messages that wait in memory, and take none: for show(), limit() and count() "
+        "on a channel that consumers need",
+        "batch",
     ),
     SparkOption(
         "columns",
@@ -248,6 +259,7 @@ OPTIONS: Final = (
         _count,
         "rows below which a batch is not split further",
         "read",
+        is_listed=False,
     ),
     SparkOption(
         "maxMessagesPerTrigger",
@@ -269,6 +281,7 @@ OPTIONS: Final = (
         _from_zero,
         "wait for this number of messages...",
         "stream",
+        is_listed=False,
     ),
     SparkOption(
         "maxTriggerDelay",
@@ -276,6 +289,7 @@ OPTIONS: Final = (
         _seconds,
         "...but not longer than this",
         "stream",
+        is_listed=False,
     ),
     SparkOption(
         "pollTimeout",
@@ -283,13 +297,14 @@ OPTIONS: Final = (
         _seconds,
         "how long an idle query waits for messages at a time",
         "stream",
+        is_listed=False,
     ),
     SparkOption(
         "leaseTtl",
         600.0,
         _seconds,
-        "time without a sign of life of the driver after which what it holds goes back to "
-        "the channel",
+        "time after the end of the driver, or without a sign of life of it, after which what it "
+        "holds goes back to the channel",
         "read",
     ),
     SparkOption(
@@ -298,6 +313,7 @@ OPTIONS: Final = (
         _seconds,
         "the same after the driver's process ended; else leaseTtl; not for many instances",
         "read",
+        is_listed=False,
     ),
     SparkOption(
         "maxReplays",
@@ -305,14 +321,15 @@ OPTIONS: Final = (
         _from_zero,
         "plan a micro-batch at most this number of times, then fail; 0: no limit",
         "stream",
+        is_listed=False,
     ),
     SparkOption(
         "failOnDataLoss",
         True,
         _flag,
-        "fail where the checkpoint names messages that the broker no longer holds; false: "
-        "go on without them",
-        "stream",
+        "fail where messages that the checkpoint names are lost, were processed and come again, or "
+        "are left out by a write, because of a later txnVersion; false: log it and go on",
+        "stream, write",
     ),
     SparkOption(
         "onLostLease",
@@ -321,6 +338,7 @@ OPTIONS: Final = (
         "what to do if a micro-batch was processed but its messages went back to the channel "
         "meanwhile, so that they come again",
         "stream",
+        is_listed=False,
     ),
     SparkOption(
         "publish",
@@ -334,14 +352,16 @@ OPTIONS: Final = (
         "txnAppId",
         None,
         _text,
-        "name for exactly-once over separate writes; a streaming query has its own",
+        "name for exactly-once over separate writes; a streaming query has its own; another one "
+        "for a new checkpoint, and for each write of a micro-batch",
         "write",
     ),
     SparkOption(
         "txnVersion",
         None,
         _from_zero,
-        "number of a batch write under txnAppId; a write whose number was written is skipped",
+        "number of a batch write under txnAppId; if it is the last one that was written, the write "
+        "is skipped; below that it is an error",
         "write",
     ),
     SparkOption(
@@ -357,6 +377,7 @@ OPTIONS: Final = (
         _text,
         "directory on this host for rows that are not committed yet; else one in /dev/shm",
         "write",
+        is_listed=False,
     ),
     SparkOption(
         "timeout",
@@ -368,6 +389,17 @@ OPTIONS: Final = (
 )
 
 _BY_NAME: Final = {option.name.lower(): option for option in OPTIONS}
+#: Names that users of other sources know, and what shmq has in their place.
+_OTHERS: Final = {
+    "subscribe": "topic",
+    "assign": "topic",
+    "kafka.bootstrap.servers": "instance, or instances",
+    "group.id": "channel",
+    "kafka.group.id": "channel",
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "startingoffsets": "channel: a topic's first one has all, another one what comes",
+    "includeheaders": "columns, with properties",
+}
 #: Options that Spark itself adds.
 _SPARKS: Final = {"path", "checkpointlocation", "header"}
 
@@ -383,13 +415,17 @@ class Settings:
             if option is None:
                 if name.lower() in _SPARKS:
                     continue
-                known = ", ".join(item.name for item in OPTIONS)
-                raise ValueError(f"shmq has no option {name!r}; there are {known}")
+                known = ", ".join(item.name for item in OPTIONS if item.is_listed)
+                hint = _OTHERS.get(name.lower())
+                here = f" (here it is {hint})" if hint else ""
+                raise ValueError(f"shmq has no option {name!r}{here}; there are {known}")
             try:
                 self._values[option.name] = option.parse(text)
             except ValueError as exc:
                 shown = "" if option.is_secret else f", {text!r}"
                 raise ValueError(f"option {option.name} of shmq{shown}: {exc}") from None
+        if not self._values["failOnDataLoss"] and "onlostlease" not in {*map(str.lower, given)}:
+            self._values["onLostLease"] = "warn"
         if not self._values["topic"]:
             raise ValueError('shmq needs to know what to read or write: .option("topic", NAME)')
         named = [name for name in ("instance", "instances", "lookupd") if self._values[name]]
@@ -436,6 +472,8 @@ def table(options: Iterable[SparkOption] = OPTIONS) -> str:
     """The options as text for a docstring."""
     lines = []
     for option in options:
+        if not option.is_listed:
+            continue
         default = ",".join(option.default) if isinstance(option.default, tuple) else option.default
         shown = "" if default in (None, "") else f" [{default}]"
         lines.append(f"    {option.name} ({option.where}): {option.help}{shown}")

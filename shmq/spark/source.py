@@ -77,13 +77,17 @@ class ShmqDataSource(DataSource):
         for `shmq.spark.finish_lease`."""
         from shmq.spark.reading import MARK, names_of
 
-        metadata = {MARK: names_of(self._settings)}
+        metadata = {} if self._settings.peek else {MARK: names_of(self._settings)}
         return StructType(
             [StructField(name, _TYPES[name], True, metadata) for name in self._settings.columns]
         )
 
     def reader(self, schema: Any) -> Any:
         """The reader of a batch query."""
+        if self._settings.peek:
+            from shmq.spark.looking import PeekReader
+
+            return PeekReader(self._settings)
         if self._settings.many:
             from shmq.spark.many import ManyReader
 
@@ -98,7 +102,9 @@ class ShmqDataSource(DataSource):
         try:
             need(STREAM, "a streaming read with shmq")
         except NoPySpark as exc:
-            return _Refusal(str(exc))
+            return _Refusal(NoPySpark(str(exc)))
+        if self._settings.peek:
+            return _Refusal(ValueError("option peek of shmq is for batch reads: spark.read"))
         if self._settings.many:
             from shmq.spark.many_stream import ManyStreamReader
 
@@ -127,15 +133,15 @@ class _Refusal(DataSourceStreamReader):
     """A reader that says what is missing when the stream begins. An older Spark hides the text of
     an error that is raised before."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def initialOffset(self) -> Any:
-        """Raises NoPySpark."""
-        raise NoPySpark(self._why)
+        """Raises the error."""
+        raise self._error
 
     def _refuse(self, *_: Any) -> Any:
-        raise NoPySpark(self._why)
+        raise self._error
 
     latestOffset = partitions = read = commit = _refuse
 

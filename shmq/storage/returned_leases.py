@@ -1,7 +1,7 @@
 """The leases that a stop of the broker has returned: `shmq.leases`.
 
-A stop writes the messages of open leases to disk, and the memory that knew the leases is gone. Who
-held one, and has processed it, could not tell its end from a lease that was finished before. So the
+A stop writes the messages of open leases to disk, and the memory that knew the leases is gone. A
+holder that has processed a lease could not tell its end from that of one which it finished. So the
 stop writes down, before it returns anything, which leases of a channel were open, and under which
 names. The file is JSON: from the identity of a channel, which no later memory has, to
 {name: [lease, ...]}. A channel that ever had leases is there also if none was open.

@@ -476,6 +476,34 @@ def test_a_lease_lives_as_long_as_the_application(broker: shmq.Broker) -> None:
     eventually(lambda: broker.channel_stats("t", "c").leased == 0)
 
 
+def test_a_look_takes_nothing(broker: shmq.Broker) -> None:
+    bodies = publish(broker, 0, 2500)
+    broker.producer("t").publish(b"last", properties={"key": "17"})
+    look = batch(broker, peek="true", columns="id,timestamp,attempts,body,topic,properties")
+    for _ in range(2):
+        batches = [batch for part in look.partitions() for batch in look.read(part)]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert [row["body"] for row in rows] == [*bodies, b"last"]
+        assert (rows[-1]["topic"], rows[-1]["properties"]) == ("t", [("key", b"17")])
+    few = batch(broker, peek="true", maxMessagesPerTrigger=1200)
+    assert rows_of(few) == bodies[:1200]
+    counts = broker.channel_stats("t", "c")
+    assert (counts.depth, counts.leased, counts.in_flight) == (2501, 0, 0)
+    (part,) = batch(broker).partitions()[:1]
+    (read,) = [next(batch(broker).read(part))]
+    same = ("id", "timestamp")
+    assert {name: rows[0][name] for name in same} == {
+        name: read.to_pylist()[0][name] for name in same
+    }
+    with pytest.raises(shmq.Gone):
+        batch(broker, channel="misspelt", peek="true").partitions()
+    with pytest.raises(ValueError, match="one instance"):
+        ShmqDataSource({"instances": "a:1", "topic": "t", "peek": "true"}).reader(None)
+    source = ShmqDataSource({"topic": "t", "peek": "true"})
+    with pytest.raises(ValueError, match="batch reads"):
+        source.streamReader(None).initialOffset()
+
+
 def test_a_read_under_the_name_of_a_stream_is_refused(broker: shmq.Broker) -> None:
     publish(broker, 0, 3)
     query = Query(broker)

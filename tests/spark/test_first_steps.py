@@ -99,7 +99,17 @@ def test_help_is_there_after_the_import(tmp_path: Path) -> None:
     done = python("import shmq.spark; help(shmq.spark.source.ShmqDataSource)", tmp_path)
     assert done.returncode == 0, done.stderr
     for option in shmq.spark.options.OPTIONS:
-        assert option.name in done.stdout
+        assert (f" {option.name} (" in done.stdout) == option.is_listed
+
+
+def test_the_page_has_every_option_that_is_listed() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    found = {line.split("|")[1].strip(" `"): line for line in rows}
+    listed = {option.name: option for option in shmq.spark.options.OPTIONS if option.is_listed}
+    assert found.keys() == listed.keys()
+    for name, option in listed.items():
+        assert f"| {option.where} |" in found[name]
+        assert option.help in found[name]
 
 
 def test_names_stay_what_they_are_however_often_they_are_asked_for() -> None:
@@ -218,7 +228,7 @@ def test_the_readmes_spark_program_runs_as_pasted(
 ) -> None:
     """Only the names of the instance and of the checkpoint are the test's."""
     section = PAGE.read_text()
-    (program,) = re.findall(r"```python\n(.*?)```", section.partition("\n### ")[0], re.DOTALL)
+    program, batch = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert program.count('"jobs"') == 4
     program = program.replace('"jobs"', repr(broker.instance))
     program = program.replace('"/var/tmp/report"', repr(str(tmp_path / "report")))
@@ -252,3 +262,13 @@ def test_the_readmes_spark_program_runs_as_pasted(
         for query in spark.streams.active:
             query.stop()
     assert sorted(take_all(broker, "out", "seen").bodies) == [b"A", b"B"]
+    eventually(lambda: broker.lease_owner("clicks", "report", "report").process is None)
+    for lease in broker.lease_owner("clicks", "report", "report").leases:
+        broker.finish_lease("clicks", "report", lease.id)  # its next run would have done that
+    broker.producer("clicks").publish_many([b"c", b"d"])
+    batch = batch.replace('"jobs"', repr(broker.instance))
+    batch = batch.replace('"/var/tmp/clicks"', repr(str(tmp_path / "clicks")))
+    exec(compile(batch, str(PAGE), "exec"), names)
+    written = spark.read.parquet(str(tmp_path / "clicks")).collect()
+    assert sorted(bytes(row.body) for row in written) == [b"c", b"d"]
+    assert broker.channel_stats("clicks", "report").depth == 0
