@@ -8,6 +8,7 @@ from typing import Any
 
 from chaos.storm import (
     actors,
+    errand_actors,
     many_actors,
     operators,
     policy_actors,
@@ -69,6 +70,14 @@ ROLES = (
         weight=16,
     ),
     Role(result_actors.Keeper, "", seats=3, survivors=1, weight=24),
+    Role(errand_actors.Visitor, "", seats=2, weight=24),
+    *(Role(errand_actors.Putter, topic, weight=6) for topic in errand_actors.QUEUES),
+    *(
+        Role(errand_actors.Getter, topic, seats=2, survivors=1, weight=12)
+        for topic in errand_actors.QUEUES
+    ),
+    Role(errand_actors.Submitter, errand_actors.POOL, seats=2, survivors=1, weight=8),
+    Role(errand_actors.Caller, "work", "b", seats=2, weight=10),
 )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from chaos.storm import (
     actors,
     checker,
+    errand_actors,
     many_actors,
     operators,
     policy_actors,
@@ -109,6 +110,7 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         if os.getppid() != parent:
             os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it is not the storm that is asked to end
         fd = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, 1)
         os.dup2(fd, 2)
@@ -466,11 +468,17 @@ class Round:
         self.until("everybody ends", lambda: not any(seat.pid for seat in working), fill=False)
         self.until("a supervisor answers", lambda: self.serving)
         self.seats = [self.supervisor]
+        self.everything_is_back()
+        self.employ([(topic, "") for topic in errand_actors.QUEUES], errand_actors.Sweeper)
+        self.employ([(errand_actors.POOL, "")], errand_actors.Finisher)
+        self.everything_is_back()
         self.employ([("work", "")], operators.Unpauser)
         if self.choice.random() < 0.3:
             self.flush()
             self.until("a supervisor answers", lambda: self.serving)
-        places, dead = self.channels(), {promise.dead for promise in self.promises}
+        errands = (errand_actors.POOL, *errand_actors.QUEUES)
+        places = [place for place in self.channels() if not place[0].startswith(errands)]
+        dead = {promise.dead for promise in self.promises}
         self.employ([place for place in places if place[0] not in dead], actors.Drainer)
         self.employ([place for place in places if place[0] in dead], policy_actors.LetterDrainer)
         self.employ([("", "")], result_actors.Auditor)
@@ -480,6 +488,34 @@ class Round:
         self.flush()
         if left := shm.list_objects(self.instance):
             self.problem("left", f"in shared memory: {left}")
+
+    def everything_is_back(self) -> None:
+        """Nobody is at work, so every place is free but the supervisor's and its gateway's, the
+        workers of pools are gone, and there are the stores of those that last."""
+        directory, instance = self.directory, self.instance
+
+        def back() -> bool:
+            with sources.open_readonly(instance) as source:
+                clients = source.directory.clients
+                free = source.directory.free_clients
+                pids = set(clients["pid"][clients["state"] != 0].tolist())
+                with contextlib.closing(shm.Permits(instance)) as permits:
+                    return permits.free == free and pids <= ours()
+
+        def ours() -> set[int]:
+            return {self.supervisor.pid, *children_of(self.supervisor.pid)}
+
+        self.until("every place is free", back, fill=False)
+        self.until(
+            "the workers of pools end",
+            lambda: not errand_actors.living_workers(directory),
+            fill=False,
+        )
+        with sources.open_readonly(instance) as source:
+            stores = {store.name for store in source.directory.live_stores()}
+        pool = {name for name in stores if name.startswith(errand_actors.POOL)}
+        if left := stores - {result_actors.STORE} - pool:
+            self.problem("left", f"results stores: {sorted(left)}")
 
     def recounted(self) -> dict[tuple[str, str | None], recount.Recount]:
         try:

@@ -26,7 +26,7 @@ limit     more messages wait in a channel than it may hold
 disk      a channel that keeps its messages in memory has written some to disk
 
 `letters` has the rules for failures and dead letters: letter, undead, company. `results` has the
-one for results stores: result.
+one for results stores: result. `errand_rules` has the one for queues and pools: errand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from chaos.storm import letters, policies, results
+from chaos.storm import errand_rules, letters, policies, results
 from chaos.storm.history import (
     Outcome,
     Settling,
@@ -80,6 +80,7 @@ def check(directory: Path) -> Verdict:
         policies.disk,
         letters.letters,
         results.results,
+        errand_rules.errands,
     ):
         rule(history, verdict)
     return verdict

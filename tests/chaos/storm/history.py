@@ -63,6 +63,7 @@ class What(IntEnum):
         22  # of a results store. flag: Access, count: which key, key: the value to be stored or
     )
     # the number to be added, id: ns that the value lives, 0: for ever
+    ERRAND = 24  # flag: Errand, key: see there, count: 1 if it is as it was sent
     ACCESSED = 23  # flag: Outcome, count: 1 if it was found or stored, key: the value or the number
     # found, id: 1 if its body is as it was stored
     # the storm's own, of the actor `key`
@@ -86,6 +87,18 @@ class Access(IntEnum):
     POP = 4  # a wait that deletes, too
     DELETE = 5
     COUNT = 6
+
+
+class Errand(IntEnum):
+    """Steps of an item of a queue, or a task of a pool, of that key."""
+
+    CAME = 1  # no errand: a process attaches, or has attached
+    BEGUN = 2  # about to be sent
+    SENT = 3  # the call returned
+    ASKED = 4  # somebody asks for the next one, or waits for a value
+    HAD = 5  # it was got, or its value came
+    ENDING = 6  # about to be said to be done
+    ENDED = 7  # the call returned
 
 
 class Outcome(IntEnum):

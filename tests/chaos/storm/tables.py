@@ -182,6 +182,7 @@ class History:
     counted: list[Count]
     files: list[File]
     """All that were read."""
+    directory: Path
 
     @classmethod
     def read(cls, directory: Path) -> History:
@@ -240,6 +241,7 @@ class History:
 
 class _Reader:
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._settings = Settings.load(directory)
         self._files = list(read_files(directory))
         self._channels: dict[tuple[str, str], int] = {}
@@ -293,6 +295,7 @@ class _Reader:
             {number: self._reigns(name) for name, number in self._channels.items()},
             self._counted(),
             self._files,
+            self._directory,
         )
 
     def _homes(self) -> Array:

@@ -31,6 +31,11 @@ ROLES = {
     "undertaker",
     "many-consumer",
     "results-user",
+    "visitor",
+    "putter",
+    "getter",
+    "submitter",
+    "caller",
 }
 
 
@@ -70,6 +75,10 @@ def test_a_storm_breaks_no_promise(tmp_path: Path) -> None:
         "calls on a results store",
         "additions to numbers",
         "of these to consumers of many topics",
+        "errands of visitors",
+        "errands of item-queue",
+        "errands of chore-queue",
+        "errands of errands",
     ):
         assert counts[what] > 0, (what, counts)
     assert len(found["delays"]) + len(found["disturbed"]) > 0
