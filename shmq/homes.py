@@ -33,7 +33,9 @@ from shmq.storage.positions import MOST_META, parse_meta, unpack
 _log = logging.getLogger("shmq.broker")
 
 #: Files of a data path that hold no messages.
-_NO_MESSAGES: Final = frozenset({"nsqd.dat", "shmq.dat", "shmq.key", "shmq.leases"})
+_NO_MESSAGES: Final = frozenset(
+    {"nsqd.dat", "shmq.dat", "shmq.copy.dat", "shmq.key", "shmq.leases"}
+)
 
 
 def parent() -> Path | None:

@@ -20,7 +20,7 @@ from shmq import _native, names
 from shmq.diagnostics.findings import Report, Table
 from shmq.diagnostics.readable import body_field, moment
 from shmq.layout import constant
-from shmq.storage import deferred
+from shmq.storage import deferred, metadata
 from shmq.storage.positions import MAX_OFFSET
 from shmq.storage.records import MESSAGE_HEADER, RECORD_OVERHEAD, decode_records
 
@@ -389,9 +389,12 @@ def read_reserve(path: Path, fd: int, count: int, say: Progress) -> Report:
     document = _json(report, fd)
     if document is None:
         return report
-    clock = document.get("id_clock", 0)
-    if not isinstance(clock, int) or isinstance(clock, bool) or clock < 0:
-        report.hurt(None, f"id_clock is {clock!r}, not a count")
+    text = os.pread(fd, _MOST_WHOLE, 0)
+    try:
+        clock = metadata.parse_reserve(path, text)
+        report.facts["topics with settings"] = len(metadata.parse_settings(path, text))
+    except metadata.MetadataError as exc:
+        report.hurt(None, str(exc.strerror))
     else:
         report.facts["id clock"] = clock
         when = constant("EPOCH_NS") + clock * constant("ID_UNIT_NS")
@@ -429,7 +432,7 @@ def _json(report: Report, fd: int) -> dict[str, Any] | None:
 #: Reader of a file by its name; the first match counts. A new kind of file gets a line here.
 READERS: list[tuple[re.Pattern[str], Reader]] = [
     (re.compile(r"nsqd\.dat(\..+)?"), read_topics),
-    (re.compile(r"shmq\.dat(\..+)?"), read_reserve),
+    (re.compile(r"shmq\.(copy\.)?dat(\..+)?"), read_reserve),
     (re.compile(r".+\.diskqueue\.meta\.dat(\..+)?"), read_meta),
     (re.compile(r".+\.diskqueue\.\d+\.dat(\.bad(\.\d+)?)?"), read_records),
     (_CHUNK_NAME, read_deferred),

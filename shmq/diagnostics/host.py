@@ -447,6 +447,8 @@ def _bad_files(path: Path) -> list[Finding]:
         problem(
             "data path",
             f"{path} has files set aside as damaged: {bad[0]}{more}",
-            f"see what is in them: shmq inspect {path / bad[0]}; then move them away",
+            f"see what is in them: shmq inspect {shlex.quote(str(path / bad[0]))}; then move them "
+            "away, or stop the broker, give a file that is whole its name without .bad, and start "
+            "it: then what is in it is delivered",
         )
     ]

@@ -226,7 +226,7 @@ def removed(count: int) -> str:
 
 #: Names of the files that a broker creates in its data path.
 _BROKERS_FILE = re.compile(
-    r"(nsqd|shmq)\.dat|shmq\.key|.+\.(diskqueue|deferred)\..+\.dat(\.bad(\.\d+)?)?|.+\.tmp"
+    r"(nsqd|shmq|shmq\.copy)\.dat|shmq\.key|.+\.(diskqueue|deferred)\..+\.dat(\.bad(\.\d+)?)?|.+\.tmp"
 )
 
 

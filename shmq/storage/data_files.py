@@ -58,6 +58,11 @@ class DataFiles:
         """The path of the position file."""
         return self.data_path / f"{self.base}.diskqueue.meta.dat"
 
+    @property
+    def mark_path(self) -> Path:
+        """The path of the file that says that the deletion of all these files has begun."""
+        return self.data_path / f"{self.base}.diskqueue.removed.dat"
+
     def files(self) -> list[int]:
         """The numbers of the existing data files, rising. Lists the whole directory."""
         prefix, numbers = f"{self.base}.", []
@@ -134,6 +139,8 @@ class DataFiles:
         if self._write_file != file:
             self._close_write()
             flags = os.O_RDWR | (os.O_CREAT if create else 0)
+            if create and self.mark_path.exists():  # what is written now is not to be removed
+                self.mark_path.unlink(missing_ok=True)
             self._new_names = self._new_names or create
             self._write_fd = self._open(self.file_path(file), flags)
             self._write_file = file

@@ -2,6 +2,7 @@
 
     <base>.diskqueue.000000.dat ...   records
     <base>.diskqueue.meta.dat         the position file
+    <base>.diskqueue.removed.dat      the deletion of these files has begun (shmq's own)
     <base>.diskqueue.000000.dat.bad   set aside after damage
 
 `<base>` is `<topic>` for a topic's backlog and `<topic>:<channel>` for a channel.
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmq.storage.metadata import valid_name
-from shmq.storage.positions import LAST_FILE
 
 _DATA_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<file>\d{6,})\.dat(?P<bad>\.bad(?:\.\d+)?)?")
 _META_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.meta\.dat")
+_MARK_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.removed\.dat")
+_MOST_NUMBER = (1 << 63) - 1  # of nsqd's files; see `diskqueue_recovery` for those above LAST_FILE
 _TEMPORARY_NAME = re.compile(
-    r"(?:.+\.diskqueue\.meta|.+\.deferred\.\d{6,}(?:\.\d+)?|nsqd|shmq|shmq\.results\..+)"
+    r"(?:.+\.diskqueue\.meta|.+\.deferred\.\d{6,}(?:\.\d+)?|nsqd|shmq|shmq\.copy|shmq\.results\..+)"
     r"\.dat\.\d+\.tmp"
 )
 
@@ -67,15 +69,21 @@ def existing_files(data_path: Path | str) -> dict[str, QueueFiles]:
 def _number(match: re.Match[str]) -> int | None:
     """The number in a data file's name; None if no queue would give a file this name."""
     number = int(match["file"])
-    return number if number <= LAST_FILE and match["file"] == f"{number:06d}" else None
+    return number if number <= _MOST_NUMBER and match["file"] == f"{number:06d}" else None
 
 
 def remove_temporary(data_path: Path | str) -> int:
-    """Delete temporary files (`*.dat.<random>.tmp`) that a crash left. Returns their number.
+    """Delete temporary files (`*.dat.<random>.tmp`) that a crash left, and the marks of deletions
+    that have nothing more to delete. Returns their number.
 
     The caller holds the data path's lock. Raises OSError.
     """
-    names = [name for name in os.listdir(data_path) if _TEMPORARY_NAME.fullmatch(name)]
+    found = os.listdir(data_path)
+    names = [name for name in found if _TEMPORARY_NAME.fullmatch(name)]
+    marks = {match["base"]: name for name in found if (match := _MARK_NAME.fullmatch(name))}
+    if marks:
+        there = {match["base"] for name in found if (match := _DATA_NAME.fullmatch(name))}
+        names += [name for base, name in marks.items() if base not in there]
     for name in names:
         os.unlink(os.path.join(data_path, name))
     return len(names)
@@ -93,3 +101,13 @@ def data_file_number(name: str, base: str) -> int | None:
     if match is None or match["base"] != base or match["bad"]:
         return None
     return _number(match)
+
+
+def bad_name(path: Path) -> Path:
+    """The name under which a file is set aside: `<name>.bad`, or `.bad.1` and so on if there is
+    one."""
+    bad, attempt = path.with_name(path.name + ".bad"), 0
+    while bad.exists():
+        attempt += 1
+        bad = path.with_name(f"{path.name}.bad.{attempt}")
+    return bad

@@ -36,6 +36,7 @@ from typing import NamedTuple
 
 from shmq.shared import Shared
 from shmq.storage import StorageError, own_files
+from shmq.storage.data_path import bad_name
 from shmq.storage.metadata import atomic_write, sync_directory, valid_name
 from shmq.storage.records import RECORD_OVERHEAD
 
@@ -255,6 +256,11 @@ class Piece(NamedTuple):
     next_due: int | None  # of the message after them; None: it was not read
 
     @property
+    def first(self) -> bytes:
+        """The record of the first message."""
+        return self.data[: 4 + _LENGTH.unpack_from(self.data)[0]]
+
+    @property
     def position(self) -> int:
         """Chunk number << 24 | number of the first message, as the core takes it."""
         return self.chunk.number << CHUNK_SHIFT | self.chunk.read
@@ -315,13 +321,22 @@ class DeferredStore:
         """
         read_number, read_message = read >> CHUNK_SHIFT, read & (1 << CHUNK_SHIFT) - 1
         self._highest = max(self._highest, write or 0, read_number)
+        twice: list[ChunkFile] = []
         for file in files:
             if file.number <= gone or (write is not None and file.number > write):
                 (self.data_path / file.name).unlink(missing_ok=True)
                 continue
             self._highest = max(self._highest, file.number)
+            if write is None and file.number in self.chunks:
+                twice.append(file)
+                continue
             known = read_message if file.number == read_number else 0
             self._open(ChunkFile(file.number, max(file.read, known), file.name))
+        for file in twice:  # somebody gave a chunk that was set aside this number
+            self._highest += 1
+            name = self.file_name(self._highest, file.read)
+            os.rename(self.data_path / file.name, self.data_path / name)
+            self._open(ChunkFile(self._highest, file.read, name))
         self.settle()
 
     def _open(self, file: ChunkFile) -> None:
@@ -379,10 +394,7 @@ class DeferredStore:
 
     def _set_aside(self, name: str, wrong: str, linked: bool = False) -> None:
         """Give a file a `.bad` name. linked: as a second name, so that the file also stays."""
-        bad, attempt = f"{name}.bad", 0
-        while (self.data_path / bad).exists():
-            attempt += 1
-            bad = f"{name}.bad.{attempt}"
+        bad = bad_name(self.data_path / name).name
         self.bad_files += 1
         _log.error("%s: %s; set aside as %s", self.data_path / name, wrong, bad)
         (os.link if linked else os.rename)(self.data_path / name, self.data_path / bad)
@@ -436,6 +448,29 @@ class DeferredStore:
             dues.append(due)
             ends.append(end)
         return Piece(chunk, b"".join(parts), dues, ends, next_due)
+
+    def keep_first(self, piece: Piece) -> Path:
+        """Set the first message of a piece aside in a chunk of its own, and leave the others.
+        Returns the path of that chunk. Raises OSError; the message is then where it was.
+
+        A death in the middle leaves the message in both, and the next try sets it aside again.
+        """
+        chunk, path = piece.chunk, self.data_path / piece.chunk.name
+        contents = decode(own_files.read_file(path, _MOST_BYTES))
+        first, *left = contents.left(chunk.read)
+        self._highest += 1  # no chunk gets this number while this store lives
+        bad = bad_name(self.data_path / self.file_name(self._highest))
+        atomic_write(bad, encode([first]))
+        self.bad_files += 1
+        if left:
+            atomic_write(path, encode(left, chunk.read))
+            self.chunks[chunk.number] = Chunk(
+                chunk.number, chunk.read, len(left), left[0].due, _HEADER.size, chunk.name
+            )
+        else:
+            del self.chunks[chunk.number]
+            self._delete(chunk.name)
+        return bad
 
     def _entries(self, chunk: Chunk) -> Iterator[tuple[int, bytes | None, int]]:
         """(due, record, offset after it) of each unread message. A record None means damage."""

@@ -38,18 +38,23 @@ from shmq.storage.positions import (
     MAX_OFFSET,
     MOST_META,
     Meta,
+    MetaText,
     pack,
     parse_meta,
+    parse_text,
     unpack,
 )
 from shmq.storage.records import (
     LENGTH_PREFIX,
     MESSAGE_HEADER,
+    MOST_RECORD,
     RECORD_OVERHEAD,
     RecordRun,
     Scanner,
     count_records,
+    is_record,
     most_prefix,
+    record_length,
 )
 
 _FEW_FILES = 1000  # up to this many are unlinked by number; for more the directory is listed
@@ -94,8 +99,8 @@ class DiskQueue(DataFiles):
         """`base`: `<topic>` or `<topic>:<channel>`. No file is touched.
 
         max_bytes_per_file: a file ends before a record that would make it longer (bytes).
-        max_msg_size: longest body (bytes). A longer record is treated as damage, so never pass
-        less than the longest body that the files already hold.
+        max_msg_size: longest body (bytes). A longer record is read too if it is whole (see
+        `record_at`), so that a smaller limit loses nothing that is on disk.
         sync_every: reads and writes between two syncs; sync_timeout: most seconds between them.
         Raises ValueError for an invalid base name or an impossible limit.
         """
@@ -128,7 +133,7 @@ class DiskQueue(DataFiles):
         Raises ValueError for an impossible length, StorageError if no file number is left.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
-        least, most = RECORD_OVERHEAD, 4 + most_prefix(self.max_msg_size)
+        least, most = RECORD_OVERHEAD, MOST_RECORD  # longer than the limit is what was on disk
         if sizes.size and not (sizes.min() >= least and sizes.max() <= most):
             raise ValueError(f"a record length is outside [{least}, {most}]")
         file, offset = unpack(position)
@@ -293,11 +298,12 @@ class DiskQueue(DataFiles):
                 position = pack(file + 1, 0)
                 continue
             data = self.read_at(file, offset, min(max_bytes, end - offset))
-            count, used, damaged = scan(data, self.max_msg_size)
-            if not count and not damaged:  # a record longer than max_bytes, or cut off
-                data = self.read_at(file, offset, self._record_length(data, file, offset, end))
-                count, used, damaged = scan(data, self.max_msg_size)
+            count, used, _ = scan(data, self.max_msg_size)
+            if not count and (length := self.record_at(file, offset, end)):
+                data = self.read_at(file, offset, length)  # longer than max_bytes, or the limit
+                count, used = int(len(data) == length), len(data)
             if not count:
+                data = self.read_at(file, offset, self._record_length(file, offset, end))
                 reason = self._what_is_wrong(data, end - offset)
                 raise self._damage(position, write_position, reason)
             next_position = pack(file, offset + used)
@@ -305,7 +311,7 @@ class DiskQueue(DataFiles):
                 next_position = pack(file + 1, 0)
             data = data if used == len(data) else data[:used]
             self.note(count)
-            return RecordRun(data, position, next_position, count, self.max_msg_size)
+            return RecordRun(data, position, next_position, count, max(self.max_msg_size, used))
         return RecordRun(b"", position, position, 0, self.max_msg_size)
 
     def _end_of(self, file: int, position: int, write_position: int) -> tuple[int, bool]:
@@ -322,10 +328,28 @@ class DiskQueue(DataFiles):
             raise self._damage(position, write_position, reason)
         return end, file == write_file
 
-    def _record_length(self, data: bytes | memoryview, file: int, offset: int, end: int) -> int:
-        """How many bytes to read to have the first record whole, or all that exists of it."""
-        if len(data) < 4:
-            data = self.read_at(file, offset, min(4, end - offset))
+    def record_at(self, file: int, offset: int, end: int) -> int:
+        """The bytes of the record at this offset of a file whose valid bytes end at `end`; 0 if
+        there is none, or only part of one.
+
+        A length within the limit is believed. A longer one is believed if the id has its digits and
+        another record, or the end, follows: the limit was larger when it was written.
+        Raises OSError.
+        """
+        room = end - offset
+        head = bytes(self.read_at(file, offset, min(RECORD_OVERHEAD, room)))
+        length = record_length(head, room)
+        if length <= 4 + most_prefix(self.max_msg_size):
+            return length
+        if not is_record(head, room):
+            return 0
+        rest = room - length
+        following = bytes(self.read_at(file, offset + length, min(RECORD_OVERHEAD, rest)))
+        return length if rest < RECORD_OVERHEAD or is_record(following, rest) else 0
+
+    def _record_length(self, file: int, offset: int, end: int) -> int:
+        """How many bytes to read to have all that exists of the record at this offset."""
+        data = self.read_at(file, offset, min(4, end - offset))
         if len(data) < 4:
             return len(data)
         length = int(LENGTH_PREFIX.unpack_from(data)[0])
@@ -420,8 +444,8 @@ class DiskQueue(DataFiles):
             with contextlib.suppress(FileNotFoundError):
                 if self.file_path(read_file).stat().st_size == read_offset:
                     read_file, read_offset = read_file + 1, 0
-        text = f"{depth}\n{read_file},{read_offset}\n{write_file},{write_offset}\n"
-        replace(self.meta_path, text.encode("ascii"))
+        text = MetaText(depth, read_file, read_offset, write_file, write_offset)
+        replace(self.meta_path, str(text).encode("ascii"))
         self.synced = write_position
 
     def can_be(self, read_position: int, write_position: int) -> bool:
@@ -433,8 +457,9 @@ class DiskQueue(DataFiles):
             self.synced = meta.write_position if meta else 0
         return max(read_position, self.synced) <= write_position <= pack(MAX_FILE, 0)
 
-    def load_meta(self) -> Meta | None:
-        """Read the position file. None if it is missing, or (logged) has impossible contents.
+    def load_text(self) -> MetaText | None:
+        """Read the position file, with numbers that may be too large for a position word. None if
+        it is missing, or (logged) is no position file.
 
         It is parsed as tolerantly as by nsqd's Fscanf: blanks before numbers, CRLF, a missing last
         line end and anything after the third line are accepted. Raises OSError if it cannot be
@@ -444,10 +469,24 @@ class DiskQueue(DataFiles):
             text = own_files.read_start(self.meta_path, MOST_META)
         except FileNotFoundError:
             return None
-        meta = parse_meta(text)
-        if meta is None:
+        found = parse_text(text)
+        if found is None:
             _log.error("%s: not a position file: %r", self.meta_path, text[:80])
+        return found
+
+    def load_meta(self) -> Meta | None:
+        """Read the position file as `load_text` does. None also if its numbers are impossible."""
+        found = self.load_text()
+        meta = None if found is None else parse_meta(str(found).encode())
+        if found is not None and meta is None:
+            _log.error("%s: impossible positions: %r", self.meta_path, str(found))
         return meta
+
+    def put_text(self, text: MetaText) -> None:
+        """Replace the position file with these numbers, and fsync the directory. Raises OSError."""
+        replace(self.meta_path, str(text).encode("ascii"))
+        sync_directory(self.data_path)
+        self.synced = None
 
     # -- removal
 
@@ -459,8 +498,11 @@ class DiskQueue(DataFiles):
         file, _ = unpack(read_position)
         lowest = self.lowest
         if lowest is None:  # adopted: probe downwards, as listing the directory takes too long
-            lowest = file
-            while lowest and self.file_path(lowest - 1).exists():
+            # A file is deleted before the position file leaves it behind. One that is further down
+            # was not left by reading: somebody gave it its name (back).
+            meta, lowest = self.load_meta(), file
+            least = unpack(meta.read_position)[0] if meta else 0
+            while lowest > least and self.file_path(lowest - 1).exists():
                 lowest -= 1
         numbers: Iterable[int] = range(lowest, file)
         if len(range(lowest, file)) > _FEW_FILES:  # an overwritten position may name any file
@@ -476,9 +518,9 @@ class DiskQueue(DataFiles):
         Returns the position at which to continue reading and writing: as with nsqd, the start of
         the file after all existing files and after the file of `write_position`. To continue within
         a removed file would leave a hole at its start.
-        A position file that calls everything read is written first, so that a death in the middle
-        leaves nothing that would be delivered again. If that write fails (a full disk), the
-        deletion continues without it.
+        A mark, and a position file that calls everything read (for nsqd), are written first, so
+        that a death in the middle leaves nothing that would be delivered again. If that fails (a
+        full disk), the deletion continues without them.
         """
         numbers = self.files()
         last = -1 if write_position is None else unpack(write_position)[0]
@@ -486,10 +528,12 @@ class DiskQueue(DataFiles):
         self.close()
         if numbers:
             with contextlib.suppress(OSError):
+                os.close(own_files.open_file(self.mark_path, os.O_CREAT | os.O_WRONLY))
                 self.write_meta(0, following, following)
             self.unlink(numbers)
             sync_directory(self.data_path)
         self.meta_path.unlink(missing_ok=True)
+        self.mark_path.unlink(missing_ok=True)
         self.synced = 0
         self.lowest = None
         self._operations = 0

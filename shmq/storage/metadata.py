@@ -1,4 +1,5 @@
-"""The metadata files: `nsqd.dat` lists topics and channels, `shmq.dat` has the id clock's reserve.
+"""The metadata files: `nsqd.dat` lists topics and channels, `shmq.dat` has the id clock's reserve
+and the settings of topics and channels, `shmq.copy.dat` the same once more.
 
 Source: nsqd, `nsqd/nsqd.go` (LoadMetadata, PersistMetadata). `nsqd.dat` is nsqd's own format, byte
 for byte: JSON without white space or newline, `null` for empty lists, ephemeral names left out.
@@ -13,16 +14,20 @@ import json
 import logging
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from shmq.storage import StorageError, own_files
 
 METADATA_NAME = "nsqd.dat"
 RESERVE_NAME = "shmq.dat"
+COPY_NAME = "shmq.copy.dat"
 METADATA_VERSION = "1.3.0"  # as nsqd 1.3.0 writes it; no program checks it on load
+
+T = TypeVar("T")
 
 _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(r"(?=.{1,64}\Z)[.a-zA-Z0-9_-]+(?:#ephemeral)?")
@@ -66,7 +71,7 @@ def load(data_path: Path | str) -> list[TopicMeta]:
 
 def parse_topics(path: Path, text: bytes) -> list[TopicMeta]:
     """`load` for a file `path` that contains `text`."""
-    document = _parse(path, text, "move it away to start without the topics it names")
+    document = _parse(path, text)
     topics: dict[str, bool] = {}
     channels: dict[str, dict[str, bool]] = {}
     for entry in _list_of(path, document, "topics"):
@@ -126,39 +131,88 @@ def modified(data_path: Path | str) -> int:
         return 0
 
 
-def load_reserve(data_path: Path | str) -> int:
-    """The id clock (in the unit in which it was stored) below which ids may have been issued.
+@dataclass(frozen=True, slots=True)
+class Own(Generic[T]):
+    """The contents of shmq.dat: the id clock (in the unit in which it was stored) below which ids
+    may have been issued, and the saved settings of topics and channels."""
 
-    0 if there is no file. Raises MetadataError if the file has impossible contents.
+    clock: int
+    settings: T
+
+
+def load_own(data_path: Path | str, understand: Callable[[Path, dict[str, Any]], T]) -> Own[T]:
+    """The contents of `<data_path>/shmq.dat`, or of its copy if it is damaged or missing (logged).
+    Without both it is a fresh start: no clock, no settings.
+
+    understand: makes settings of the document that `store_reserve` was given; raises MetadataError
+    if it makes no sense. Raises MetadataError, with the one remedy, if what is there of the two is
+    damaged; ForeignFile and other OSErrors.
     """
-    path = Path(data_path) / RESERVE_NAME
-    return parse_reserve(path, _read(path))
+    paths = [Path(data_path) / name for name in (RESERVE_NAME, COPY_NAME)]
+    wrong: list[MetadataError | None] = []
+    for path in paths:
+        try:
+            text = _read_file(path)
+            if text is not None:
+                found = Own(parse_reserve(path, text), understand(path, parse_settings(path, text)))
+                break
+            wrong.append(None)
+        except MetadataError as exc:
+            if exc.errno not in (errno.EINVAL, errno.EFBIG, errno.EIO):
+                raise
+            wrong.append(exc)
+    else:
+        if any(wrong):
+            raise _both_damaged(paths, wrong)
+        return Own(0, understand(paths[0], {}))
+    if wrong:
+        what = wrong[0].strerror if wrong[0] else "it is missing"
+        _log.warning("%s: %s; going on with its copy %s", paths[0], what, paths[1])
+    return found
+
+
+def _both_damaged(paths: list[Path], wrong: list[MetadataError | None]) -> MetadataError:
+    first = next(exc for exc in wrong if exc)
+    other = paths[1] if first is wrong[0] else paths[0]
+    which = "is damaged too" if all(wrong) else "is missing"
+    words = " ".join(shlex.quote(str(path)) for path in paths)
+    sentence = (
+        f"{first.strerror}; and {other} is the same file once more, which {which}. Restore one of "
+        f"them from a backup. Or rm -f {words}: that loses the settings of topics and channels "
+        "(message_ttl, max_attempts, limits, ...), which must be made again before clients come, "
+        "and if the system clock was set back, ids may come twice"
+    )
+    return MetadataError(first.errno, sentence, str(paths[0] if wrong[0] else paths[1]))
+
+
+def load_reserve(data_path: Path | str) -> int:
+    """The clock of `load_own`."""
+    return load_own(data_path, lambda path, document: None).clock
 
 
 def load_settings(data_path: Path | str) -> dict[str, Any]:
-    """The saved settings of topics and channels, as `store_reserve` was given them; {} if there are
-    none. Raises MetadataError if the file has impossible contents."""
-    path = Path(data_path) / RESERVE_NAME
-    return parse_settings(path, _read(path))
+    """The settings of `load_own`, as `store_reserve` was given them."""
+    return load_own(data_path, lambda path, document: document).settings
 
 
 def parse_settings(path: Path, text: bytes) -> dict[str, Any]:
-    """`load_settings` for a file `path` that contains `text`."""
-    document = _parse(path, text, "remove it to go on without settings of channels")
-    settings = document.get("settings", {})
+    """The settings in a file `path` that contains `text`; {} if it has none. Raises MetadataError
+    for impossible contents."""
+    settings = _parse(path, text).get("settings", {})
     if not isinstance(settings, dict):
         raise _nonsense(path, f"settings is {settings!r}, not an object")
     return settings
 
 
 def parse_reserve(path: Path, text: bytes) -> int:
-    """`load_reserve` for a file `path` that contains `text`."""
-    document = _parse(path, text, "remove it if the system clock was never set back")
-    if not document:
-        return 0
-    clock = document.get("id_clock", 0)
+    """The id clock in a file `path` that contains `text`. Raises MetadataError for impossible
+    contents."""
+    document = _parse(path, text)
+    clock = document.get("id_clock")
     if isinstance(clock, dict):
         clock = clock.get("clock")
+        if not document.get("settings"):
+            raise _nonsense(path, "it had settings of topics or channels, and they are missing")
     if not isinstance(clock, int) or isinstance(clock, bool) or clock < 0:
         raise _nonsense(path, f"id_clock is {clock!r}, not a count")
     return clock
@@ -168,7 +222,7 @@ def store_reserve(
     data_path: Path | str, clock: int, settings: dict[str, Any] | None = None
 ) -> None:
     """Replace `<data_path>/shmq.dat` atomically with this reserve of the id clock, and with the
-    settings of topics and channels if there are any.
+    settings of topics and channels if there are any. Its copy is replaced first.
 
     A release that does not know settings would lose them. It demands that `id_clock` is a number,
     so with settings it is an object, which such a release shows in its error. Raises OSError; the
@@ -179,7 +233,9 @@ def store_reserve(
     document: dict[str, Any] = {"id_clock": clock}
     if settings:
         document = {"id_clock": {"clock": clock, "needs": _NEEDS}, "settings": settings}
-    atomic_write(Path(data_path) / RESERVE_NAME, _compact(document))
+    data, path = _compact(document), Path(data_path)
+    replace(path / COPY_NAME, data)
+    atomic_write(path / RESERVE_NAME, data)
 
 
 def valid_name(name: str) -> bool:
@@ -249,27 +305,33 @@ def _compact(document: dict[str, Any]) -> bytes:
 
 def _read(path: Path) -> bytes:
     """The bytes of a file; a JSON null if it does not exist."""
+    text = _read_file(path)
+    return b"null" if text is None else text
+
+
+def _read_file(path: Path) -> bytes | None:
+    """The bytes of a file; None if it does not exist. Raises MetadataError, ForeignFile."""
     try:
         return own_files.read_file(path, own_files.MOST_METADATA)
     except FileNotFoundError:
-        return b"null"
+        return None
     except own_files.ForeignFile:
         raise
     except OSError as exc:
         if exc.errno == errno.EFBIG:
             raise MetadataError(exc.errno, exc.strerror, str(path)) from exc
-        sentence = f"failed to read metadata: {exc.strerror}; make it readable to this user"
+        remedy = "; make it readable to this user" if isinstance(exc, PermissionError) else ""
+        sentence = f"failed to read metadata: {exc.strerror}{remedy}"
         raise MetadataError(exc.errno, sentence, str(path)) from exc
 
 
-def _parse(path: Path, text: bytes, way_out: str) -> dict[str, Any]:
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
     """The JSON object in a file; {} if it is null (as Go treats it)."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as exc:  # JSONDecodeError, UnicodeDecodeError; too deep
         what = "the file is empty" if not text.strip() else str(exc)
-        sentence = f"failed to parse metadata: {what}; restore it from a copy, or {way_out}"
-        raise MetadataError(errno.EINVAL, sentence, str(path)) from exc
+        raise _nonsense(path, what) from exc
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -300,5 +362,7 @@ def _enter(path: Path, entry: dict[str, Any], what: str, paused_of: dict[str, bo
 
 
 def _nonsense(path: Path, what: str) -> MetadataError:
-    sentence = f"failed to parse metadata: {what}; restore it from a copy, or move it away"
+    sentence = f"failed to parse metadata: {what}"
+    if path.name == METADATA_NAME:
+        sentence += "; restore it from a copy, or move it away to start without the topics it names"
     return MetadataError(errno.EINVAL, sentence, str(path))

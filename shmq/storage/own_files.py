@@ -29,7 +29,8 @@ MOST_METADATA = 64 << 20
 #: The names of files that a broker reads or replaces in a data path. Those that were set aside are
 #: for people, and not among them.
 _OURS = re.compile(
-    r"(?:nsqd|shmq)\.dat|shmq\.(?:key|leases)|.+\.(?:diskqueue|deferred)\.[0-9.]*(?:meta\.)?dat"
+    r"(?:nsqd|shmq|shmq\.copy)\.dat|shmq\.(?:key|leases)"
+    r"|.+\.(?:diskqueue|deferred)\.[0-9.]*(?:meta\.|removed\.)?dat"
     r"|shmq\.results\..+\.dat|.+\.(?:dat|leases)\.[0-9]+\.tmp"
 )
 

@@ -41,6 +41,22 @@ def unpack(position: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class MetaText:
+    """The numbers of a position file as they stand there. nsqd's file numbers may be larger than
+    those of a position word."""
+
+    depth: int
+    read_file: int
+    read_offset: int
+    write_file: int
+    write_offset: int
+
+    def __str__(self) -> str:
+        read, write = (self.read_file, self.read_offset), (self.write_file, self.write_offset)
+        return "{}\n{},{}\n{},{}\n".format(self.depth, *read, *write)
+
+
+@dataclass(frozen=True, slots=True)
 class Meta:
     """The contents of the position file: unread records, and both position words."""
 
@@ -49,13 +65,19 @@ class Meta:
     write_position: int
 
 
+def parse_text(text: bytes) -> MetaText | None:
+    """The numbers in the text of a position file. None if it is malformed."""
+    match = _META_TEXT.match(text)
+    return None if match is None else MetaText(*map(int, match.groups()))
+
+
 def parse_meta(text: bytes) -> Meta | None:
     """Parse the text of a position file. None if it is malformed or impossible."""
-    match = _META_TEXT.match(text)
-    if match is None:
+    found = parse_text(text)
+    if found is None:
         return None
-    depth, read_file, read_offset, write_file, write_offset = map(int, match.groups())
     try:
-        return Meta(depth, pack(read_file, read_offset), pack(write_file, write_offset))
+        read = pack(found.read_file, found.read_offset)
+        return Meta(found.depth, read, pack(found.write_file, found.write_offset))
     except OverflowError:
         return None

@@ -11,6 +11,7 @@ Everywhere in shmq the length of a record is its size on disk, the length prefix
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,12 @@ MESSAGE_HEADER = 26  # timestamp, attempts, id: the least a length prefix can sa
 RECORD_OVERHEAD = 4 + MESSAGE_HEADER
 RECORD_MORE = 96  # bytes by which shmq's own entries may make a record longer than max_msg_size
 
+ENVELOPE = b"\xf5shmqp\x01\n"  # a body that begins with it is an envelope
+MOST_RECORD = 4 + 0x7FFFFFFF  # bytes; a length prefix has 31 bits
+
 LENGTH_PREFIX = struct.Struct(">i")
 _RECORD = struct.Struct(">iqH16s")
+_DIGITS = re.compile(rb"[0-9a-fA-F]{16}")
 
 Scanner = Callable[[bytes | memoryview, int], tuple[int, int, bool]]
 """(buffer, max_msg_size) -> (number of whole records, their bytes, damaged). damaged: the scan
@@ -85,6 +90,20 @@ def decode_records(data: bytes, max_msg_size: int) -> Iterator[Record]:
 def most_prefix(max_msg_size: int) -> int:
     """The largest number that a length prefix can say."""
     return max_msg_size + RECORD_MORE + MESSAGE_HEADER
+
+
+def record_length(head: bytes, room: int) -> int:
+    """The bytes of the record that begins with `head`, prefix included; 0 if the `room` from there
+    on has no whole record of this length."""
+    length = LENGTH_PREFIX.unpack_from(head)[0] if len(head) >= 4 else 0
+    return 4 + length if MESSAGE_HEADER <= length <= room - 4 else 0
+
+
+def is_record(head: bytes, room: int) -> bool:
+    """True if `head` begins like a record whose last byte is in the `room` from there on: its
+    length fits, and its id is made of hexadecimal digits."""
+    ident = head[RECORD_OVERHEAD - 16 : RECORD_OVERHEAD]
+    return bool(record_length(head, room)) and _DIGITS.fullmatch(ident) is not None
 
 
 def scan_records(buffer: bytes | bytearray | memoryview, max_msg_size: int) -> Scan:

@@ -26,6 +26,7 @@ from typing import BinaryIO, Final
 
 from shmq.names import valid_name
 from shmq.storage import own_files
+from shmq.storage.data_path import bad_name
 from shmq.storage.metadata import sync_directory, temporary_of
 
 MAGIC: Final = b"shmqres1"
@@ -124,7 +125,7 @@ class ResultsFile:
 
     def set_aside(self) -> Path:
         """Rename the damaged file, for people to examine. Returns its new path. Raises OSError."""
-        bad = self.path.with_name(f"{self.path.name}.bad")
+        bad = bad_name(self.path)
         os.rename(self.path, bad)
         return bad
 

@@ -188,6 +188,7 @@ class _Adoption:
         salvage.repair_positions(self._broker, queue)
         read, write = queue.positions
         queue.disk.cut(write)
+        salvage.set_renamed_aside(queue, numbers)
         if read == write:
             return
         depth = recount(queue.disk, read, write, _native.scan_records, sorted(numbers))

@@ -111,5 +111,5 @@ def from_document(path: Path, document: dict[str, Any]) -> Saved:
             for topic, entry in document.items()
         }
     except (BadArgument, BadName, KeyError, TypeError, AttributeError) as exc:
-        sentence = f"its settings make no sense: {exc}; restore it from a copy, or move it away"
+        sentence = f"its settings make no sense: {exc}"
         raise MetadataError(errno.EINVAL, sentence, str(path)) from exc

@@ -8,6 +8,7 @@ written, so that a later supervisor sees whether another broker has used the dat
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from pathlib import Path
@@ -94,6 +95,24 @@ class MetadataWriter:
     def floor(self) -> int:
         """The id clock above which a new topic's ids begin, regardless of the system clock."""
         return max(self._loaded, self._highest())
+
+    def begin(self, *, fresh: bool) -> None:
+        """Write everything at a start. A full disk does not end the start, because consumers make
+        room, and an adoption goes on in any case, because its clients live: the loop tries again
+        then. fresh: the instance is new. Raises other OSErrors."""
+        try:
+            self.flush()
+        except OSError as exc:
+            if fresh and exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if fresh:  # the names that are there are ours, whoever wrote them
+                written = metadata.modified(self._data_path)
+                self._broker.names_written(written, written)
+            self._disk.met("metadata writer", exc)
+            self._trouble = str(exc)
+            _log.error(
+                "cannot write metadata: %s; serving what is there, trying again every second", exc
+            )
 
     def flush(self) -> None:
         """Write what has changed. Raises OSError."""

@@ -250,11 +250,8 @@ class Supervisor:
         """Attach, adopt or create topics and queues, then admit clients."""
         options = self._options
         startup.check_data_path(directory, options)
-        reserve = metadata.load_reserve(self._data_path)
-        saved = from_document(
-            self._data_path / metadata.RESERVE_NAME, metadata.load_settings(self._data_path)
-        )
-        book = SettingsBook(Patterns(options.topics), Patterns(options.channels), saved)
+        own = metadata.load_own(self._data_path, from_document)
+        book = SettingsBook(Patterns(options.topics), Patterns(options.channels), own.settings)
 
         def opener(serial: int) -> int:
             return startup.open_queue(options, serial)
@@ -265,7 +262,7 @@ class Supervisor:
         self._registry = Registry(broker, options, max(before, options.max_msg_size))
         trouble = DiskTrouble(broker)
         self._metadata_writer = MetadataWriter(
-            broker, self._registry, self._data_path, reserve, trouble, book
+            broker, self._registry, self._data_path, own.clock, trouble, book
         )
         self._manager = TopicManager(
             broker, self._registry, options, self._metadata_writer.floor, book
@@ -283,7 +280,7 @@ class Supervisor:
             key_file.keep(self._data_path, DirectoryView(broker.view()).seal_key)
             adopt(broker, self._registry, self._manager, options, self._notifier)
             self._results.adopt()
-        self._metadata_writer.flush()
+        self._metadata_writer.begin(fresh=directory.fresh)
         self._chronicle = open_chronicle(options)
         self._deaths = DeathLog(self._chronicle, self._registry)
         if dead is not None:

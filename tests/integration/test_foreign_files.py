@@ -30,6 +30,8 @@ from shmq.storage.own_files import ForeignFile
 NAMES = [
     "nsqd.dat",
     "shmq.dat",
+    "shmq.copy.dat",
+    "t:c.diskqueue.removed.dat",
     "shmq.key",
     "shmq.leases",
     "t:c.diskqueue.000001.dat",

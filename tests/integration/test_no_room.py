@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.processes import HELPERS, TESTS, WATCHDOG, Child, say
 
@@ -141,6 +142,63 @@ def test_a_full_disk_is_told_by_whatever_tells_of_the_broker(
     assert json.loads(word) == [errno.ENOSPC, document["shmq"]["disk_trouble_since"]]
     status, _, text = after.partition(" ")
     assert (status, json.loads(text)["shmq"]["disk_errno"]) == ("0", 0)
+
+
+def start_on_a_full_disk(instance, data_path, end):
+    import signal
+    from pathlib import Path
+
+    from support.deliveries import take_all
+    from support.processes import serve
+
+    server = serve(instance, Path(data_path))
+    with shmq.attach(instance) as broker:
+        broker.create_channel("t", "c")
+        broker.configure("t", "c", max_attempts=3)
+        for number in range(1000):
+            broker.producer("t").publish(b"%04d" % number + bytes(500))
+        if end == "killed":
+            meta = os.path.join(data_path, "nsqd.dat")  # noqa: F821
+            while b'"c"' not in open(meta, "rb").read():
+                time.sleep(0.01)  # noqa: F821
+    server.kill(signal.SIGTERM if end == "stopped" else signal.SIGKILL)
+    with open(os.path.join(data_path, "ballast"), "wb", 0) as ballast:  # noqa: F821
+        try:
+            while True:
+                ballast.write(bytes(4096))
+        except OSError as exc:
+            say(exc.strerror)
+    server = serve(instance, Path(data_path))
+    while "serving what is there" not in server.errors:
+        time.sleep(0.01)  # noqa: F821
+    with shmq.attach(instance) as broker:
+        say(broker.stats().health.startswith("NOK"))
+    server.kill()  # the next one takes over what it left; by now some file may be gone
+    server = serve(instance, Path(data_path))
+    with shmq.attach(instance) as broker:
+        bodies = take_all(broker, "t", "c").bodies
+        say([int(body[:4]) for body in bodies] == [*range(1000)])
+        os.unlink(ballast.name)  # noqa: F821
+        broker.create_channel("t", "d")
+        while broker.stats().health != "OK":
+            time.sleep(0.01)  # noqa: F821
+        say(broker.settings("t", "c").max_attempts)
+    say(server.kill(signal.SIGTERM))
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_a_start_on_a_full_disk_serves_what_is_there(
+    child: Spawn, instance: str, data_path: Path, end: str
+) -> None:
+    before = mounted(data_path, "2m")
+    runner = child(start_on_a_full_disk, instance, str(data_path), end, before=before, env=HELPERS)
+    assert runner.succeed(watchdog=100) == [
+        "No space left on device",
+        "True",
+        "True",
+        "3",
+        "0",
+    ]
 
 
 def leave_trouble(instance, data_path):

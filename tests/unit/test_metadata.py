@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from shmq.storage.metadata import (
     atomic_write,
     load,
     load_reserve,
+    load_settings,
     store,
     store_reserve,
     valid_name,
@@ -186,8 +190,8 @@ def test_reserve_of_the_id_clock_comes_back(tmp_path: Path) -> None:
     assert load_reserve(tmp_path) == (1 << 54) - 1
     store_reserve(tmp_path, 5)
     assert load_reserve(tmp_path) == 5
-    (tmp_path / "shmq.dat").write_text('{"later": 1}')
-    assert load_reserve(tmp_path) == 0
+    (tmp_path / "shmq.dat").write_text('{"id_clock":7,"later":1}')
+    assert load_reserve(tmp_path) == 7
 
 
 @pytest.mark.parametrize(
@@ -232,3 +236,62 @@ def test_atomic_write_survives_short_writes_and_sets_the_mode(
     assert (tmp_path / "f").stat().st_mode & 0o7777 == 0o640
     with pytest.raises(FileNotFoundError):
         atomic_write(tmp_path / "none" / "f", b"")
+
+
+SETTINGS = {"t": {"channels": {"c": {"max_attempts": 3}}}}
+FOR_TWO = '{"id_clock":{"clock":9,"needs":"x"}}'  # of which the settings are gone
+
+
+@pytest.mark.parametrize("name", ["shmq.dat", "shmq.copy.dat"])
+@pytest.mark.parametrize("text", [None, "", "{", "null", "{}", '{"settings":{}}', FOR_TWO])
+def test_one_damaged_file_of_the_two_with_the_settings_costs_nothing(
+    tmp_path: Path, name: str, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_reserve(tmp_path, 9, SETTINGS)
+    (tmp_path / name).unlink()
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert (load_reserve(tmp_path), load_settings(tmp_path)) == (9, SETTINGS)
+    assert (f"{tmp_path / 'shmq.dat'}: " in caplog.text) is (name == "shmq.dat")
+
+
+@pytest.mark.parametrize("other", ["shmq.dat", "shmq.copy.dat"])
+@pytest.mark.parametrize("there", [True, False])
+def test_the_remedy_for_both_damaged_is_the_one_that_works(
+    tmp_path: Path, other: str, there: bool
+) -> None:
+    store_reserve(tmp_path, 9, SETTINGS)
+    for path in tmp_path.iterdir():
+        path.write_text("{")
+    if not there:
+        (tmp_path / other).unlink()
+    with pytest.raises(MetadataError, match="settings of topics and channels") as refusal:
+        load_settings(tmp_path)
+    remedy = re.search(r"Or (rm -f .*?):", str(refusal.value))
+    assert remedy is not None
+    subprocess.run(shlex.split(remedy[1]), check=True)
+    assert (load_reserve(tmp_path), load_settings(tmp_path)) == (0, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_death_between_the_two_files_leaves_settings_and_ids_that_rise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_reserve(tmp_path, 9, SETTINGS)
+    newer = {"t": {"channels": {"c": {"max_attempts": 4}}}}
+    rename, steps = os.rename, 0
+
+    def dying(source: Path, target: Path) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", dying)
+        with pytest.raises(KeyboardInterrupt):
+            store_reserve(tmp_path, 20, newer)
+    assert (load_reserve(tmp_path), load_settings(tmp_path)) == (9, SETTINGS)
+    (tmp_path / "shmq.dat").write_text("")
+    assert (load_reserve(tmp_path), load_settings(tmp_path)) == (20, newer)

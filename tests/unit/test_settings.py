@@ -215,5 +215,5 @@ def test_shmq_dat_is_as_before_without_settings(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_refused_at_a_start(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(MetadataError, match="restore it from a copy"):
+    with pytest.raises(MetadataError, match="its settings make no sense"):
         from_document(tmp_path, document)

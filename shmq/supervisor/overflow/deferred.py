@@ -26,7 +26,15 @@ from shmq._native import Broker, Spill
 from shmq.layout import Array
 from shmq.storage.deferred import MAX_BYTES, MAX_MESSAGES
 from shmq.supervisor import salvage
-from shmq.supervisor.overflow.policy import LEAD, SECOND, Policy, lacking, room_for_deferred
+from shmq.supervisor.overflow.policy import (
+    LEAD,
+    SECOND,
+    Policy,
+    lacking,
+    log_too_big,
+    never_fits,
+    room_for_deferred,
+)
 from shmq.supervisor.registry import Queue
 
 _STEPS = (SECOND // 4, SECOND, LEAD)  # load all that is due within a step before the next step
@@ -153,6 +161,11 @@ class DeferredMover:
             return False
         if taken:
             store.took(piece, taken)
+        elif never_fits(queue, piece.first):
+            bad = store.keep_first(piece)
+            self._broker.chunk_depth(queue.index, store.depth)
+            log_too_big(queue, len(piece.first), bad)
+            return True
         return taken == len(piece.dues)
 
 

@@ -17,7 +17,7 @@ from shmq import _native, peek
 from shmq._native import Broker, LeaseLost, Spill
 from shmq.layout import SpillSource
 from shmq.storage.diskqueue import DamagedFile
-from shmq.storage.diskqueue_recovery import recount, set_aside
+from shmq.storage.diskqueue_recovery import keep_record, recount, set_aside
 from shmq.storage.positions import pack, unpack
 from shmq.storage.records import RecordRun
 from shmq.supervisor.overflow.deferred import DeferredMover
@@ -28,6 +28,8 @@ from shmq.supervisor.overflow.policy import (
     bytes_that_fit,
     has_room,
     lacking,
+    log_too_big,
+    never_fits,
     oldest_quarter,
 )
 from shmq.supervisor.overflow.prepend import prepend
@@ -242,8 +244,22 @@ class Mover:
             state.filled = waiting + fitted
             state.credit = min(state.credit + fitted, _PRICE * queue.capacity)
             return True
+        if never_fits(queue, run.data[: int(run.lengths[0])]):
+            self._keep_first(queue, run)
+            return True
         state.no_room, state.no_room_until = freed, time.monotonic() + _NO_ROOM_FOR
         return self._make_way(queue)
+
+    def _keep_first(self, queue: Queue, run: RecordRun) -> None:
+        """Set the first record of a run aside, and go on behind it. Raises OSError."""
+        size = int(run.lengths[0])
+        bad = keep_record(queue.disk, bytes(run.data[:size]))
+        following = run.next_position if run.count == 1 else run.position + size
+        depth = max(queue.view.read("disk_depth") - 1, 0)
+        if self._broker.disk_set(queue.index, run.position, following, depth):
+            log_too_big(queue, size, bad)
+        else:
+            bad.unlink()  # the queue was emptied meanwhile
 
     def _restore_some(self, queue: Queue, run: RecordRun) -> int | None:
         """Restore records in pieces, so that nobody waits long for the locks, and consumers get the
@@ -275,12 +291,13 @@ class Mover:
         """Set a damaged file aside and continue after it. Its intact messages before the damage
         have been delivered. If it was the write file, writing continues after it too."""
         bad = set_aside(queue.disk, damage.file)
+        name = "it is gone" if bad is None else f"set aside as {bad}"
         following = damage.next_position
         depth = recount(queue.disk, following, max(write, following), _native.scan_records)
         lost = queue.view.read("disk_depth") - depth
         self._broker.disk_set(queue.index, read, following, depth)
         self._files.active.add(queue)
-        _log.error("%s: %s; set aside as %s, up to %d messages lost", queue, damage, bad, lost)
+        _log.error("%s: %s; %s, up to %d messages lost", queue, damage, name, max(lost, 0))
 
     # -- the end
 

@@ -6,12 +6,16 @@ moments, so the mover decides under the queue's lock.
 
 from __future__ import annotations
 
+import logging
+import shlex
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmq import _native, peek
+from shmq import _native, layout, peek
+from shmq.storage.records import ENVELOPE, RECORD_MORE, RECORD_OVERHEAD
 from shmq.supervisor.overflow.state import States
 from shmq.supervisor.registry import Queue, Registry, Snapshot
 
@@ -21,6 +25,8 @@ SECOND = 1_000_000_000  # ns
 LEAD = 5 * SECOND  # load a deferred message this long before it is due
 
 _FAST_SHARE = 8  # a fast consumer takes this part (1/8) of the capacity in FAST_WINDOW
+_BLOCK = layout.constant("ARENA_UNIT")
+_log = logging.getLogger(__name__)
 _ASKING = 0.1  # seconds within which a publisher that found no room may try again
 
 Rows = NDArray[np.bool_]
@@ -183,6 +189,31 @@ def bytes_that_fit(queue: Queue, record_bytes: int, *, everything: bool) -> int:
     if not everything:
         messages = min(2 * low_water, messages)
     return max(4096, min(BATCH_BYTES, room, messages * record_bytes))
+
+
+def never_fits(queue: Queue, record: bytes | memoryview) -> bool:
+    """True if the queue's memory could not hold this message even if it held nothing else."""
+    in_memory = len(record) - RECORD_OVERHEAD
+    if bytes(record[RECORD_OVERHEAD:][: len(ENVELOPE)]) == ENVELOPE:
+        in_memory -= RECORD_MORE  # its envelope, and the entries that the slot has
+    return in_memory + layout.constant("ARENA_HEAD") > queue.view.read("arena_max") // 4 * 3
+
+
+def log_too_big(queue: Queue, size: int, bad: Path) -> None:
+    """Log that a message which never fits was set aside, and how it is delivered all the same."""
+    name, arena = bad.name.partition(".bad")[0], queue.view.read("arena_max")
+    _log.error(
+        "%s: a message of %d bytes can never fit into the %d bytes of this queue's memory; set "
+        "aside as %s. To have it delivered: stop the broker, mv -n %s %s (or to another number, if "
+        "there is such a file), and start with --arena-size=%d or more",
+        queue,
+        size,
+        arena,
+        bad,
+        shlex.quote(str(bad)),
+        shlex.quote(str(bad.with_name(name))),
+        size * 3 // 2 + _BLOCK,
+    )
 
 
 def lacking(queue: Queue) -> int:

@@ -216,7 +216,7 @@ def test_remove_all_leaves_only_other_queues_and_evidence(queue: DiskQueue, tmp_
     assert take_all(queue, pack(3, 0), write) == ([b"new"], [])
 
 
-@pytest.mark.parametrize("deaths_after", range(5))
+@pytest.mark.parametrize("deaths_after", range(6))
 def test_remove_all_cut_short_brings_nothing_back(
     queue: DiskQueue, monkeypatch: pytest.MonkeyPatch, deaths_after: int
 ) -> None:
@@ -233,7 +233,7 @@ def test_remove_all_cut_short_brings_nothing_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", dying)
-        if deaths_after < 4:
+        if deaths_after < 5:
             with pytest.raises(KeyboardInterrupt):
                 queue.remove_all()
         else:
@@ -350,7 +350,7 @@ def test_where_the_numbers_of_files_end_there_is_an_error_that_says_so(tmp_path:
         assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("number", ["16777215", "16777216", "99999999999999999999", "0000001"])
+@pytest.mark.parametrize("number", [str(1 << 63), "99999999999999999999", "0000001"])
 def test_a_file_of_a_number_that_no_queue_gives_is_left_alone(tmp_path: Path, number: str) -> None:
     name = f"t.diskqueue.{number}.dat"
     (tmp_path / name).write_bytes(b"whatever")

@@ -14,8 +14,8 @@ from shmq.storage import StorageError
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.positions import LAST_FILE, MAX_FILE, MAX_OFFSET, pack, unpack
 from shmq.storage.records import (
+    MOST_RECORD,
     RECORD_MORE,
-    RECORD_OVERHEAD,
     Record,
     decode_records,
     encode_records,
@@ -126,7 +126,7 @@ def test_plan_rolls_as_nsqd_does(
 
 def test_plan_refuses_impossible_records_and_runs_out_of_files() -> None:
     queue = DiskQueue("/none", "t", max_bytes_per_file=100, max_msg_size=LIMIT)
-    for length in (29, RECORD_OVERHEAD + LIMIT + RECORD_MORE + 1):
+    for length in (29, MOST_RECORD + 1):
         with pytest.raises(ValueError):
             queue.plan(0, [length])
     assert queue.plan(pack(LAST_FILE, 0), [50, 50]).tolist()[-1] == pack(LAST_FILE, 100)

@@ -1,0 +1,138 @@
+"""A start loses no message that is in the data path, whatever limits or names have changed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.deliveries import take_all
+from support.processes import Child, eventually
+
+import shmq
+
+Serve = Callable[..., Child]
+Attach = Callable[[], shmq.Broker]
+
+BODIES = [b"message %02d........." % number for number in range(30)]
+SMALL_FILES = {"max_bytes_per_file": 600}  # three files for BODIES
+LARGE = {"max_msg_size": 4_000_000}
+
+
+def publish(serve: Serve, attach: Attach, bodies: list[bytes], **options: object) -> None:
+    """A run of a broker that leaves these messages on disk."""
+    server = serve(**options)
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        for body in bodies:
+            broker.producer("t").publish(body)
+    assert server.kill(signal.SIGTERM) == 0
+
+
+def delivered(serve: Serve, attach: Attach, **options: object) -> tuple[list[bytes], Child]:
+    """The bodies that a start with these options delivers, and its ended process."""
+    server = serve(**options)
+    with attach() as broker:
+        bodies = take_all(broker, "t", "c").bodies
+    server.kill(signal.SIGTERM)
+    return bodies, server
+
+
+def test_a_bad_file_that_gets_its_name_back_is_delivered(
+    serve: Serve, attach: Attach, data_path: Path
+) -> None:
+    publish(serve, attach, BODIES, **SMALL_FILES)
+    first = data_path / "t:c.diskqueue.000001.dat"
+    content = first.read_bytes()
+    first.write_bytes(b"\xff" * 8 + content[8:])
+    assert delivered(serve, attach, **SMALL_FILES)[0] == BODIES[12:]
+    bad = first.with_name(first.name + ".bad")
+    bad.rename(first)
+    first.write_bytes(content)
+    bodies, server = delivered(serve, attach, **SMALL_FILES)
+    assert bodies == BODIES[:12]
+    assert "t:c.diskqueue.000001.dat: below the read position" in server.errors
+    assert delivered(serve, attach, **SMALL_FILES)[0] == []
+
+
+def test_a_file_that_gets_its_name_back_while_memory_is_kept_is_set_aside_and_named(
+    serve: Serve, attach: Attach, data_path: Path
+) -> None:
+    publish(serve, attach, BODIES, **SMALL_FILES)
+    first = data_path / "t:c.diskqueue.000001.dat"
+    content = first.read_bytes()
+    first.write_bytes(b"\xff" * 600)
+    server = serve(**SMALL_FILES)
+    with attach() as broker:
+        assert take_all(broker, "t", "c").bodies == BODIES[12:]
+        broker.producer("t").publish(b"kept")
+        meta = data_path / "t:c.diskqueue.meta.dat"
+        eventually(lambda: not meta.read_bytes().split(b"\n")[1].startswith(b"1,"))
+        server.kill()
+    bad = first.with_name(first.name + ".bad")
+    bad.unlink()
+    first.write_bytes(content)
+    bodies, server = delivered(serve, attach, **SMALL_FILES)
+    assert bodies == [b"kept"]
+    assert bad.read_bytes() == content
+    assert f"set aside as {bad}" in server.errors
+    bad.rename(first)
+    assert delivered(serve, attach, **SMALL_FILES)[0] == BODIES[:12]
+
+
+@pytest.mark.parametrize("on_stop", ["flush", "keep"])
+def test_a_smaller_limit_costs_no_message(serve: Serve, attach: Attach, on_stop: str) -> None:
+    bodies = [*BODIES[:10], b"B" * 3_000_000, *BODIES[10:20]]
+    publish(serve, attach, bodies, on_stop=on_stop, **LARGE)
+    assert delivered(serve, attach)[0] == bodies
+
+
+def test_a_large_message_may_go_to_disk_again_under_a_smaller_limit(
+    serve: Serve, attach: Attach
+) -> None:
+    bodies = [*BODIES[:10], b"B" * 3_000_000, *BODIES[10:20]]
+    publish(serve, attach, bodies, **LARGE)
+    server = serve()
+    with attach() as broker, broker.consumer("t", "c") as consumer:
+        held = [consumer.take(20) for _ in range(12)]
+        assert [bytes(message.body) for message in held if message] == bodies[:12]
+    assert server.kill(signal.SIGTERM) == 0
+    assert sorted(delivered(serve, attach)[0]) == sorted(bodies)
+
+
+@pytest.mark.parametrize("defer", [None, 0.5])
+def test_a_message_that_never_fits_holds_up_no_other_and_the_log_says_how_it_comes_back(
+    serve: Serve, attach: Attach, defer: float | None
+) -> None:
+    server = serve(**LARGE)
+    large = b"L" * 2_000_000
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        producer = broker.producer("t")
+        producer.publish(large, defer=defer)
+        for body in BODIES:
+            producer.publish(body, defer=None if defer is None else 2 * defer)
+    assert server.kill(signal.SIGTERM) == 0
+    server = serve(arena_size=1_000_000, max_msg_size=600_000)
+    with attach() as broker, broker.consumer("t", "c") as consumer:
+        got = []
+        while len(got) < len(BODIES):
+            message = consumer.take(20)
+            assert message is not None
+            got.append(bytes(message.body))
+            message.finish()
+        assert sorted(got) == BODIES
+        stats = broker.channel_stats("t", "c")
+        assert (stats.depth, stats.deferred) == (0, 0)
+    assert server.kill(signal.SIGTERM) == 0
+    found = re.search(
+        r"can never fit.* stop the broker, (mv -n .*) \(or.*--arena-size=(\d+)", server.errors
+    )
+    assert found is not None, server.errors
+    subprocess.run(shlex.split(found[1]), check=True)
+    bodies, _ = delivered(serve, attach, arena_size=int(found[2]), max_msg_size=600_000)
+    assert bodies == [large]
