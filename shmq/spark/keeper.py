@@ -13,12 +13,14 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import shmq
 from shmq import procfs
 from shmq.errors import ShmqError
+from shmq.spark.reads import Lookout
 
 #: Seconds between two signs of life, at most: an instance that stops is left soon.
 _PERIOD: Final = 1.0
@@ -26,10 +28,20 @@ _PERIOD: Final = 1.0
 _children: list[subprocess.Popen[bytes]] = []
 
 
-def start(instance: str, owner: str | None, holder: Any, ttl: float | None, process: str) -> str:
+def start(
+    instance: str,
+    owner: str | None,
+    holder: Any,
+    identity: str,
+    leases: Iterable[int],
+    ttl: float | None,
+    process: str,
+) -> str:
     """Have a process of its own keep the holder's leases alive while `process` lives. Both as
-    `PID-START`; returns the new one."""
+    `PID-START`; returns the new one. identity: of the channel."""
     job = {
+        "identity": identity,
+        "leases": list(leases),
         "instance": instance,
         "owner": owner,
         "where": [holder.topic, holder.channel, holder.name],
@@ -74,12 +86,21 @@ def keep(job: dict[str, Any]) -> None:
         held = (queue, serial, index, incarnation)
         holder = broker.lease_holder_again(topic, channel, name, held)
         holder.adopt()
+        lookouts = [Lookout(job["instance"], job["identity"], lease) for lease in job["leases"]]
         watch = select.poll()
         watch.register(fd, select.POLLIN)
         period = min(_PERIOD, (job["ttl"] or _PERIOD) / 4)
-        while not watch.poll(period * 1000) and holder.leases():
-            pass
-        holder.close()
+        try:
+            while not watch.poll(period * 1000):
+                if not all(lookout.only_looked() for lookout in lookouts):
+                    holder.touch()
+                owner = broker.lease_owner(topic, channel, name)
+                if owner is None or not owner.leases:
+                    break
+            holder.close()
+        finally:
+            for lookout in lookouts:
+                lookout.forget()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,7 +20,7 @@ from shmq.client.message import arrow_properties
 from shmq.errors import Gone, LeaseFenced, LeaseLost, NotRunning, ShmqError
 from shmq.spark import staging
 from shmq.spark.options import Settings
-from shmq.spark.reads import Application, Read, Reads, gone, this_process
+from shmq.spark.reads import Application, Lookout, Read, Reads, gone, this_process
 from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ _BYTES: Final = 2 << 20
 
 _brokers: dict[tuple[str, str | None], shmq.Broker] = {}
 _lock = threading.Lock()
-#: The holders of what this process has planned last, by name.
-_planned: dict[str, shmq.LeaseHolder] = {}
 
 
 def attached(instance: str, owner: str | None = None, timeout: float = 2.0) -> shmq.Broker:
@@ -195,10 +194,7 @@ class ShmqReader(DataSourceReader):
             if owner.process and owner.leases and known == (identity, _ids(owner.leases)):
                 return identity, owner.leases
         ttl = settings.leaseTtl
-        # it is kept alive here until the keeper does, which may take long to start
-        holder = broker.lease_holder(
-            settings.topic, settings.channel, name, ttl=ttl, grace=ttl, keepalive=True
-        )
+        holder = broker.lease_holder(settings.topic, settings.channel, name, ttl=ttl, grace=ttl)
         leases = holder.leases()
         if not leases:
             waiting = broker.channel_depth(settings.topic, settings.channel)
@@ -212,27 +208,34 @@ class ShmqReader(DataSourceReader):
         if not leases:
             holder.close()
             return identity, leases
-        for what, other in list(_planned.items()):
-            if not _has_leases(other):
-                other.close()
-                del _planned[what]
-        _planned[reads.what] = holder
-        keeper = keeping(settings, holder, staging.application())
+        keeper = keeping(settings, holder, identity, _ids(leases))
         read.keepers = [this_process(), keeper]  # the holder is this process's until it is adopted
         reads.store(read)
+        if ttl is not None:
+            waiter = (broker, holder, ttl)
+            threading.Thread(target=_keep_until_adopted, args=waiter, daemon=True).start()
         return identity, leases
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition. Called in a task. Without a lease there is no partition,
         and Spark passes one of its own, which has no rows."""
-        return read_part(partition) if isinstance(partition, LeasePart) else iter(())
+        if isinstance(partition, LeasePart):
+            lookout = Lookout(partition.instance, partition.identity, partition.lease)
+            with lookout.reading() as done:
+                yield from read_part(partition)
+                done()
 
 
-def _has_leases(holder: shmq.LeaseHolder) -> bool:
-    try:
-        return bool(holder.leases())
-    except ShmqError:
-        return False
+def _keep_until_adopted(broker: shmq.Broker, holder: shmq.LeaseHolder, ttl: float) -> None:
+    """Give the signs of life of a holder until its keeper does, which may take long to start."""
+    me = this_process()
+    with contextlib.suppress(ShmqError):
+        while True:
+            time.sleep(min(1.0, ttl / 4))
+            owner = broker.lease_owner(holder.topic, holder.channel, holder.name)
+            if owner is None or owner.process != me:
+                return
+            holder.touch()
 
 
 class _Split(Protocol):
@@ -280,11 +283,19 @@ def _check_owner(settings: Settings, name: str, owner: Any, before: Read | None)
         )
 
 
-def keeping(settings: Settings, holder: Any, process: str) -> str:
+def keeping(settings: Settings, holder: Any, identity: str, leases: Iterable[int]) -> str:
     """Start the keeper of a holder's leases. Returns it as `PID-START`."""
     from shmq.spark import keeper
 
-    return keeper.start(settings.instance, settings.owner, holder, settings.leaseTtl, process)
+    return keeper.start(
+        settings.instance,
+        settings.owner,
+        holder,
+        identity,
+        leases,
+        settings.leaseTtl,
+        staging.application(),
+    )
 
 
 def finish_lease(
@@ -484,7 +495,6 @@ def names_in(rows: Any) -> dict[str, Any]:
 def forget_in_child() -> None:
     """Forget the parent's attachments: a forked worker attaches for itself."""
     _brokers.clear()
-    _planned.clear()
 
 
 os.register_at_fork(after_in_child=forget_in_child)

@@ -21,7 +21,7 @@ from typing import Final, Self
 import psutil
 
 from shmq import procfs
-from shmq.errors import LeaseFenced, LeaseLost
+from shmq.errors import LeaseFenced, LeaseLost, ShmqError
 from shmq.private import Private
 from shmq.staging_place import StagingPlace
 
@@ -177,8 +177,53 @@ class Reads:
             with contextlib.suppress(FileNotFoundError):
                 if name.startswith("lock.") or self._here.age(name) < _FORGOTTEN:
                     continue
-                if not is_alive(name.partition(".")[2]):
+                if name.startswith("read.") or not is_alive(name.partition(".")[2]):
                     self._here.unlink(name)
+
+
+class Lookout:
+    """Whether tasks read a lease now, and whether one of them ever has read a part to its end.
+    If none has, somebody only had a look (`show`, `limit`), and the lease may run out."""
+
+    def __init__(self, instance: str, identity: str, lease: int) -> None:
+        self._place = StagingPlace(f"{instance}{_DIRECTORY}", _no_secret)
+        self._name = f"read.{identity}.{lease}"
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Callable[[], None]]:
+        """The block is a task that reads. It calls what it is given when it has read all."""
+        fd = -1
+        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
+            fd = here.append(self._name)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        try:
+            yield lambda: None if fd < 0 else os.ftruncate(fd, 1)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def only_looked(self) -> bool:
+        """Whether tasks have begun to read, none has read to the end, and none reads now."""
+        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
+            if not here.exists(self._name) or here.size(self._name):
+                return False
+            fd = here.append(self._name)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            finally:
+                os.close(fd)
+        return False
+
+    def forget(self) -> None:
+        """Remove what is known."""
+        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
+            here.unlink(self._name)
+
+
+def _no_secret() -> tuple[bytes, str]:
+    """For a place that exists, because reads are planned there."""
+    raise FileNotFoundError
 
 
 def gone(what: str, lease: int) -> LeaseLost:

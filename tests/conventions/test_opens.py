@@ -68,6 +68,7 @@ ALLOWED = {
     "shmq/storage/data_files.py:DataFiles.cut": "`own_files.truncate`",
     "shmq/storage/deferred.py:DeferredStore._entries": _CHECKED,
     "shmq/storage/dirlock.py:DirLock.acquire": _DIRECTORY,
+    "shmq/storage/returned_leases.py:load": "the descriptor of `own_files.open_file`",
     "shmq/storage/key_file.py:load": _CHECKED,
     "shmq/storage/metadata.py:sync_directory": _DIRECTORY,
     "shmq/storage/results_file.py:ResultsFile.read": _CHECKED,

@@ -504,6 +504,21 @@ def test_a_look_takes_nothing(broker: shmq.Broker) -> None:
         source.streamReader(None).initialOffset()
 
 
+def test_what_was_only_looked_at_runs_out(broker: shmq.Broker) -> None:
+    """`show` and `limit` close the rows before their end."""
+    bodies = publish(broker, 0, 40_000)
+    reader = batch(broker, leaseTtl="3s", numPartitions=1)
+    (part,) = reader.partitions()
+    rows = reader.read(part)
+    assert len(next(rows)) < len(bodies)
+    over = time.monotonic() + 5
+    eventually(lambda: time.monotonic() > over)  # a task reads, however slowly
+    assert broker.channel_stats("t", "c").leased == len(bodies)
+    rows.close()
+    eventually(lambda: broker.channel_stats("t", "c").leased == 0)
+    assert taken(broker)[0] == (bodies[0], 2)
+
+
 def test_a_read_under_the_name_of_a_stream_is_refused(broker: shmq.Broker) -> None:
     publish(broker, 0, 3)
     query = Query(broker)

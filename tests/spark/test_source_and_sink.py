@@ -100,6 +100,17 @@ def test_a_batch_without_a_name_joins_itself_and_is_finished(
     eventually(lambda: topics.lease_owner("t", "c", _holder(rows)).process is None)
 
 
+def test_a_look_takes_nothing(spark: Any, topics: shmq.Broker) -> None:
+    topics.producer("t").publish_many(numbered(3000))
+    given = {"instance": topics.instance, "topic": "t", "channel": "c", "peek": "true"}
+    rows = spark.read.format("shmq").options(**given).load()
+    assert [bytes(row.body) for row in rows.limit(2).collect()] == numbered(2)
+    assert rows.count() == 3000
+    assert topics.channel_stats("t", "c").depth == 3000
+    with pytest.raises(ValueError, match="0 batch reads"):
+        shmq.spark.finish_lease(rows)
+
+
 def _holder(rows: Any) -> str:
     return str(json.loads(rows.schema["id"].metadata["shmq"])["consumer"])
 
