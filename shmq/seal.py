@@ -75,8 +75,8 @@ class Known(Protocol):
     """A broker, as `check_open` needs it."""
 
     @property
-    def settings(self) -> Callable[[str], _Settings]:
-        """The settings of a topic. Raises Gone if there is none."""
+    def settings(self) -> Callable[..., _Settings]:
+        """The settings of a topic, or of a channel. Raises Gone if there is none."""
 
 
 def check_open(broker: Known, topic: str, tried: str) -> None:

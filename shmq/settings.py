@@ -81,8 +81,9 @@ class Settings:
     """Whether messages that drop-oldest drops go to the dead topic."""
     sealed: bool = False
     """Of a topic: whether it belongs to pools and queues, which unpickle what is in it. Nothing
-    else may publish to it, and no client on the other side of a network may read it. Pools and
-    queues set it."""
+    else may publish to it, and no client on the other side of a network may read it. Of a channel
+    of such a topic: if one is sealed, only sealed ones get messages. Pools and queues set it, and a
+    channel that is made later begins with what its topic has."""
 
     def __post_init__(self) -> None:
         for name, (_, check) in _FUNCTIONS.items():
@@ -421,7 +422,10 @@ MEANINGS: Final[dict[str, tuple[str, str]]] = {
     "dead_letter": ("topic, or none", "where dead messages go; none: TOPIC.CHANNEL.dead"),
     "expired_to_dead": ("true, false", "whether expired messages go to the dead topic"),
     "overflow_to_dead": ("true, false", "whether what drop-oldest drops goes to the dead topic"),
-    "sealed": ("true, false", "of a topic: whether only pools and queues may use it"),
+    "sealed": (
+        "true, false",
+        "of a topic: whether only pools and queues may use it",
+    ),
 }
 
 

@@ -498,7 +498,7 @@ static int both_enter_serial(shmq_broker *b, uint32_t queue, uint64_t serial, in
 	return r;
 }
 
-/* Returns 0 if the topic may have these settings: one that holds dead letters has none. */
+/* Returns 0 if the topic may have these settings: one that holds dead letters can only be sealed. */
 static int settings_allowed(const shmq_topic_desc *t, const shmq_settings *settings)
 {
 	if (!(t->flags & SHMQ_FLAG_DEAD) || settings_are_none(settings))
@@ -538,7 +538,7 @@ static int settings_still(const shmq_settings *was, const shmq_settings *now)
 /* Store the settings if the queue can have them. Both locks are held. */
 static int settings_change(shmq_broker *b, shmq_map *map, const shmq_settings *settings)
 {
-	bool counted = has_policy(map, SHMQ_POLICY_BYTES);
+	bool counted = has_policy(map, SHMQ_POLICY_BYTES), sealed = has_policy(map, SHMQ_POLICY_SEALED);
 	int r = settings_allowed(topic_of(b, map), settings);
 
 	if (!r)
@@ -546,6 +546,8 @@ static int settings_change(shmq_broker *b, shmq_map *map, const shmq_settings *s
 	if (r)
 		return r;
 	settings_store(map->q, settings);
+	if (sealed != has_policy(map, SHMQ_POLICY_SEALED))
+		atomic_fetch_add(&topic_of(b, map)->version, 1); /* as the producers' lists */
 	if (!counted && has_policy(map, SHMQ_POLICY_BYTES))
 		r = queue_rebuild(b, map, false); /* which counts the bytes */
 	if (!r && has_policy(map, SHMQ_POLICY_EXPIRY))
@@ -657,8 +659,10 @@ int shmq_topic_configure(shmq_broker *b, uint32_t topic, uint32_t generation,
 	r = settings_still(was, &now);
 	if (!r) /* before the topic's own, because it may refuse a limit */
 		r = backlog_configure(b, topic, settings, until, &backlog);
-	if (!r)
+	if (!r) {
 		topic_settings_store(&b->topics[topic], settings);
+		atomic_fetch_add(&b->topics[topic].version, 1); /* the producers' lists depend on it */
+	}
 	registry_and_topic_unlock(b, topic);
 	if (!r && backlog)
 		settings_announce(b, backlog);

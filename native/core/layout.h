@@ -295,7 +295,8 @@ enum shmq_policy {
 	SHMQ_POLICY_FAILURES = 8, /* max_attempts or a retry delay */
 	SHMQ_POLICY_BYTES = 16,   /* max_bytes: the bytes of READY bodies are counted */
 	SHMQ_POLICY_MEMORY = 32,  /* an overflow other than disk: nothing goes to disk */
-	SHMQ_POLICY_SEALED = 64   /* of a topic: only sealed producers may publish */
+	SHMQ_POLICY_SEALED =
+			64 /* of a topic: only sealed producers may publish; of a channel: see list_close */
 };
 
 typedef struct shmq_topic_desc {
@@ -304,7 +305,7 @@ typedef struct shmq_topic_desc {
 	uint32_t flags;
 	_Atomic uint32_t paused;
 	char name[SHMQ_NAME];
-	_Atomic uint64_t version; /* raised when its queues or `paused` change, under P */
+	_Atomic uint64_t version; /* raised when its queues, SEALED or `paused` change, under P */
 	uint64_t reserved0[3];
 	shmq_lock_desc publish; /* P */
 	/* under P */

@@ -70,6 +70,28 @@ static void lacking_drop(shmq_producer *p)
 	map_put(p->b, old);
 }
 
+/* Take the channels that are not sealed off the list of a sealed topic, if one is sealed: they were
+ * there before its pool or queue, so nobody reads what is put into it, and it would pile up. Those of
+ * a topic with dead letters stay. Under P, where all of these policies change. */
+static void list_close(shmq_producer *p)
+{
+	uint32_t kept = 0, sealed = 0;
+
+	if (!(ld(&p->t->policy) & SHMQ_POLICY_SEALED) || p->t->flags & SHMQ_FLAG_DEAD)
+		return;
+	for (uint32_t i = 0; i < p->channels; i++)
+		sealed += has_policy(p->maps[i], SHMQ_POLICY_SEALED) != 0;
+	if (!sealed)
+		return;
+	for (uint32_t i = 0; i < p->channels; i++) {
+		if (has_policy(p->maps[i], SHMQ_POLICY_SEALED))
+			p->maps[kept++] = p->maps[i];
+		else
+			map_put(p->b, p->maps[i]);
+	}
+	p->channels = kept;
+}
+
 /* List the topic's queues again if its version has changed. Under P; this is the only allocation
  * made under it, and only when a queue was made or deleted. */
 static int list_refresh(shmq_producer *p)
@@ -100,6 +122,8 @@ static int list_refresh(shmq_producer *p)
 		if (!r)
 			client_note_queue(b, i);
 	}
+	if (!r)
+		list_close(p);
 	if (!r && backlog != SHMQ_NONE) {
 		r = map_get(b, backlog, &p->maps[p->channels]);
 		p->backlog = !r;

@@ -36,7 +36,8 @@ int settings_check(const shmq_settings *s)
 bool settings_are_none(const shmq_settings *s)
 {
 	return !s->max_messages && !s->max_bytes && !s->message_ttl && !s->retry_first &&
-	       !s->max_attempts && s->overflow == SHMQ_OVERFLOW_DISK && !s->flags && !*s->dead_letter;
+	       !s->max_attempts && s->overflow == SHMQ_OVERFLOW_DISK &&
+	       !(s->flags & ~(uint32_t)SHMQ_SEALED_ONLY) && !*s->dead_letter;
 }
 
 bool settings_equal(const shmq_settings *a, const shmq_settings *b)

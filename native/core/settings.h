@@ -7,7 +7,7 @@
 
 /* Returns 0 if the settings make sense; SHMQ_INVALID or SHMQ_BAD_NAME with a sentence. */
 int settings_check(const shmq_settings *s);
-/* Returns true for nsqd's rules and no others. */
+/* Returns true for nsqd's rules and no others, sealed or not. */
 bool settings_are_none(const shmq_settings *s);
 bool settings_equal(const shmq_settings *a, const shmq_settings *b);
 /* Write the copy that does not hold, then turn the word. Under P and D, or before the queue is

@@ -244,7 +244,9 @@ enum shmq_overflow {
 enum shmq_setting_flag {
 	SHMQ_EXPIRED_TO_DEAD = 1,  /* expired messages go to the dead topic */
 	SHMQ_OVERFLOW_TO_DEAD = 2, /* so do those that DROP_OLDEST drops */
-	SHMQ_SEALED_ONLY = 4 /* of a topic: only sealed producers may publish; else SHMQ_NOT_SEALED */
+	SHMQ_SEALED_ONLY =
+			4 /* of a topic: only sealed producers may publish; else SHMQ_NOT_SEALED. Of its channels:
+	                       if one has it, only those get messages */
 };
 
 /* The policies of a queue. All zeros: nsqd's rules and no others. */

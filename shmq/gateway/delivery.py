@@ -10,11 +10,12 @@ import math
 from typing import Any, Final
 
 from shmq import _native
+from shmq.door.telling import told
 from shmq.errors import Gone, NotSealed
 from shmq.gateway import protocol
 from shmq.gateway.host import Host, Job, Owner
 from shmq.gateway.identify import Settings
-from shmq.gateway.protocol import ID_BYTES, ProtocolError, sentence
+from shmq.gateway.protocol import ID_BYTES, ProtocolError
 from shmq.names import valid_name
 
 #: nsqd's numbers of a client's state, as /stats shows them.
@@ -118,7 +119,7 @@ class Delivery:
         if isinstance(error, Gone):
             raise ProtocolError("E_SUB_FAILED", "SUB failed exiting")
         if error is not None:
-            raise ProtocolError("E_SUB_FAILED", f"SUB failed {sentence(error)}")
+            raise ProtocolError("E_SUB_FAILED", f"SUB failed {told(error)}")
         self.consumer = consumer
         self.state = SUBSCRIBED
         session.say(protocol.OK)
@@ -224,7 +225,7 @@ class Delivery:
             session.abort()
             return False
         except NotSealed as error:  # it became the channel of a pool, or got its dead letters
-            session.fail(ProtocolError("E_SUB_FAILED", sentence(error)))
+            session.fail(ProtocolError("E_SUB_FAILED", told(error)))
             return False
         except (OSError, MemoryError) as error:
             session.fail(protocol.no_means(error))

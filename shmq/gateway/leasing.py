@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from shmq.door.shortage import shortage
+from shmq.door.telling import told
 from shmq.errors import ShmqError
 from shmq.gateway import protocol
 from shmq.gateway.asker import Asker
@@ -294,7 +295,7 @@ def _refusal(command: bytes, error: BaseException) -> bytes:
     """The error frame of a request that failed; the connection stays open."""
     if isinstance(error, ProtocolError):
         raise error
-    text = protocol.sentence(error)
+    text = told(error)
     if isinstance(error, ShmqError):
         code = code_of(error)
     elif isinstance(error, ValueError | TypeError):

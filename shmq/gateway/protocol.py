@@ -10,6 +10,8 @@ import re
 import struct
 from typing import Final
 
+from shmq.door.telling import told
+
 MAGIC: Final = b"  V2"
 
 #: Longest command line, its newline included: nsqd's read buffer.
@@ -126,15 +128,6 @@ def without_surrogates(text: str) -> str:
     return _LONE_SURROGATES.sub("\ufffd", text)
 
 
-def sentence(error: BaseException) -> str:
-    """Return the text of an error for the client; a system error without the file's name."""
-    if isinstance(error, MemoryError):
-        return "cannot allocate memory"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return str(error)
-
-
 def no_means(error: BaseException) -> ProtocolError:
     """Return the error for a lack of descriptors or memory in this process."""
-    return ProtocolError("E_INVALID", f"cannot go on: {sentence(error)}")
+    return ProtocolError("E_INVALID", f"cannot go on: {told(error)}")

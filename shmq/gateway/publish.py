@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from shmq import _native
+from shmq.door.telling import told
 from shmq.errors import Full, Gone, MessageTooBig, Rejected, ShmqError
 from shmq.gateway import protocol
 from shmq.gateway.host import Host, Job, Owner, Reader
 from shmq.gateway.identify import milliseconds
-from shmq.gateway.protocol import MAX_LINE, ProtocolError, sentence
+from shmq.gateway.protocol import MAX_LINE, ProtocolError
 from shmq.names import valid_name
 
 #: Seconds between two attempts to publish to a full queue.
@@ -135,7 +136,7 @@ class Publishing:
         try:
             producer.publish_framed(data, start, count, self._defer, 0)
         except Rejected as error:
-            _refuse(session.command, sentence(error))
+            _refuse(session.command, told(error))
         except Full:
             reason = self._host.no_room()
             if reason:
@@ -150,7 +151,7 @@ class Publishing:
             self._host.producers.pop(topic, None)
             return self._publish(session, data, start, count)
         except (ShmqError, OSError) as error:
-            _refuse(session.command, sentence(error))
+            _refuse(session.command, told(error))
         session.spend(count)
         return True
 
@@ -284,7 +285,7 @@ def _check_producer(command: bytes, result: Any, error: BaseException | None) ->
     if isinstance(error, Gone):
         _refuse(command, "exiting")
     if error is not None:
-        _refuse(command, sentence(error))
+        _refuse(command, told(error))
 
 
 def _refuse(command: bytes, reason: str) -> NoReturn:

@@ -348,7 +348,7 @@ def _decide(here: Private, topic: str, values: Values, begun: bool) -> Sequence[
         if begun:
             raise ShmqError(
                 f"a part of epoch {values['epoch']} of {values['writer']!r} was published before, "
-                f"and the rest was in {here.path}, which is gone: publish it by hand"
+                "and the rest of its rows is gone: publish it by hand"
             )
         found = _found(here, topic, values)
         lost = [item for item in named if item["attempt"] not in found]
@@ -407,9 +407,10 @@ def _pieces(
     for name, length in names:
         data = memoryview(here.read(name))
         if len(data) != length:
+            attempt = name.split(".")[2]
             raise ShmqError(
-                f"{here.path / name} has {len(data)} bytes, and {length} were staged: this write "
-                "cannot be published"
+                f"attempt {attempt} has {len(data)} bytes, and the commit says {length}: this "
+                "write cannot be published; name the size that STAGE answered last"
             )
         at = 0
         while at < length:

@@ -113,7 +113,7 @@ class Space:
             of_client = asker.quota.staged_bytes
         what = ""
         if free < size:
-            what = "a quarter of /dev/shm is kept for queues"
+            what = "a quarter of the shared memory is kept for queues"
         elif self._bytes.get(keys[0], 0) + size > of_topic:
             what = f"rows of {of_topic} bytes are staged for this topic"
         elif self._bytes.get(keys[1], 0) + size > of_client:

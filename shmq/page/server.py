@@ -27,6 +27,7 @@ from shmq.door.acceptor import Acceptor
 from shmq.door.seats import Seats
 from shmq.door.seldom import Seldom
 from shmq.door.shortage import shortage
+from shmq.door.telling import told
 from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
 from shmq.ownership import OWNER_VARIABLE
 from shmq.page import actions, arrow, detail, past
@@ -141,11 +142,11 @@ class Page:
         try:
             return await handler(request)
         except (Gone, NotRunning) as exc:
-            return _json({"error": str(exc)}, 404)
+            return _json({"error": told(exc)}, 404)
         except LayoutMismatch as exc:
-            return _json({"error": str(exc)}, 409)
+            return _json({"error": told(exc)}, 409)
         except (ShmqError, ValueError) as exc:
-            return _json({"error": str(exc)}, 400)
+            return _json({"error": told(exc)}, 400)
         except (OSError, MemoryError, RuntimeError) as exc:
             short = shortage(exc)
             if not short:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shmq import layout, peek, sources, stats
 from shmq.door.shortage import shortage
+from shmq.door.telling import without_host
 from shmq.errors import Gone, LayoutMismatch, NotRunning
 from shmq.layout import NONE, Array, EntryState, Ready
 from shmq.page.sight import Place, Sight
@@ -311,7 +312,7 @@ class Snapshots:
             self._refresh(source)
         except (NotRunning, LayoutMismatch, Gone, OSError) as exc:
             self.close()
-            return {"time": time.time(), "gone": str(exc)}
+            return {"time": time.time(), "gone": without_host(str(exc))}
         self._look(source)
         return {"time": time.time(), **self._totals(source)}
 

@@ -14,11 +14,12 @@ from typing import Final
 
 from shmq.broker import Broker, attach
 from shmq.client import Producer
-from shmq.errors import Gone, ShmqError
+from shmq.errors import ShmqError
 from shmq.pool.outcome import Outcomes
 from shmq.queues import tree
 from shmq.seal import results_seal
 from shmq.settings import dead_topic
+from shmq.taken import is_taken, take_topic
 
 #: The channel of a pool's topic.
 CHANNEL: Final = "pool"
@@ -80,9 +81,8 @@ class Site:
         """The outcome of every task that has none, if the pool cannot go on."""
         self._own = broker is None
         self.broker = attach(place.instance, owner=place.owner) if broker is None else broker
-        if not self._is_sealed():
-            self.broker.configure(place.topic, sealed=True)
-        self.broker.create_channel(place.topic, CHANNEL)
+        if not is_taken(self.broker, place.topic, CHANNEL):
+            take_topic(self.broker, place.topic, CHANNEL)
         if self.broker.settings(place.topic, CHANNEL).max_attempts != place.attempts:
             self.broker.configure(place.topic, CHANNEL, max_attempts=place.attempts)
         outcomes, signs = place.stores
@@ -103,12 +103,6 @@ class Site:
         self.alarm = _ALARM
         """The key that is stored when the pool breaks, for threads that wait for another key."""
         self.alarms = 0 if place.durable else 1 << self.store.stripe(_ALARM)
-
-    def _is_sealed(self) -> bool:
-        """Whether nobody else may publish to the topic."""
-        with contextlib.suppress(Gone):
-            return self.broker.settings(self.place.topic).sealed
-        return False
 
     def hold(self, most: int = _AHEAD) -> None:
         """Have a private pool's tasks wait in the submitter when those in the channel have so many

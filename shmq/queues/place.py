@@ -13,6 +13,7 @@ from shmq.client import Consumer, Producer
 from shmq.errors import Gone
 from shmq.layout import State
 from shmq.queues.hold import Hold
+from shmq.taken import is_taken, take_topic
 
 if TYPE_CHECKING:
     from shmq.views import QueueView
@@ -65,13 +66,12 @@ class Place:
         broker = self.broker
         with contextlib.suppress(Gone):
             if broker.settings(self.topic, CHANNEL).overflow == "block":
-                if not broker.settings(self.topic).sealed:  # a version without seals made it
-                    broker.configure(self.topic, sealed=True)
+                if not is_taken(broker, self.topic, CHANNEL):  # a version without seals made it
+                    take_topic(broker, self.topic, CHANNEL)
                 return
         most = min(maxsize, broker.limits["mem_queue_size"]) or None
         # The channel begins with the settings of its topic, so it is never without them.
-        broker.configure(self.topic, overflow="block", max_messages=most, sealed=True)
-        broker.configure(self.topic, CHANNEL, overflow="block", max_messages=most)
+        take_topic(broker, self.topic, CHANNEL, overflow="block", max_messages=most)
 
     def producer(self) -> Producer:
         """A producer of this process, which alone may publish here."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from shmq._native import Broker, Busy, Gone, ShmqError
 from shmq.layout import constant
@@ -79,14 +80,15 @@ class DeadLetters:
                 raise Gone(f"topic {name!r} was deleted")
         for queue in topic.channels:
             settings = queue.view.settings
-            if settings is not None and settings != NONE:
+            kept = NONE if settings is None else replace(NONE, sealed=settings.sealed)
+            if settings is not None and settings != kept:
                 _log.warning(
                     "%s: it holds dead letters of other channels, so its settings (%s) are taken "
                     "back",
                     queue,
                     settings,
                 )
-                self._broker.configure(queue.index, queue.serial, NONE.to_native())
+                self._broker.configure(queue.index, queue.serial, kept.to_native())
         return topic
 
     def _put_off(self, queue: Queue) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from shmq import _native, audit, shm
@@ -84,12 +85,25 @@ class TopicManager:
             if len(self._registry.topics) >= self._max_topics and self._serving:
                 raise ShmqError(f"{STATUS['TABLE_FULL'][2]}: {self._max_topics} topics")
             index, generation = self._broker.create_topic(
-                name, self._clock_floor(), self._book.topic(name).to_native()
+                name, self._clock_floor(), self._first_settings(name).to_native()
             )
             topic = self._registry.enter_topic(index, generation, name)
             _log.info("TOPIC(%s): created", name)
             self._note("create_topic", name)
         return topic
+
+    def _first_settings(self, name: str) -> Settings:
+        """The settings that a new topic begins with: one for the dead letters of a pool or a queue
+        is closed as theirs is."""
+        own = self._book.topic(name)
+        base = name.removesuffix(".dead").rpartition(".")[0]
+        for source in (self._registry.topic(base), self._registry.topic(base + EPHEMERAL)):
+            if source is None or not name.endswith(".dead"):
+                continue
+            found = self._registry.directory.topic_settings(source.index)
+            if found is not None and found.sealed:
+                return replace(own, sealed=True)
+        return own
 
     def create_channel(self, topic_name: str, channel: str) -> Queue:
         """The channel of this name, created if it does not exist. The first channel of a topic

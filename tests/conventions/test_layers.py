@@ -140,6 +140,7 @@ RANKS = {
     "printing": 1,
     "objects": 2,
     "seal": 2,
+    "taken": 6,
     "leased": 2,
     "peers": 2,
     "names": 2,

@@ -38,6 +38,9 @@ GLOBS = (
     ("z.?", {"z.9"}),
 )
 SECRETS = {"one": b"the-token-of-user-one", "two": b"the-token-of-user-two"}
+#: Requests that name it fail for a reason of the host, which no answer may have.
+FAILS = "c-1"
+SECRET_OF_HOST = "/dev/shm/shmq-staged-x"
 #: Commands of TCP, with the acts of which one is needed: where a channel is named, and where not.
 NEEDS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("PUB", "MPUB", "DPUB"), ("publish", "publish")),
@@ -230,6 +233,8 @@ class Watched(Desk):
     ) -> Any:
         topic, channel = (*names, "", "")[:2]
         self._host.check(command.decode(), topic, channel)
+        if topic == FAILS:
+            raise shmq.ShmqError(f"{command.decode()} {topic}: no: {SECRET_OF_HOST}, uid 0; rm it")
         return {"identity": "1-2", "lease": [1], "ready": True, "said": _mark(topic, channel)}
 
     def open_part(self, names: Any, values: Any) -> Any:
@@ -291,6 +296,8 @@ def session(data: bytes) -> None:
     cut = draw.below(256) * len(data) // 256
     said = drive(data, [cut] if cut else [], host).said.decode("latin-1")
     assert not host.wrong, host.wrong
+    assert SECRET_OF_HOST not in said, said
+    assert "uid 0" not in said, said
     for topic, channel in itertools.product(TOPICS, ("", *CHANNELS)):
         if _mark(topic, channel) in said:
             acts = " ".join(ACTS)

@@ -299,3 +299,156 @@ def test_another_user_runs_no_code(
         expected = 1 if before else 0
         eventually(lambda: refused(broker, "jobs", "pool") == expected)
         eventually(lambda: refused(broker, "work", "queue") == expected)
+
+
+# ---- what others made before the pool or the queue came ----
+
+
+def take(broker: shmq.Broker, kind: str) -> tuple[str, str, Callable[[], Any]]:
+    """Open a pool or a queue. Returns its topic, its channel, and what puts one in."""
+    if kind == "pool":
+        pool = shmq.Executor(broker=broker, topic="jobs")
+        return "jobs", "pool", lambda: pool.submit(pool_tasks.same, b"1" * 40)
+    work = shmq.Queue(broker=broker, name="work")
+    return "work", "queue", lambda: work.put(b"1" * 40)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("kind", ["pool", "queue"])
+def test_a_channel_from_before_gets_no_more(
+    gateway: Server,
+    broker: shmq.Broker,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    paused: bool,
+    large: bool,
+) -> None:
+    topic, own = {"pool": ("jobs", "pool"), "queue": ("work", "queue")}[kind]
+    for channel in ("other", own):
+        gateway.post("/topic/create", topic=topic)
+        gateway.post("/channel/create", topic=topic, channel=channel)
+    gateway.post("/pub", b"before", topic=topic)
+    if paused:
+        broker.pause_topic(topic)
+    producer = broker.producer(topic)
+    producer.publish(b"before")  # it has listed the channels
+    _, _, put = take(broker, kind)
+    put()
+    assert "channel other was there before the pool or queue" in caplog.text
+    producer.seal()
+    body = b"x" * (300_000 if large else 10)
+    producer.publish(body)
+    if paused:
+        broker.unpause_topic(topic)
+    eventually(lambda: broker.channel_depth(topic, own) == 4)
+    assert broker.channel_stats(topic, "other").message_count == (1 if paused else 2)
+    assert broker.delete_channel(topic, "other") is None
+    producer.publish(body)
+    assert broker.channel_depth(topic, own) == 5
+
+
+def test_a_full_channel_from_before_stops_nobody(gateway: Server, broker: shmq.Broker) -> None:
+    gateway.post("/topic/create", topic="work")
+    gateway.post("/channel/create", topic="work", channel="other")
+    broker.configure("work", "other", max_messages=1, overflow="block")
+    gateway.post("/pub", b"before", topic="work")
+    work = shmq.Queue(broker=broker, name="work")
+    for number in range(5):
+        work.put(number, timeout=WATCHDOG)
+    assert [work.get(timeout=WATCHDOG) for _ in range(5)] == list(range(5))
+
+
+def test_channels_that_processes_of_the_host_make_later_get_all(broker: shmq.Broker) -> None:
+    """They begin with the topic's settings."""
+    work = shmq.Queue(broker=broker, name="work")
+    broker.create_channel("work", "watch")
+    work.put(1)
+    assert broker.channel_depth("work", "watch") == broker.channel_depth("work", "queue") == 1
+    broker.configure("work", "watch", sealed=False)
+    work.put(2)
+    assert broker.channel_depth("work", "watch") == 1
+    broker.configure("work", "watch", sealed=True)
+    work.put(3)
+    assert broker.channel_depth("work", "watch") == 2
+
+
+def test_which_channels_get_messages_is_the_same_after_a_restart(
+    start: Callable[..., Server], keep: Callable[[Any], Any], instance: str
+) -> None:
+    gateway = start()
+    gateway.post("/topic/create", topic="work")
+    gateway.post("/channel/create", topic="work", channel="other")
+    broker = keep(shmq.attach(instance, timeout=WATCHDOG))
+    shmq.Queue(broker=broker, name="work").put(1)
+    gateway.stop()
+    start()
+    broker = keep(shmq.attach(instance, timeout=WATCHDOG))
+    shmq.Queue(broker=broker, name="work").put(2)
+    assert broker.channel_depth("work", "other") == 0
+    assert broker.settings("work", "other").sealed is False
+    assert broker.settings("work", "queue").sealed is True
+
+
+def test_a_topic_whose_channels_are_all_open_goes_on(broker: shmq.Broker) -> None:
+    """One that a version without seals made, until its pool opens it again."""
+    broker.create_channel("jobs", "pool")
+    broker.configure("jobs", sealed=True)
+    producer = broker.producer("jobs")
+    producer.seal()
+    producer.publish(b"x")
+    assert broker.channel_depth("jobs", "pool") == 1
+
+
+# ---- the topic of the dead letters ----
+
+
+@pytest.mark.parametrize("way", [*ways("jobs.pool.dead", b""), "STAGE", "PROCESS"])
+@pytest.mark.parametrize("made", ["before", "after", "never"])
+def test_a_client_publishes_nothing_among_the_dead_letters(
+    gateway: Server, broker: shmq.Broker, way: str, made: str
+) -> None:
+    name = "jobs.pool.dead"
+    if made == "before":
+        gateway.post("/topic/create", topic=name)
+    shmq.Executor(broker=broker, topic="jobs").submit(pool_tasks.same, 1)
+    if made == "after":
+        broker.create_channel(name, "dead")
+    if way == "STAGE":
+        with shmq.connect(gateway.addresses["tcp"], timeout=WATCHDOG) as remote:
+            with pytest.raises(shmq.NotSealed, match="pool or a queue"):
+                remote.stage(name, "me", 0, [b"x"])
+            with pytest.raises(shmq.NotSealed, match="pool or a queue"):
+                remote.commit(name, "me", 0, [])
+    elif way == "PROCESS":
+        with pytest.raises(shmq.NotSealed, match="pool or a queue"):
+            broker.producer(name).publish(b"x")
+    else:
+        answer = ways(name, b"x")[way](gateway)
+        if hasattr(answer, "status"):
+            assert (answer.status, answer.message) == (403, "TOPIC_SEALED")
+        else:
+            assert answer[0] == 1
+            assert b"pool or a queue" in answer[1]
+    broker.create_channel(name, "dead")
+    assert broker.channel_depth(name, "dead") == 0
+
+
+@pytest.mark.parametrize("kind", ["pool", "queue"])
+def test_dead_letters_go_into_their_closed_topic_and_come_back(
+    broker: shmq.Broker, kind: str
+) -> None:
+    topic, channel, put = take(broker, kind)
+    put()
+    with broker.consumer(topic, channel) as consumer:
+        message = consumer.take(WATCHDOG)
+        assert message is not None
+        message.reject("by hand")
+        name = f"{topic}.{channel}.dead"
+        eventually(lambda: broker.dead(topic, channel).peek(n=10))
+        assert broker.settings(name).sealed
+        assert broker.dead(topic, channel).redrive() == 1
+        again = consumer.take(WATCHDOG)
+        assert again is not None
+        assert again.sealed
+        assert again.body == message.body
