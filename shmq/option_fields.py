@@ -111,7 +111,9 @@ class OptionFields:
     mem_queue_size: int = _memory(
         10000,
         Kind.COUNT,
-        "messages to keep in memory per topic and per channel",
+        "messages to keep in memory per topic and per channel, at least "
+        f"{TRANSIT}, beside those that were read back from disk or are held (in-flight-slots). "
+        "0: a message that waits is on disk until it is finished",
         bounds=(0, MAX_SLOTS - TRANSIT),
     )
     in_flight_slots: int = _memory(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -14,6 +17,9 @@ from support.deliveries import take_all
 from support.processes import Child, eventually
 
 import shmq
+from shmq.storage.diskqueue import DiskQueue
+from shmq.storage.diskqueue_recovery import recover_positions
+from shmq.storage.records import decode_records
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -136,3 +142,48 @@ def test_a_message_that_never_fits_holds_up_no_other_and_the_log_says_how_it_com
     subprocess.run(shlex.split(found[1]), check=True)
     bodies, _ = delivered(serve, attach, arena_size=int(found[2]), max_msg_size=600_000)
     assert bodies == [large]
+
+
+@pytest.mark.parametrize("count", [100, 3000])
+def test_with_a_memory_of_0_what_waits_is_on_disk_until_it_is_finished(
+    serve: Serve, attach: Attach, data_path: Path, tmp_path: Path, count: int
+) -> None:
+    """A copy of the data path has what a power loss would leave."""
+    bodies = [b"%05d" % number for number in range(count)]
+    server = serve(mem_queue_size=0, sync_timeout="50ms")
+    with attach() as broker, broker.consumer("t", "c", max_in_flight=1000) as consumer:
+        for number in range(0, count, 100):
+            broker.producer("t").publish_many(bodies[number : number + 100])
+        held = consumer.take_many(50, 20)
+        held.finish()
+        copies = itertools.count()
+
+        def all_are_there() -> bool:
+            copy = tmp_path / f"copy{next(copies)}"
+            copy.mkdir()
+            for name in ("t:c.diskqueue.meta.dat", "t:c.diskqueue.000001.dat"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(data_path / name, copy)
+            with DiskQueue(copy, "t:c") as queue:
+                meta = recover_positions(queue)
+                run = queue.read(meta.read_position, meta.write_position, 1 << 30)
+                found = [record.body for record in decode_records(bytes(run.data), 1 << 20)]
+            # of those that were finished the last ones may come again
+            return set(found) >= set(bodies) - set(held.bodies())
+
+        eventually(all_are_there)
+        taken = consumer.take_many(50, 20)
+        assert taken
+        for _ in range(3):
+            assert all_are_there()
+        taken.finish()
+        rest = 50 + len(taken)
+        while rest < count:
+            batch = consumer.take_many(500, 20)
+            assert batch
+            rest += len(batch)
+            batch.finish()
+        meta = data_path / "t:c.diskqueue.meta.dat"
+        eventually(lambda: meta.exists() and meta.read_text().startswith("0\n"))
+    assert server.kill(signal.SIGTERM) == 0
+    assert delivered(serve, attach)[0] == []

@@ -159,6 +159,8 @@ class Mover:
         return batch is not None and self._write_some(queue, batch)
 
     def _prepend(self, queue: Queue, *, live: bool) -> bool:
+        if live and self._spill_all:
+            return False  # what is in front was read back, and is not finished yet
         return prepend(self._broker, self._files, queue, live=live)
 
     def _write_some(self, queue: Queue, batch: Spill) -> bool:
@@ -181,7 +183,7 @@ class Mover:
         whether it had been."""
         read, write = queue.positions
         file, offset = unpack(read)
-        if read == write and offset:
+        if read == write and offset and not self._spill_all:
             following = pack(file + 1, 0)
             if self._broker.disk_set(queue.index, read, following, 0):
                 queue.disk.drop_before(following)

@@ -54,7 +54,7 @@ class Spiller:
         self._registry = registry
         self._trimmer = Trimmer(broker)
         self._states = States()
-        self._files = Files(self._states)
+        self._files = Files(self._states, spill_all)
         self._health = DiskHealth(Path(options.data_path or "."), trouble)
         self._policy = Policy(registry, self._states, spill_all)
         self._deferred = DeferredMover(broker, self._policy)

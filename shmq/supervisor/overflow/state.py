@@ -15,6 +15,7 @@ class QueueState:
     """The spiller's notes on a queue. Times are monotonic seconds."""
 
     seen_read: int  # read position up to which files were deleted
+    seen_kept: int = -1  # if nothing is kept in memory alone: position before which none is needed
     retry_at: dict[str, float] = field(default_factory=dict)
     """By kind of work (write, read, tidy): after an error, not before this time."""
     asked_at: float = -math.inf  # when a publisher last rang for room
