@@ -11,6 +11,7 @@ earlier run of its own query, which it fences, or another query, which it must n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -169,6 +170,12 @@ class Chain:
         if self._holder is not None:
             self._holder.close()
             self._holder = None
+
+    def __del__(self) -> None:
+        """A reader that nobody has any more is an ended one. Over a network it is not told here."""
+        if isinstance(self._holder, LeaseHolder):
+            with contextlib.suppress(shmq.ShmqError):
+                self.close()
 
     # ---- from one offset to the next ----
 

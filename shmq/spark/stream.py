@@ -105,7 +105,11 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _new_chain(self) -> Chain:
         settings = self._settings
         grace = settings.restartGrace or settings.leaseTtl
-        return Chain(settings, lambda: self._broker, settings.instance, grace)
+
+        def broker() -> shmq.Broker:  # without the reader, which has the chain
+            return attached(settings.instance, settings.owner)
+
+        return Chain(settings, broker, settings.instance, grace)
 
     @property
     def _broker(self) -> shmq.Broker:

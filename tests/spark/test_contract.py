@@ -281,6 +281,15 @@ def test_a_second_query_of_one_consumer_reads_nothing(
     assert second.read(begin, second.latest(begin)) == [b"004"]
 
 
+def test_a_reader_that_nobody_has_is_an_ended_one(broker: shmq.Broker) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    end = query.latest(query.begin())
+    del query
+    again = Query(broker)
+    assert again.latest(again.begin())["l"] == end["l"]
+
+
 def test_a_checkpoint_knows_its_topic(broker: shmq.Broker) -> None:
     publish(broker, 0, 3)
     query = Query(broker)
