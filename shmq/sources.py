@@ -204,8 +204,13 @@ def supervisor_alive(directory: DirectoryView) -> bool:
     return pid > 0 and procfs.start_time(pid) == directory.read("supervisor_start_time")
 
 
-def live_queues(source: Source) -> Iterator[tuple[QueueEntry, QueueView]]:
-    """Yield every queue with its view, but for those that are deleted meanwhile."""
+def live_queues(
+    source: Source, topics: set[int] | None = None
+) -> Iterator[tuple[QueueEntry, QueueView]]:
+    """Yield every queue with its view, but for those that are deleted meanwhile. topics: only those
+    of these topics, by index."""
     for entry in source.directory.live_queues():
+        if topics is not None and entry.topic not in topics:
+            continue
         with contextlib.suppress(Gone, LayoutMismatch):
             yield entry, source.queue(entry)

@@ -463,17 +463,19 @@ def _named(items: list[_N], name: str, what: str) -> _N:
 # ---- reading ----
 
 
-def collect(source: Source, alive: bool | None = None) -> BrokerStats:
+def collect(source: Source, alive: bool | None = None, topic_name: str = "") -> BrokerStats:
     """Read all counts. alive: whether the supervisor lives, if the caller knows exactly from an
-    attachment."""
+    attachment. topic_name: read only those of this topic, which costs no look at other queues."""
     directory = source.directory
     broker = read_broker(source, alive)
     clients = {client.index: client for client in broker.clients}
     found: dict[int, list[ChannelStats]] = {}
-    for entry, view in sources.live_queues(source):
+    topics = [item for item in directory.live_topics() if topic_name in ("", item.name)]
+    wanted = {item.index for item in topics} if topic_name else None
+    for entry, view in sources.live_queues(source, wanted):
         stats = read_queue(entry.channel, view, clients, entry.ephemeral)
         found.setdefault(entry.topic, []).append(stats)
-    for topic in directory.live_topics():
+    for topic in topics:
         queues = found.get(topic.index, [])
         channels = [item for item in queues if item.name is not None]
         broker.topics.append(

@@ -456,7 +456,8 @@ class Http:
             params.get("include_mem") not in ("false", "0"),
         )
         grant = self._grant(request)
-        stats = await nsqd_stats.collect(self._context, grant.allows if grant else None)
+        allows = grant.allows if grant else None
+        stats = await nsqd_stats.collect(self._context, allows, wanted[0])
         if params.get("format") == "json":
             return stats.document(*wanted)
         return stats.text(*wanted)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shmq import stats as broker_stats
 from shmq.gateway.acts import Allows
 from shmq.gateway.context import Context
 from shmq.nsqd import NSQD_VERSION
@@ -229,10 +230,15 @@ class NsqdStats:
         return ", ".join(_scaled(item["value"]) for item in percentiles)
 
 
-async def collect(context: Context, allows: Allows | None = None) -> NsqdStats:
+async def collect(context: Context, allows: Allows | None = None, topic: str = "") -> NsqdStats:
     """Collect the statistics of the broker and of all gateway processes. allows: what is left out
-    is what this does not allow; None: nothing."""
-    stats = await context.call(context.broker.stats, kind="look")
+    is what this does not allow; None: nothing. topic: only those of this one, if it is given."""
+
+    def read() -> BrokerStats:
+        broker = context.broker
+        return broker_stats.collect(broker.views(), broker.supervisor_alive(), topic)
+
+    stats = await context.call(read, kind="look")
     answers = await context.control.ask_all({"ask": "connections"})
     connections = [item for answer in answers for item in answer]
     if allows is not None:

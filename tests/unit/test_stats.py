@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from support.fake_segments import SECOND, FakeDirectory, FakeQueue, FakeSource
 
 import shmq
 from shmq import procfs, stats
+from shmq.gateway import nsqd_stats
 from shmq.layout import ClientKind, ClientState, State
 
 
@@ -220,3 +224,39 @@ def test_held_bytes_are_those_that_consumers_hold(open_broker: Callable[..., shm
         assert broker.channel_stats("t", "c").held_bytes == both // 2
         second.finish()
         assert broker.channel_stats("t", "c").held_bytes == 0
+
+
+def test_statistics_of_one_topic_look_at_no_queue_of_another(
+    open_broker: Callable[..., shmq.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = open_broker()
+    for topic in ("t", "u", "v"):
+        broker.create_channel(topic, f"{topic}1")
+    read, looked = stats.read_queue, []
+
+    def note(name: str | None, *args: Any) -> stats.ChannelStats:
+        looked.append(name)
+        return read(name, *args)
+
+    monkeypatch.setattr(stats, "read_queue", note)
+
+    async def call(function: Callable[[], Any], kind: str) -> Any:
+        return function()
+
+    async def none(question: object) -> list[Any]:
+        return []
+
+    context: Any = SimpleNamespace(
+        broker=broker,
+        call=call,
+        control=SimpleNamespace(ask_all=none),
+        health="OK",
+        start_time=0,
+        options=SimpleNamespace(e2e_processing_latency_percentile=()),
+    )
+    found = asyncio.run(nsqd_stats.collect(context, None, "u"))
+    assert looked == ["u1"]
+    assert [topic["topic_name"] for topic in found.document("u")["topics"]] == ["u"]
+    assert asyncio.run(nsqd_stats.collect(context, None, "none")).stats.topics == []
+    assert looked == ["u1"]
+    assert len(asyncio.run(nsqd_stats.collect(context)).stats.topics) == 3
