@@ -11,6 +11,10 @@
  * and completes the latter. The publish lock (P) of the topic protects all of this except claiming
  * a free entry, for which publishers of two topics may race (hence the compare-and-swap). An entry of
  * another topic gives way under that topic's P, which is only tried while this one's is held.
+ *
+ * Who gave way is remembered by a digest, and refused when it comes again: what of it is published is
+ * not known any more. The digest is stored before the entry goes. A death in between leaves both, and
+ * the entry counts.
  */
 #include "writer.h"
 
@@ -22,7 +26,9 @@
 #include "status.h"
 
 #define BEING_MADE UINT64_C(0x80000000)
-#define OF_ONE 64u /* entries of one client on the network */
+#define OF_ONE 64u   /* entries of one client on the network */
+#define PLACE_BITS 9 /* twice as many places as entries */
+_Static_assert(1 << PLACE_BITS == 2 * SHMQ_WRITERS, "places");
 
 static uint64_t name_of(const shmq_broker *b, uint32_t topic)
 {
@@ -65,6 +71,40 @@ static bool made(const shmq_broker *b, uint64_t name)
 	return !(name & BEING_MADE) && !unused(b, name, 0);
 }
 
+/* A number that tells a topic's writer from all others; never 0. */
+static uint64_t digest(uint64_t name, const uint64_t key[2])
+{
+	uint64_t h = name;
+
+	for (int i = 0; i < 2; i++) {
+		h = (h ^ key[i]) * UINT64_C(0x9e3779b97f4a7c15);
+		h = (h ^ h >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
+		h ^= h >> 32;
+	}
+	return h | 1;
+}
+
+static void remember(shmq_writer_desc *w)
+{
+	uint64_t had = ld(&w->had);
+
+	st(&w->gone[had % SHMQ_WRITERS_GONE], digest(ld(&w->topic), w->key)); /* SYNC(writer-name) */
+	st(&w->had, had + 1);
+	SHMQ_KILLPOINT("writer.remembered");
+}
+
+/* Returns true if the writer's entry gave way, as far as that is remembered. */
+static bool gave_way(const shmq_broker *b, uint64_t mine, const uint64_t key[2])
+{
+	uint64_t wanted = digest(mine, key);
+
+	for (uint32_t i = 0; i < SHMQ_WRITERS; i++)
+		for (uint32_t j = 0; j < SHMQ_WRITERS_GONE; j++)
+			if (ld(&b->writers[i].gone[j]) == wanted)
+				return true;
+	return false;
+}
+
 /* Claim a free entry and make it the key's; NULL if there is none. oldest: an entry of this topic
  * that gives way instead; NULL: none does. */
 static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
@@ -72,8 +112,10 @@ static shmq_writer_desc *entry_make(shmq_broker *b, uint64_t mine, const shmq_se
 {
 	shmq_writer_desc *w = oldest;
 
-	if (w)
+	if (w) {
+		remember(w);
 		st_release(&w->topic, mine | BEING_MADE); /* SYNC(writer-name) */
+	}
 	for (uint32_t i = 0; i < SHMQ_WRITERS && !w; i++) {
 		uint64_t name = ld(&b->writers[i].topic);
 
@@ -123,18 +165,30 @@ static void count(choice *c, shmq_writer_desc *w)
  * meanwhile: the choice is a hint until its P is held. */
 static choice of_greediest(shmq_broker *b)
 {
-	choice most = {0, NULL};
+	choice most = {0, NULL}, its[SHMQ_WRITERS];
+	uint64_t clients[SHMQ_WRITERS];
+	uint16_t places[1 << PLACE_BITS] = {0}; /* client + 1, beginning where its hash says; 0: free */
+	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
-		choice its = {0, NULL};
-		uint64_t whose = b->writers[i].whose;
+		shmq_writer_desc *w = &b->writers[i];
+		uint64_t whose = w->whose;
+		uint32_t at = (uint32_t)(whose * UINT64_C(0x9e3779b97f4a7c15) >> (64 - PLACE_BITS));
 
-		for (uint32_t j = i; whose && j < SHMQ_WRITERS; j++)
-			if (b->writers[j].whose == whose && made(b, ld(&b->writers[j].topic)))
-				count(&its, &b->writers[j]);
-		if (its.n > most.n || (its.n && its.n == most.n && its.oldest->used < most.oldest->used))
-			most = its;
+		if (!whose || !made(b, ld(&w->topic)))
+			continue;
+		while (places[at] && clients[places[at] - 1] != whose)
+			at = (at + 1) % (1 << PLACE_BITS);
+		if (!places[at]) {
+			clients[n] = whose;
+			its[n] = (choice){0, NULL};
+			places[at] = (uint16_t)++n;
+		}
+		count(&its[places[at] - 1], w);
 	}
+	for (uint32_t i = 0; i < n; i++)
+		if (its[i].n > most.n || (its[i].n == most.n && its[i].oldest->used < most.oldest->used))
+			most = its[i];
 	return most;
 }
 
@@ -179,6 +233,11 @@ int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq
 	bool full;
 
 	*other = SHMQ_NONE;
+	if (!w && gave_way(b, mine, mark->key))
+		return fail(SHMQ_INVALID,
+		            "the mark of this writer was forgotten for those of others, so what "
+		            "of it is published is not known: look at the topic, and go on as "
+		            "another writer");
 	if (!w) {
 		leaving = gives_way(b, mine, mark, &full);
 		its = leaving ? ld(&leaving->topic) : mine;
@@ -208,8 +267,10 @@ void writer_give_way(shmq_broker *b, uint32_t topic, uint32_t mine, const shmq_s
 	bool full;
 	shmq_writer_desc *w = gives_way(b, name_of(b, mine), mark, &full);
 
-	if (w && ld(&w->topic) == name_of(b, topic))
+	if (w && ld(&w->topic) == name_of(b, topic)) {
+		remember(w);
 		st_release(&w->topic, 0); /* SYNC(writer-name) */
+	}
 	SHMQ_KILLPOINT("writer.gave_way");
 }
 

@@ -374,7 +374,8 @@ int shmq_publish_on(shmq_producer *p, const shmq_body *bodies, uint32_t n, const
  * a hash of a client on the network (0: the caller's own). Where there is no room it forgets the key
  * that was used longest ago: of that `whose`, else of the one that has most, else of this topic.
  * SHMQ_REPEATED: the key has reached `upto` already, or is in a later epoch; nothing was published.
- * SHMQ_INVALID: messages before `after` are missing. SHMQ_TABLE_FULL: every entry belongs to
+ * SHMQ_INVALID: messages before `after` are missing, or the key was forgotten. (The last five that
+ * gave way to another in each of the 256 entries are known.) SHMQ_TABLE_FULL: every entry belongs to
  * another topic of callers on this host. Otherwise as shmq_publish_on.
  * death: messages and mark are both there, or neither is.
  */

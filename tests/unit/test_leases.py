@@ -355,3 +355,18 @@ def test_keys_are_bounded_and_the_one_used_longest_ago_gives_way(bench: Bench) -
     assert bench.producer.mark(1000, 2) == (0, 0)
     assert bench.producer.mark(0, 2) == (4, 1)
     bench.taken()
+
+
+def test_a_writer_whose_mark_gave_way_is_refused(bench: Bench) -> None:
+    """It would publish again what is there."""
+    for key in range(300):
+        assert marked(bench, 0, 0, b"x", key=key)
+        assert len(bench.taken()) == 1
+    for key in range(44):
+        for epoch, after in ((0, 0), (0, 1), (1, 0), (2, 0)):
+            with pytest.raises(ShmqError, match="the mark of this writer was forgotten"):
+                marked(bench, epoch, after, b"again", key=key)
+    assert not marked(bench, 0, 0, b"again", key=44)
+    assert marked(bench, 1, 0, b"next", key=44)
+    assert marked(bench, 7, 0, b"new", key=1000)  # who was never here may begin anywhere
+    assert [body for body, _ in bench.taken()] == [b"next", b"new"]

@@ -94,6 +94,7 @@ OTHERS = {
     "empty.disk",
     "holder.left",  # by a gateway whose client has gone: test_killpoints.c
     "writer.gave_way",  # by a publisher of another topic: test_killpoints.c
+    "writer.remembered",  # by who takes the entry of another writer: test_killpoints.c
     "writer.settled",  # by a repairer: test_killpoints.c
     "lease.run",
     "lease.run_read",  # of what is on disk: test_killpoints.c
