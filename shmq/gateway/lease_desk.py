@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -27,6 +28,7 @@ from shmq.options import Options
 from shmq.remote.counts import ChannelCounts
 from shmq.remote.rows import after, framed
 from shmq.seal import check_open
+from shmq.views import DirectoryView
 
 _Names = tuple[str, ...]
 _Answer = dict[str, Any]
@@ -35,6 +37,9 @@ _Answer = dict[str, Any]
 #: have. Those that hold nothing give way where there is no room.
 _NAMES: Final = 16
 _LEASES: Final = 32
+#: Seconds after which the settings of all topics are looked at again although nobody has announced
+#: a change: who changed them may have died before that.
+_LOOK_AGAIN: Final = 1.0
 
 _limits = Seldom(logging.getLogger(__name__), "limits of leases that clients hit")
 
@@ -66,6 +71,15 @@ class Cursor:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Sealed:
+    """A look at the settings of all topics. at: monotonic seconds."""
+
+    generation: int
+    at: float
+    dead: dict[str, str]
+
+
 class LeaseDesk:
     """Answers requests. A holder is known by its channel and its incarnation, so any process of the
     gateway answers for any holder. It keeps only which holders' clients are connected to this
@@ -88,6 +102,7 @@ class LeaseDesk:
         self._staged = StagedRows(broker, lambda: options().staged_ttl)
         self._lock = threading.Lock()
         self._connections: Counter[Key] = Counter()
+        self._sealed = _Sealed(-1, 0.0, {})
 
     def answer(
         self, asker: Asker, command: bytes, names: _Names, values: Values, rows: bytes
@@ -143,19 +158,35 @@ class LeaseDesk:
         """As `seal.check_open`; the dead letters of a sealed topic may also have a topic that its
         settings, or those of a channel of it, name. SUB finds those by their seals."""
         check_open(self._broker, topic, tried)
-        directory = self._broker.directory()
-        table = directory.topics
+        directory, now = self._broker.directory(), time.monotonic()
+        generation = directory.read("generation")  # every change of settings raises it
+        known = self._sealed
+        if known.generation != generation or now - known.at >= _LOOK_AGAIN:
+            known = self._sealed = _Sealed(generation, now, self._dead_letters(directory))
+        if (sealed := known.dead.get(topic)) is not None:
+            check_open(self._broker, sealed, f"{tried} {topic!r}")
+
+    def _dead_letters(self, directory: DirectoryView) -> dict[str, str]:
+        """Topics that settings name for dead letters -> the sealed topic whose settings these
+        are."""
+        table, found = directory.topics, {}
         flags = table["settings"]["flags"] & constant("SEALED_ONLY")  # two copies of each
         for index in sorted({int(row) for row in flags.nonzero()[0]}):
             name = directory.topic_name(table, index)
-            if name is None:
+            if name is None or not self._is_sealed(name):
                 continue
             queues = directory.live_queues()
             mine = [None, *(each.channel for each in queues if each.topic == index)]
             for channel in mine:
                 with contextlib.suppress(Gone):
-                    if self._broker.settings(name, channel).dead_letter == topic:
-                        check_open(self._broker, name, f"{tried} {topic!r}")
+                    if dead := self._broker.settings(name, channel).dead_letter:
+                        found[dead] = name
+        return found
+
+    def _is_sealed(self, topic: str) -> bool:
+        with contextlib.suppress(Gone):
+            return self._broker.settings(topic).sealed
+        return False
 
     def sweep(self) -> None:
         """Remove the staged rows whose time is over."""

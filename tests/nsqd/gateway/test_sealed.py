@@ -227,6 +227,26 @@ def test_dead_letters_of_a_queue_do_not_leave_the_host(
     eventually(lambda: broker.channel_depth("open", "dead") == 1)
 
 
+def test_a_lease_of_a_topic_ends_when_it_gets_dead_letters_of_a_queue(
+    gateway: Server, broker: shmq.Broker
+) -> None:
+    """The settings count from the moment of their change, and no longer than they are there."""
+    shmq.Queue(broker=broker, name="work")
+    broker.create_channel("open", "c")
+    with shmq.connect(gateway.addresses["tcp"], timeout=WATCHDOG) as remote:
+        for number in range(3):
+            assert remote.lease_holder("open", "c", f"before-{number}")
+            broker.configure("work", "queue", dead_letter="open")
+            with pytest.raises(shmq.NotSealed, match="pool or a queue"):
+                remote.lease_holder("open", "c", f"then-{number}")
+            broker.configure("work", "queue", dead_letter=None)
+            assert remote.lease_holder("open", "c", f"after-{number}")
+            broker.configure("work", dead_letter="open")
+            with pytest.raises(shmq.NotSealed, match="pool or a queue"):
+                remote.lease_holder("open", "c", f"topic-{number}")
+            broker.configure("work", dead_letter=None)
+
+
 def test_staged_rows_are_refused(gateway: Server, broker: shmq.Broker, closed: str) -> None:
     with shmq.connect(gateway.addresses["tcp"], timeout=WATCHDOG) as remote:
         with pytest.raises(shmq.NotSealed, match="pool or a queue"):
