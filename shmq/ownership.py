@@ -191,6 +191,12 @@ def check_trusted(path: str | os.PathLike[str], what: str) -> None:
     os.close(open_secret(path, what, readable=True))
 
 
+def check_trusted_directory(path: str | os.PathLike[str], what: str) -> None:
+    """Check a directory of such files: nobody may add one. Raises as `read_secret`."""
+    status, path = os.stat(path), os.fspath(path)
+    _check_writers(status, path, what, safe="o-w")
+
+
 def _check_secret(status: os.stat_result, path: str, what: str, readable: bool) -> None:
     """Raises OSError unless the file is as `read_secret` says. readable: by everybody."""
     mode = status.st_mode
@@ -198,19 +204,25 @@ def _check_secret(status: os.stat_result, path: str, what: str, readable: bool) 
     if not stat.S_ISREG(mode):
         sentence = f"{what} is {_kind(mode)} and no regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, sentence, path)
-    sentence = ""
+    _check_writers(status, path, what, "o-w" if readable else "600")
+    if mode & _OTHERS_READ and not readable:
+        sentence = f"every user of this host may read {what}: chmod o-rwx {quoted}"
+        raise PermissionError(errno.EACCES, sentence, path)
+
+
+def _check_writers(status: os.stat_result, path: str, what: str, safe: str) -> None:
+    """Raise PermissionError if another user but root may change it. safe: what chmod is told."""
+    mode, quoted, sentence = status.st_mode, _quoted(path), ""
     if status.st_uid not in (os.geteuid(), 0):
+        mended = "go-w" if safe == "o-w" else safe
         sentence = (
             f"{what} belongs to {user(status.st_uid)}, who may change it at any time: "
-            f"chown {os.geteuid()} {quoted} && chmod 600 {quoted}"
+            f"chown {os.geteuid()} {quoted} && chmod {mended} {quoted}"
         )
     elif mode & stat.S_IWOTH:
-        safe = "o-w" if readable else "600"
         sentence = f"every user of this host may change {what}: chmod {safe} {quoted}"
     elif mode & stat.S_IWGRP:
         sentence = f"members of group {group(status.st_gid)} may change {what}: chmod g-w {quoted}"
-    elif mode & _OTHERS_READ and not readable:
-        sentence = f"every user of this host may read {what}: chmod o-rwx {quoted}"
     if sentence:
         raise PermissionError(errno.EACCES, sentence, path)
 

@@ -26,6 +26,12 @@ NATS: Final = frozenset({"user", "password", "token", "nkey", "jwt", "ca", "cert
 _KEY_FILES: Final = frozenset(
     {"key", "ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab"}
 )
+#: The same of files that everybody may read and nobody may forge, or of directories with such.
+_TRUSTED_FILES: Final = frozenset(
+    {"ca", "cert", "ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"}
+)
+#: What librdkafka takes for the place of the system's authorities.
+_PROBE: Final = "probe"
 #: The first byte of a user's public key, which makes its text begin with U.
 _USER: Final = 20 << 3
 _PART: Final = re.compile(r"-----BEGIN ([A-Z ]+)-----\s+(\S+)\s+-+END [A-Z ]+-+")
@@ -53,14 +59,28 @@ def read_login(path: str) -> dict[str, str]:
         if not equals:
             raise ShmqError(f"read the login {path}: line {number} is not NAME = VALUE")
         found[name] = value
-    for name in _KEY_FILES & found.keys():  # the libraries open these by themselves
+    for name in (_KEY_FILES | _TRUSTED_FILES) & found.keys():  # libraries open these by themselves
         try:
-            os.close(ownership.open_secret(found[name], name))
+            if name in _KEY_FILES:
+                os.close(ownership.open_secret(found[name], name))
+            elif name != "ssl.ca.location" or found[name] != _PROBE:
+                _check_trusted(found[name], name)
         except OSError as exc:
             raise ShmqError(
                 f"read {name} of the login {path}: {found[name]}: {exc.strerror}"
             ) from exc
     return found
+
+
+def _check_trusted(path: str, name: str) -> None:
+    """As `ownership.check_trusted`, also for a directory and all files in it. Raises OSError."""
+    if not os.path.isdir(path):
+        ownership.check_trusted(path, name)
+        return
+    ownership.check_trusted_directory(path, name)
+    for entry in sorted(os.listdir(path)):
+        if os.path.isfile(file := os.path.join(path, entry)):
+            ownership.check_trusted(file, name)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,42 @@ def test_certificates_of_authorities_may_be_read_but_not_changed_by_others(
     assert f"may change the file of --tls-root-ca-file: chmod o-w {cert}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "name", ["ca", "cert", "ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"]
+)
+def test_what_a_login_trusts_is_checked_when_it_is_read(tmp_path: Path, name: str) -> None:
+    """Libraries open these files by themselves, and would say less."""
+    trusted, login = tmp_path / "trusted", tmp_path / "login"
+    write_secret(login, f"{name} = {trusted}\n")
+    with pytest.raises(ShmqError, match=f"read {name} of the login .*: No such file"):
+        read_login(str(login))
+    trusted.write_text("x")
+    trusted.chmod(0o644)
+    assert read_login(str(login)) == {name: str(trusted)}
+    trusted.chmod(0o664)
+    with pytest.raises(ShmqError, match=f"may change {name}: chmod g-w {trusted}"):
+        read_login(str(login))
+
+
+def test_a_directory_of_authorities_is_checked_with_its_files(tmp_path: Path) -> None:
+    authorities, login = tmp_path / "authorities", tmp_path / "login"
+    authorities.mkdir(mode=0o755)
+    file = authorities / "1.pem"
+    file.write_text("x")
+    file.chmod(0o644)
+    write_secret(login, f"ssl.ca.location = {authorities}\n")
+    read_login(str(login))
+    file.chmod(0o666)
+    with pytest.raises(ShmqError, match=f"chmod o-w {file}"):
+        read_login(str(login))
+    file.chmod(0o644)
+    authorities.chmod(0o777)
+    with pytest.raises(ShmqError, match=f"chmod o-w {authorities}"):
+        read_login(str(login))
+    write_secret(login, "ssl.ca.location = probe\n")
+    read_login(str(login))
+
+
 def test_the_key_that_was_checked_is_the_one_that_is_used(tmp_path: Path) -> None:
     path = write_secret(tmp_path / "key", "checked")
     with ownership.secret_path(path, "it") as checked:
