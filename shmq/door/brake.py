@@ -72,10 +72,11 @@ class _Entry:
 
 class _Table:
     """Entries by key. The one that failed least recently goes when there is no room, and leaves its
-    number of failures behind."""
+    number of failures behind, or nothing (`exact`)."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, exact: bool = False) -> None:
         self._secret = secret
+        self._exact = exact
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._places: dict[int, tuple[int, float]] = {}
 
@@ -107,6 +108,8 @@ class _Table:
         self._entries[key] = entry
         if len(self._entries) > _ENTRIES:
             old, gone = self._entries.popitem(last=False)
+            if self._exact:
+                return entry
             place = self._place(old)
             failures, at = self._places.get(place, (0, 0.0))
             if gone.at - at >= QUIET:
@@ -181,7 +184,8 @@ class Brake:
         self._secret = secrets.token_bytes(32)
         self._addresses = _Table(self._secret)
         self._users = _Table(self._secret)
-        self.repeats = _Table(self._secret)
+        # A guess in another's place would pass for a repeated one, and have that one's delay.
+        self.repeats = _Table(self._secret, exact=True)
         """Wrong proofs by address."""
         self.failures = 0
         """Proofs that were wrong."""

@@ -184,6 +184,17 @@ def test_memory_is_bounded_and_many_addresses_make_nothing_forgotten(
     assert seconds > 10
 
 
+def test_no_guess_passes_for_a_repeated_one(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wrong proofs were forgotten: each counts, and waits for its address."""
+    monkeypatch.setattr(module, "_ENTRIES", 64)
+    monkeypatch.setattr(module, "_PLACES", 32)
+    for number in range(1000):
+        door.brake.fail(f"192.0.2.{number % 50}", "", f"{number}")
+    for count in range(20, 30):
+        [(outcome, seconds)] = door.run(door.show("192.0.2.7"))
+        assert (outcome, seconds) == ("wrong", delay_of(count))
+
+
 def test_the_log_has_the_address_and_few_lines(
     door: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
