@@ -487,7 +487,6 @@ typedef struct shmq_lease_holder_desc {
 } shmq_lease_holder_desc;
 _Static_assert(sizeof(shmq_lease_holder_desc) == 256, "holder");
 
-#define SHMQ_WRITERS_GONE 5
 /* The progress of a producer in epochs, so that nothing is published twice (writer.c). Under P. */
 typedef struct shmq_writer_desc {
 	_Atomic uint64_t topic; /* index + 1, generation << 32; bit 31: being made; 0: free */
@@ -499,10 +498,8 @@ typedef struct shmq_writer_desc {
 	 * next_seq 0: none is pending. */
 	uint64_t next_epoch, next_rows;
 	_Atomic uint64_t next_seq;
-	/* Digests of the last writers that gave way here: gone[had % SHMQ_WRITERS_GONE] goes next. Each
-	 * is written under the P of the topic of who gives way. */
-	_Atomic uint64_t gone[SHMQ_WRITERS_GONE];
-	_Atomic uint64_t had;
+	/* Digests of the last writers that gave way here, and how many did. */
+	_Atomic uint64_t gone[5], had;
 } shmq_writer_desc;
 _Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 

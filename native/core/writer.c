@@ -12,9 +12,9 @@
  * a free entry, for which publishers of two topics may race (hence the compare-and-swap). An entry of
  * another topic gives way under that topic's P, which is only tried while this one's is held.
  *
- * Who gave way is remembered by a digest, and refused when it comes again: what of it is published is
- * not known any more. The digest is stored before the entry goes. A death in between leaves both, and
- * the entry counts.
+ * A writer that gave way is refused when it comes again, because nothing tells what of it is
+ * published. The entry keeps a digest of it, which is stored, under the P of its topic, before the
+ * entry goes. A death in between leaves both, and the entry counts.
  */
 #include "writer.h"
 
@@ -27,6 +27,7 @@
 
 #define BEING_MADE UINT64_C(0x80000000)
 #define OF_ONE 64u   /* entries of one client on the network */
+#define GONE (sizeof(((shmq_writer_desc *)0)->gone) / sizeof(uint64_t)) /* digests of an entry */
 #define PLACE_BITS 9 /* twice as many places as entries */
 _Static_assert(1 << PLACE_BITS == 2 * SHMQ_WRITERS, "places");
 
@@ -88,7 +89,7 @@ static void remember(shmq_writer_desc *w)
 {
 	uint64_t had = ld(&w->had);
 
-	st(&w->gone[had % SHMQ_WRITERS_GONE], digest(ld(&w->topic), w->key)); /* SYNC(writer-name) */
+	st(&w->gone[had % GONE], digest(ld(&w->topic), w->key)); /* SYNC(writer-name) */
 	st(&w->had, had + 1);
 	SHMQ_KILLPOINT("writer.remembered");
 }
@@ -99,7 +100,7 @@ static bool gave_way(const shmq_broker *b, uint64_t mine, const uint64_t key[2])
 	uint64_t wanted = digest(mine, key);
 
 	for (uint32_t i = 0; i < SHMQ_WRITERS; i++)
-		for (uint32_t j = 0; j < SHMQ_WRITERS_GONE; j++)
+		for (uint32_t j = 0; j < GONE; j++)
 			if (ld(&b->writers[i].gone[j]) == wanted)
 				return true;
 	return false;

@@ -30,7 +30,7 @@ _KEY_FILES: Final = frozenset(
 _TRUSTED_FILES: Final = frozenset(
     {"ca", "cert", "ssl.ca.location", "ssl.certificate.location", "ssl.crl.location"}
 )
-#: What librdkafka takes for the place of the system's authorities.
+#: librdkafka's word for the place of the system's authorities.
 _PROBE: Final = "probe"
 #: The first byte of a user's public key, which makes its text begin with U.
 _USER: Final = 20 << 3
