@@ -14,6 +14,7 @@ import shmq
 from shmq.cli.output import patience
 from shmq.cli.parameters import complete_topic, duration, instance_option
 from shmq.cli.status import OK
+from shmq.errors import ShmqError
 from shmq.names import check_name, lane_name
 
 _BATCH_MESSAGES = 100
@@ -78,13 +79,28 @@ def pub(
                 bodies = [os.fsencode(text) for text in message]
                 producer.publish_many(bodies, defer, timeout, properties)
             return OK
-        source = sys.stdin.buffer if file is None else file
+        source, done = sys.stdin.buffer if file is None else file, 0
         with _progress(source, topic) as advance:
             for batch, size in _batches(source):
                 if batch:
-                    producer.publish_many(batch, defer, timeout, properties)
+                    try:
+                        producer.publish_many(batch, defer, timeout, properties)
+                    except ShmqError as exc:
+                        raise type(exc)(f"{exc}; {_published(done, len(batch))}") from exc
+                    done += len(batch)
                 advance(size)
     return OK
+
+
+def _published(done: int, tried: int) -> str:
+    """How far a publish of lines came: `done` lines were published, and `tried` more at once were
+    not."""
+    if not done:
+        return "nothing was published"
+    return (
+        f"the first {done} lines that are not empty were published, and the {tried} after them, "
+        f"which go together, were not: go on with line {done + 1} of those"
+    )
 
 
 def _batches(source: BinaryIO) -> Iterator[tuple[list[bytes], int]]:

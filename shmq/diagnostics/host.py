@@ -22,6 +22,7 @@ from shmq.supervisor import rlimits
 
 _MIB = 1 << 20
 _LITTLE_ROOM = 64 * _MIB  # bytes that a single channel may take
+_FEW_INODES = 1000
 _LITTLE_DISK = 1024 * _MIB
 _FEW_MAPS = 32768  # 16384 queues with one mapping each, and the mappings of Python
 _SPARSE_SINCE = (5, 14)  # the Linux that has MADV_POPULATE_WRITE
@@ -85,7 +86,7 @@ def check_shared_memory(directory: str = shm.SHM_DIRECTORY) -> Iterator[Finding]
                 "--shm-size=2g; Kubernetes: an emptyDir with medium: Memory)",
             )
         )
-    if room.f_files and room.f_favail < 1000:
+    if room.f_files and room.f_favail < _FEW_INODES:
         found.append(
             problem(
                 "shm",
@@ -363,6 +364,14 @@ def check_data_path(path: Path, pid: int | None) -> Iterator[Finding]:
         return
     found = []
     free = room.f_bavail * room.f_frsize
+    if room.f_files and room.f_favail < _FEW_INODES:
+        found.append(
+            problem(
+                "data path",
+                f"{path} has only {room.f_favail} inodes left; every queue on disk takes some",
+                "remove files that nobody needs, or move it to a file system with more inodes",
+            )
+        )
     if room.f_flag & os.ST_RDONLY:
         found.append(
             problem(

@@ -279,9 +279,11 @@ def replace(
             about_to(time)
         os.rename(temporary, path)
     except OSError as exc:
-        exc.filename, exc.filename2 = str(path), None
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if exc.filename2 is not None:  # of a rename; set to None it would be shown as a name
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
+        exc.filename = str(path)
         raise
 
 

@@ -302,6 +302,23 @@ def test_pub_waits_for_room_or_says_that_there_is_none(
     assert bodies[-1000:] == lines.splitlines()
 
 
+def test_pub_of_a_file_that_fails_half_way_says_where_to_go_on(
+    serve: Serve, attach: Attach, instance: str
+) -> None:
+    serve(max_msg_size=1000)
+    broker = attach()
+    broker.create_channel("t", "c")
+    good = [b"%d" % number for number in range(250)]
+    done = run("pub", "t", instance=instance, stdin=b"\n".join([*good, bytes(1001)]))
+    assert done.returncode == ERROR
+    assert b"the first 250 lines that are not empty were published" in done.stderr
+    assert b"go on with line 251" in done.stderr
+    assert take_all(broker, "t", "c").bodies == good
+    done = run("pub", "t", instance=instance, stdin=bytes(1001))
+    assert done.returncode == ERROR
+    assert b"nothing was published" in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_flushes_and_leaves_nothing_in_memory_when_told_to_stop(
     serve: Serve, attach: Attach, instance: str, data_path: Path, number: int

@@ -152,6 +152,15 @@ def test_memory_settings(tmp_path: Path) -> None:
     assert "overcommit_memory is 2" in text
 
 
+def test_a_data_path_without_inodes_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = os.statvfs(tmp_path)
+    values = [*room[:5], 10_000, 3, 3, *room[8:]]
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(values))
+    assert "has only 3 inodes left" in problems(list(host.check_data_path(tmp_path, None)))
+
+
 def test_data_paths(tmp_path: Path) -> None:
     (fine,) = host.check_data_path(tmp_path, None)
     assert (fine.level, "not in use" in fine.text) == ("ok", True)

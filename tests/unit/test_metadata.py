@@ -218,6 +218,7 @@ def test_failed_write_leaves_the_old_file_and_no_other(
         store(tmp_path, [])
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename == str(tmp_path / "nsqd.dat")
+    assert "->" not in str(caught.value)
     assert os.listdir(tmp_path) == ["nsqd.dat"]
     assert load(tmp_path) == NSQD_TOPICS
 
