@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     )
     from shmq.option_types import OptionError
     from shmq.peek import LeaseEntry, Peeked
-    from shmq.pool import Executor, Future, WorkerDied
+    from shmq.pool import Executor, Future, TaskTimeout, WorkerDied
     from shmq.queues import JoinableQueue, Queue, SimpleQueue
     from shmq.remote import RemoteBroker, connect
     from shmq.stats import (
@@ -168,7 +168,7 @@ _HOMES = {
         "Unconfirmed",
         "Unreachable",
     ),
-    "shmq.pool": ("Executor", "Future", "WorkerDied"),
+    "shmq.pool": ("Executor", "Future", "TaskTimeout", "WorkerDied"),
     "shmq.peek": ("LeaseEntry", "Peeked"),
     "shmq.queues": ("JoinableQueue", "Queue", "SimpleQueue"),
     "shmq.remote": ("RemoteBroker", "connect"),
@@ -253,6 +253,7 @@ __all__ = [
     "ShmqError",
     "ShutDown",
     "SimpleQueue",
+    "TaskTimeout",
     "TooManyClients",
     "TopicStats",
     "Unauthorized",

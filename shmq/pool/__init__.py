@@ -2,6 +2,7 @@
 
 from shmq.pool.executor import Executor
 from shmq.pool.future import Future
+from shmq.pool.task_timeout import TaskTimeout
 from shmq.pool.worker_died import WorkerDied
 
-__all__ = ["Executor", "Future", "WorkerDied"]
+__all__ = ["Executor", "Future", "TaskTimeout", "WorkerDied"]

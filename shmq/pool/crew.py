@@ -30,6 +30,7 @@ from shmq.errors import Full, NotInFlight, ShmqError
 from shmq.pool import worker
 from shmq.pool.nursery import Nursery, reap
 from shmq.pool.site import KEY_BYTES, LETTERS, STOP, Site
+from shmq.pool.timekeeper import Timekeeper
 
 if TYPE_CHECKING:
     from shmq.pool.inbox import Inbox
@@ -40,6 +41,7 @@ _HOPELESS: Final = 10
 _FROM_OUTSIDE: Final = (-signal.SIGKILL, -signal.SIGTERM)
 #: Deaths whose signals are kept until the dead letters come.
 _REMEMBERED: Final = 1000
+_LONG_MS: Final = 60_000
 _RETRY_MS: Final = 20  # until the next try to publish to a full channel
 #: Until the next look at the dead letters, while some of them are not sealed and stay.
 _STRANGE_MS: Final = 500
@@ -59,6 +61,8 @@ class Terms:
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
     max_tasks: int | None
+    timeout: float | None = None
+    """Seconds that a task may run in one worker."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Crew(threading.Thread):
         self._wanted = 0  # workers that have to be started
         self._failures = 0  # workers in a row that ended before they were ready
         self._deaths: deque[tuple[int, int | None]] = deque(maxlen=_REMEMBERED)
+        self._keeper = None if terms.timeout is None else Timekeeper(site, terms.timeout)
+        self._late: deque[int] = deque(maxlen=_REMEMBERED)  # workers that it has ended
         self._letters: Consumer | None = None
         self._strange = False  # some of them are not sealed, and wait for an operator
         self._asked = self._stopping = self._is_over = False
@@ -186,11 +192,16 @@ class Crew(threading.Thread):
             pause = _START_RETRY_MS
         if self._strange:
             pause = _STRANGE_MS if pause is None else min(pause, _STRANGE_MS)
+        if self._keeper is not None and self._hands:
+            pause = min(self._keeper.pause(), pause or _LONG_MS)
         ready = {fd for fd, _ in self._poll.poll(pause)}
         if self._wake in ready:
             os.eventfd_read(self._wake)
         for fd in ready & self._hands.keys():
             self._see_off(fd)
+        if self._keeper is not None:
+            workers = {hand.pid: fd for fd, hand in self._hands.items()}
+            self._late.extend(self._keeper.look(workers))
         if self._letters is not None and (self._strange or self._letters.fileno() in ready):
             self._bury()
         if self._asked and not self._stopping:
@@ -385,6 +396,8 @@ class Crew(threading.Thread):
             attempts = letter.failures or self._site.place.attempts
             number = signals.get(letter.pid) if letter.pid is not None else None
             found = self._site.outcomes.died(letter.pid, number, attempts)
+            if self._keeper is not None and letter.pid in self._late:
+                found = self._site.outcomes.late(self._keeper.seconds, letter.pid, attempts)
             # A worker may have died between the outcome and the end of its message.
             if self._inbox is not None:
                 self._inbox.put(key, found)

@@ -44,6 +44,7 @@ TOPIC: Final = "tasks"
 #: Tasks that a cancelling shutdown takes back at once.
 _BATCH: Final = 200
 _MOST_ATTEMPTS: Final = 65_535
+_LONGEST: Final = 1e9  # seconds
 
 
 class Executor(concurrent.futures.Executor):
@@ -56,6 +57,9 @@ class Executor(concurrent.futures.Executor):
     after which a worker is replaced; None: no limit. attempts: the number of workers that may die
     of a task before it fails with `WorkerDied`, 1 to 65535. A task runs more than once only if a
     worker dies of it, or while it has it.
+    timeout: seconds that a task may run in a worker; None: no limit. A worker that is late is ended
+    and replaced, which is one of the `attempts`; after the last one the task fails with
+    `TaskTimeout`.
 
     A pool is private and ends with this object, or with its process. It is durable if one of these
     is given: broker (a `Broker`), instance (the name of one), topic (of the tasks; None: "tasks").
@@ -80,6 +84,7 @@ class Executor(concurrent.futures.Executor):
         *,
         max_tasks_per_child: int | None = None,
         attempts: int = 2,
+        timeout: float | None = None,
         broker: Broker | None = None,
         instance: str | None = None,
         topic: str | None = None,
@@ -93,6 +98,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"max_tasks_per_child must be 1 or more, not {max_tasks_per_child}")
         if not 1 <= whole("attempts", attempts) <= _MOST_ATTEMPTS:
             raise ValueError(f"attempts must be from 1 to {_MOST_ATTEMPTS}, not {attempts}")
+        if timeout is not None and not 0 < timeout < _LONGEST:
+            raise ValueError(f"timeout must be None or more than 0 seconds, not {timeout}")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"initializer must be callable, not {initializer!r}")
         if broker is not None and instance is not None:
@@ -113,6 +120,7 @@ class Executor(concurrent.futures.Executor):
             initializer,
             initargs,
             max_tasks_per_child,
+            timeout,
         )
         """How the workers are started, for the rest of the package."""
         self._max_workers = self.terms.size or len(os.sched_getaffinity(0))  # Dask reads it

@@ -97,7 +97,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """Wait for the task and return its value. timeout: seconds; None: no limit.
 
         Raises the exception that the task raised, with the worker's traceback as its `__cause__`;
-        TimeoutError; CancelledError; WorkerDied; and BrokenProcessPool."""
+        TimeoutError; CancelledError; WorkerDied; TaskTimeout; and BrokenProcessPool."""
         if self._state == PENDING:
             self._inbox.fetch(self, timeout)
         if self._state == CANCELLED_AND_NOTIFIED:

@@ -6,6 +6,7 @@ the pool is private. The next byte says which of them follows:
     v  the packed value that the task returned
     e  a traceback as text (its length before it, u32), and the pickled exception
     d  pid, signal and attempts of a task whose workers died, as JSON
+    t  the limit in seconds, pid and attempts of a task that ran for too long, as JSON
     c  nothing: the task was cancelled before it began
     b  why the pool is broken, as text
 """
@@ -22,11 +23,13 @@ from typing import Any, Final
 
 from shmq import objects
 from shmq.errors import NotSealed, ShmqError
+from shmq.pool.task_timeout import TaskTimeout
 from shmq.pool.worker_died import WorkerDied
 
 _VALUE: Final = b"v"
 _ERROR: Final = b"e"
 _DIED: Final = b"d"
+_LATE: Final = b"t"
 _CANCELLED: Final = b"c"
 _BROKEN: Final = b"b"
 _LENGTH: Final = struct.Struct("<I")
@@ -72,6 +75,10 @@ class Outcomes:
         """The outcome of a task whose last worker died. signal: None if it ended in another way."""
         return self.seal + _DIED + json.dumps([pid, signal, attempts]).encode()
 
+    def late(self, seconds: float, pid: int | None, attempts: int) -> bytes:
+        """The outcome of a task whose last worker was ended because it ran for too long."""
+        return self.seal + _LATE + json.dumps([seconds, pid, attempts]).encode()
+
     def broken(self, why: str) -> bytes:
         """The outcome of every task of a pool that cannot go on."""
         return self.seal + _BROKEN + why.encode("utf-8", "replace")
@@ -113,6 +120,8 @@ def _exception(kind: bytes, stored: bytes) -> BaseException:
         return _raised(stored)
     if kind == _DIED:
         return WorkerDied(*json.loads(stored[1:]))
+    if kind == _LATE:
+        return TaskTimeout(*json.loads(stored[1:]))
     if kind == _BROKEN:
         return BrokenProcessPool(stored[1:].decode())
     return ShmqError(f"read the outcome of a task: {stored[:20]!r} is none; was it overwritten?")

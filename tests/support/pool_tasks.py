@@ -161,3 +161,24 @@ def die_with_parent() -> None:
     assert parent.pid is not None
     os.kill(parent.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def record_and_hang(path: str) -> None:
+    """Say which worker has the task, and do not end."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while True:
+        time.sleep(1)
+
+
+def hang_once(path: str) -> str:
+    """Hang in the first worker."""
+    if Path(path).exists():
+        return "second"
+    record_and_hang(path)
+    return "never"
+
+
+def sleep_and_say(seconds: float) -> str:
+    time.sleep(seconds)
+    return "done"
