@@ -247,15 +247,21 @@ def publish(
 # ---- from bytes ----
 
 
-def unseal(message: Received, offset: int = 0, view: memoryview | None = None) -> Any:
+def unseal(
+    message: Received,
+    offset: int = 0,
+    view: memoryview | None = None,
+    *,
+    writable: bool = False,
+) -> Any:
     """The object in a message. offset: the length of the head. view: its body, if the message was
-    finished after that was asked for. Raises NotSealed, without a look at the body, if no process
-    that may attach has put it; otherwise as `unpack`."""
+    finished after that was asked for. writable: as of `unpack`. Raises NotSealed, without a look at
+    the body, if no process that may attach has put it; otherwise as `unpack`."""
     if not message.sealed:
         raise NotSealed(f"unpickle {message!r}: it is not sealed, so it may be anybody's")
     if view is None and len(message) < LARGE:
         return unpack(message.body[offset:])
-    return unpack(message.view if view is None else view, offset)
+    return unpack(message.view if view is None else view, offset, writable=writable)
 
 
 def unpack_nested(pickled: Buffer, buffers: Iterable[Any]) -> Any:
@@ -268,12 +274,13 @@ def unpack_error(pickled: Buffer) -> Any:
     return pickle.loads(pickled)
 
 
-def unpack(body: Buffer, offset: int = 0) -> Any:
+def unpack(body: Buffer, offset: int = 0, *, writable: bool = False) -> Any:
     """The object in a body that `pack` made and whose seal was checked.
 
     body: bytes, or a `Message.view`, which stays valid after the message is finished. The large
     buffers of the object are read-only views of it, and keep it alive. offset: the length of the
-    head. Raises BadObject if the body is not a packed object, and what the classes of the object
+    head. writable: the large buffers are copies instead, which may be changed. Raises BadObject if
+    the body is not a packed object, and what the classes of the object
     raise while they are unpickled (for example ImportError).
     """
     pickled: Buffer
@@ -281,8 +288,11 @@ def unpack(body: Buffer, offset: int = 0) -> Any:
         pickled, buffers = body, None
     else:
         pickled, buffers = _split(memoryview(body).cast("B").toreadonly()[offset:])
+    given: Iterable[Any] | None = buffers
+    if writable and buffers is not None:
+        given = map(bytearray, buffers)
     try:
-        return pickle.loads(pickled, buffers=buffers)
+        return pickle.loads(pickled, buffers=given)
     except (pickle.UnpicklingError, EOFError) as exc:
         if exc.__traceback__ is not None and exc.__traceback__.tb_next is not None:
             raise  # a function of the object's raised it, so the pickle was read

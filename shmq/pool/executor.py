@@ -26,6 +26,7 @@ from shmq.broker import Broker
 from shmq.client.arguments import whole
 from shmq.errors import BadArgument, Full, MessageTooBig, ShmqError
 from shmq.names import check_name
+from shmq.pool.calls import encode_call
 from shmq.pool.crew import Crew, Terms
 from shmq.pool.future import Future
 from shmq.pool.inbox import Inbox
@@ -69,7 +70,9 @@ class Executor(concurrent.futures.Executor):
     future for a task of any process.
 
     Large arguments and results (numpy arrays, Arrow tables) go through shared memory and arrive as
-    read-only views. Like every use of pickle, a pool runs code that its instance's users send.
+    read-only views. writable: they arrive as copies that may be changed in place. Like every use of
+    pickle, a pool runs code that its instance's users send. If `cloudpickle` is installed, lambdas,
+    local functions and those of an interactive session or a notebook are pickled by it.
 
     Raises ValueError and TypeError for the arguments, BadName for the topic, and at the first use
     what `attach` and `Broker` raise.
@@ -85,6 +88,7 @@ class Executor(concurrent.futures.Executor):
         max_tasks_per_child: int | None = None,
         attempts: int = 2,
         timeout: float | None = None,
+        writable: bool = False,
         broker: Broker | None = None,
         instance: str | None = None,
         topic: str | None = None,
@@ -111,7 +115,7 @@ class Executor(concurrent.futures.Executor):
         self.durable = not (broker is None and instance is None and topic is None)
         """Whether the tasks outlive this process."""
         self._broker, self._instance, self._topic = broker, instance, topic or TOPIC
-        self._attempts = attempts
+        self._attempts, self._writable = attempts, writable
         context: Any = mp_context or multiprocessing.get_context()
         own = 0 if self.durable else len(os.sched_getaffinity(0))
         self.terms = Terms(
@@ -161,7 +165,7 @@ class Executor(concurrent.futures.Executor):
         key = b"%b%08x" % (self._prefix, next(self._numbers) & 0xFFFFFFFF)
         future: Future[T] = Future(inbox, key)
         try:
-            task = objects.encode((fn, args, kwargs), key)
+            task = encode_call((fn, args, kwargs), key)
         except BaseException as exc:
             if not _is_the_objects(exc):
                 raise
@@ -184,7 +188,7 @@ class Executor(concurrent.futures.Executor):
             future: Future[T] = Future(inbox, key)
             futures.append(future)
             try:
-                task = objects.encode((fn, args, {}), key)
+                task = encode_call((fn, args, {}), key)
             except BaseException as exc:
                 if not _is_the_objects(exc):
                     raise
@@ -297,7 +301,7 @@ class Executor(concurrent.futures.Executor):
                 site = self.durable_site()
             else:
                 broker = tree.broker()
-                site = Site(Place.private(broker, self._attempts), broker)
+                site = Site(Place.private(broker, self._attempts, self._writable), broker)
                 site.hold()
             inbox = Inbox(site)
             self._site = site  # before the fork, so that workers know whose pool it is
@@ -332,7 +336,7 @@ class Executor(concurrent.futures.Executor):
             instance = broker.instance
         elif self._instance is None:
             instance = shm.default_instance()
-        place = Place(instance, None, self._topic, self._attempts, True)
+        place = Place(instance, None, self._topic, self._attempts, True, self._writable)
         return Site(place, broker)
 
     def _check(self) -> None:

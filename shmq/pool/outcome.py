@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from shmq import objects
 from shmq.errors import NotSealed, ShmqError
+from shmq.pool.calls import encode_call
 from shmq.pool.task_timeout import TaskTimeout
 from shmq.pool.worker_died import WorkerDied
 
@@ -38,22 +39,23 @@ _LENGTH: Final = struct.Struct("<I")
 class Outcomes:
     """Makes and reads the outcomes of one pool."""
 
-    __slots__ = ("_at", "_value", "cancelled", "seal")
+    __slots__ = ("_at", "_value", "_writable", "cancelled", "seal")
 
-    def __init__(self, seal: bytes) -> None:
+    def __init__(self, seal: bytes, writable: bool = False) -> None:
         """seal: the secret before each outcome; b"" for a pool whose outcomes never leave memory,
-        where only those who may attach can write."""
+        where only those who may attach can write. writable: as of `objects.unpack`."""
         self.seal = seal
         self.cancelled = seal + _CANCELLED
         """The outcome of a task that was cancelled, and the sign that it is to be."""
         self._value = seal + _VALUE
+        self._writable = writable
         self._at = len(seal)
 
     # ---- in the worker ----
 
     def value(self, result: object) -> bytes | objects.Packed:
         """The outcome of a task that returned `result`. Raises what pickling raises."""
-        return objects.encode(result, self._value)
+        return encode_call(result, self._value)
 
     def error(self, raised: BaseException) -> bytes:
         """The outcome of a task that raised. An exception that cannot be pickled is replaced by the
@@ -101,7 +103,7 @@ class Outcomes:
             if kind == _VALUE:
                 if len(stored) < objects.LARGE:
                     return objects.unpack(stored[at + 1 :]), None, False
-                return objects.unpack(stored, at + 1), None, False
+                return objects.unpack(stored, at + 1, writable=self._writable), None, False
             if kind == _CANCELLED:
                 return None, None, True
             return None, _exception(kind, stored[at:]), False

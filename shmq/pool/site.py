@@ -51,11 +51,14 @@ class Place:
     topic: str
     attempts: int
     durable: bool
+    writable: bool = False
+    """Large buffers of arguments and results are copies, which programs may change."""
 
     @classmethod
-    def private(cls, broker: Broker, attempts: int) -> Place:
+    def private(cls, broker: Broker, attempts: int, writable: bool) -> Place:
         """A new one, that no other pool has."""
-        return cls(broker.instance, None, f"pool-{secrets.token_hex(6)}", attempts, False)
+        topic = f"pool-{secrets.token_hex(6)}"
+        return cls(broker.instance, None, topic, attempts, False, writable)
 
     @property
     def letters(self) -> str:
@@ -98,7 +101,8 @@ class Site:
         self.producer: Producer = self.broker.producer(place.topic)
         self.producer.seal()
         key = self.broker.directory().seal_key
-        self.outcomes = Outcomes(results_seal(key, place.topic) if place.durable else b"")
+        seal = results_seal(key, place.topic) if place.durable else b""
+        self.outcomes = Outcomes(seal, place.writable)
         """Makes and reads outcomes. Those of a private pool are never in a file."""
         self.alarm = _ALARM
         """The key that is stored when the pool breaks, for threads that wait for another key."""

@@ -245,7 +245,7 @@ class _Worker:
         """Call the function. Returns the outcome."""
         try:
             self._is_busy = True
-            task = objects.unseal(message, KEY_BYTES)
+            task = objects.unseal(message, KEY_BYTES, writable=self._duty.place.writable)
             function, arguments, named = task
             result = function(*arguments, **named)
             self._kept = task, result

@@ -19,10 +19,11 @@ class Item:
     raised.
     """
 
-    __slots__ = ("_message", "_queue", "_value")
+    __slots__ = ("_message", "_queue", "_value", "_writable")
 
-    def __init__(self, message: Message, queue: object) -> None:
-        """queue: the one it comes from, which lasts as long as its item."""
+    def __init__(self, message: Message, queue: object, writable: bool = False) -> None:
+        """queue: the one it comes from, which lasts as long as its item. writable: as of it."""
+        self._writable = writable
         self._message = message
         self._queue = queue
         self._value: Any = _UNSET
@@ -32,7 +33,7 @@ class Item:
         """The object that was put. It is made at the first use, which raises what unpickling
         raises."""
         if self._value is _UNSET:
-            self._value = unseal(self._message)
+            self._value = unseal(self._message, writable=self._writable)
         return self._value
 
     @property

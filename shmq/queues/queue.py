@@ -51,21 +51,25 @@ class _Ends:
         "_producer",
         "_publish",
         "_take",
+        "_writable",
     )
     _place: Place
     _named: bool
+    _writable: bool
     _closed: bool
     _publish: Callable[[list[Any], object], Any]
     _take: Callable[..., bytes | Message | None]
     _producer: Producer | None
     _consumer: Consumer | None
 
-    def __init__(self, maxsize: int, broker: Broker | None, name: str | None) -> None:
+    def __init__(
+        self, maxsize: int, broker: Broker | None, name: str | None, writable: bool = False
+    ) -> None:
         topic = _unique() if name is None else check_name(name, "queue")
         delete_dropped()
         place = Place(tree.broker() if broker is None else broker, topic, name is not None)
         place.create(max(maxsize, 0))
-        self.__setstate__((place, name is not None))
+        self.__setstate__((place, name is not None, writable))
 
     def _writer(self) -> Producer:
         """The producer, which is opened at the first call."""
@@ -81,13 +85,13 @@ class _Ends:
             self._take = self._consumer.take_body
         return self._consumer
 
-    def __getstate__(self) -> tuple[Place, bool]:
+    def __getstate__(self) -> tuple[Place, bool, bool]:
         if not self._named:
             context.assert_spawning(self)
-        return self._place, self._named
+        return self._place, self._named, self._writable
 
-    def __setstate__(self, state: tuple[Place, bool]) -> None:
-        self._place, self._named = state
+    def __setstate__(self, state: tuple[Place, bool, bool]) -> None:
+        self._place, self._named, self._writable = state
         self._closed = False
         self._publish = self._take = _unopened
         self._producer = self._consumer = None
@@ -169,7 +173,7 @@ class _Ends:
         view = body.view
         with contextlib.suppress(NotInFlight):  # `shutdown` has dropped it meanwhile
             body.finish()
-        return unseal(body, view=view)
+        return unseal(body, view=view, writable=self._writable)
 
 
 class SimpleQueue(_Ends):
@@ -211,6 +215,8 @@ class Queue(_Ends):
     name: the same name is the same queue in every process of the broker; a queue that exists keeps
     its maxsize. Such a queue can be pickled at any time. One without a name can be inherited by a
     forked child and passed to a child that is being started, as those of `multiprocessing` can.
+    writable: arrays and tables are copies that may be changed in place, instead of read-only views;
+    a copy of the queue in a child that it was passed to does the same.
     When no process has it any more, the process that made it deletes it as soon as it makes another
     queue, and what is in it is lost.
 
@@ -230,9 +236,14 @@ class Queue(_Ends):
     __slots__ = ()
 
     def __init__(
-        self, maxsize: int = 0, *, broker: Broker | None = None, name: str | None = None
+        self,
+        maxsize: int = 0,
+        *,
+        broker: Broker | None = None,
+        name: str | None = None,
+        writable: bool = False,
     ) -> None:
-        super().__init__(maxsize, broker, name)
+        super().__init__(maxsize, broker, name, writable)
 
     # ---- items ----
 
@@ -269,7 +280,7 @@ class Queue(_Ends):
         no item, ValueError after `close`, Gone if the broker has ended, and what unpickling raises.
         """
         if ack:
-            return Item(self._held(block, timeout), self)
+            return Item(self._held(block, timeout), self, self._writable)
         body = self._take(_SLICE if timeout is None and block else 0)
         if type(body) is bytes:
             return loads_sealed(body)
@@ -347,7 +358,7 @@ class JoinableQueue(Queue):
     __slots__ = ("_mine",)
     _mine: Mine
 
-    def __setstate__(self, state: tuple[Place, bool]) -> None:
+    def __setstate__(self, state: tuple[Place, bool, bool]) -> None:
         super().__setstate__(state)
         self._mine = Mine()
 
@@ -360,9 +371,9 @@ class JoinableQueue(Queue):
         the item's `done()` instead. Otherwise as `Queue.get`."""
         message = self._held(block, timeout)
         if ack:
-            return Item(message, self)
+            return Item(message, self, self._writable)
         self._mine.add(message)
-        return unseal(message)
+        return unseal(message, writable=self._writable)
 
     def close(self) -> None:
         """Use the queue no more in this process. The items that `get` returned are done, those of

@@ -275,6 +275,33 @@ def test_an_array_is_a_view_that_lasts(
     eventually(lambda: module_broker.channel_stats(made.name, "queue").body_bytes < array.nbytes)
 
 
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue"])
+def test_an_array_of_a_writable_queue_may_be_changed_and_holds_no_memory(
+    module_broker: shmq.Broker, kind: str
+) -> None:
+    made = getattr(shmq, kind)(broker=module_broker, name=f"writable-{kind}", writable=True)
+    array = np.zeros(100_000)
+    found = []
+    for number in range(3):
+        made.put(array)
+        if number == 2:
+            item = made.get(ack=True)
+            found.append(item.value)
+            item.done()
+        else:
+            found.append(made.get())
+            if kind == "JoinableQueue":
+                made.task_done()
+        found[-1][0] = number + 1
+    del item
+    gc.collect()
+    made.put(1)
+    assert made.get() == 1
+    assert module_broker.channel_stats(made.name, "queue").body_bytes < 2 * array.nbytes
+    assert [each[0] for each in found] == [1, 2, 3]
+    assert array[0] == 0
+
+
 def test_too_large_is_said_at_once(make: Callable[..., Any]) -> None:
     made = make()
     with pytest.raises(shmq.MessageTooBig):

@@ -32,6 +32,11 @@ def double(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array * 2
 
 
+def change_in_place(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array[0] += 1.0
+    return array
+
+
 def is_writeable(array: np.ndarray[Any, Any]) -> bool:
     return bool(array.flags.writeable)
 

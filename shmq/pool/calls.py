@@ -1,0 +1,57 @@
+"""The bodies of tasks and outcomes.
+
+What `pickle` refuses, lambdas and local functions, is pickled by cloudpickle if that is installed.
+So are all calls of an interactive session: its functions have no module that a worker could import,
+and a worker that was forked before knows older ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from typing import Final
+
+from shmq import objects
+
+#: How the message of the error begins for a local function or class, before Python 3.14.
+_LOCAL: Final = ("Can't pickle local object", "Can't get local object")
+
+
+def encode_call(obj: object, head: bytes) -> bytes | objects.Packed:
+    """The body of a call or a result. Raises what pickling raises."""
+    if not _interactive():
+        try:
+            return objects.encode(obj, head)
+        except (pickle.PicklingError, AttributeError) as exc:
+            dumps = _cloudpickle()
+            local = isinstance(exc, pickle.PicklingError) or str(exc).startswith(_LOCAL)
+            if dumps is None or not local:
+                raise
+            try:
+                return _small(objects.pack(obj, head, dumps))
+            except Exception:
+                raise exc from None
+    dumps = _cloudpickle()
+    return objects.encode(obj, head) if dumps is None else _small(objects.pack(obj, head, dumps))
+
+
+def _small(packed: objects.Packed) -> bytes | objects.Packed:
+    return packed.joined() if packed.size < objects.LARGE else packed
+
+
+@functools.cache
+def _interactive() -> bool:
+    """Whether the main module is a prompt or a notebook, or comes from standard input."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file is None or file.startswith("<")
+
+
+@functools.cache
+def _cloudpickle() -> objects.Dumps | None:
+    try:
+        import cloudpickle
+    except ImportError:
+        return None
+    dumps: objects.Dumps = cloudpickle.dumps
+    return dumps

@@ -1,0 +1,94 @@
+"""Calls of an Executor that the standard library's cannot take: lambdas, notebooks, arrays that are
+changed in place."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import pool_tasks as tasks
+from support.processes import WATCHDOG
+
+import shmq
+from shmq.pool import calls
+
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.fixture
+def pool() -> Iterator[Callable[..., shmq.Executor]]:
+    """`pool(...)`: an Executor whose workers are killed at the end, so that no task holds it up."""
+    made: list[shmq.Executor] = []
+
+    def make(*args: Any, **options: Any) -> shmq.Executor:
+        made.append(shmq.Executor(*args, **options))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.kill_workers()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lambdas_and_local_functions_travel_if_cloudpickle_is_there(
+    pool: Callable[..., shmq.Executor], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.arange(100_000)
+
+    def local(number: int) -> Any:
+        return lambda: array[number]
+
+    executor = pool(1, multiprocessing.get_context(method))
+    assert executor.submit(lambda: 5).result() == 5
+    assert executor.submit(local, 7).result()() == 7
+    assert [found() for found in executor.map(local, range(3))] == [0, 1, 2]
+    monkeypatch.setattr(calls, "_cloudpickle", lambda: None)
+    for refused in (lambda: 5, local):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="Can't"):
+            executor.submit(refused, 1).result()
+
+
+NOTEBOOK = """
+import multiprocessing, shmq
+multiprocessing.set_start_method({method!r})
+pool = shmq.Executor(1)
+def f(x): return x
+print(pool.submit(f, 1).result())
+def f(x): return x + 10
+def g(x): return f(x) + 100
+class Point:
+    x = 7
+print(pool.submit(f, 1).result(), pool.submit(g, 1).result())
+print(pool.submit(lambda: Point()).result().x)
+pool.shutdown()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_notebook_uses_what_its_last_cell_has_defined(method: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK.format(method=method)],
+        stdout=subprocess.PIPE,
+        timeout=WATCHDOG,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["1", "11 111", "7"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_large_arrays_may_be_changed_if_the_pool_is_writable(
+    pool: Callable[..., shmq.Executor], method: str
+) -> None:
+    array = np.zeros(1 << 20)
+    executor = pool(1, multiprocessing.get_context(method), writable=True)
+    found = executor.submit(tasks.change_in_place, array).result()
+    assert found[0] == 1.0
+    found += 1.0
+    assert array[0] == 0.0
