@@ -26,7 +26,7 @@
 #include "status.h"
 
 #define BEING_MADE UINT64_C(0x80000000)
-#define OF_ONE 64u   /* entries of one client on the network */
+#define OF_ONE 64u /* entries of one client on the network */
 #define GONE (sizeof(((shmq_writer_desc *)0)->gone) / sizeof(uint64_t)) /* digests of an entry */
 #define PLACE_BITS 9 /* twice as many places as entries */
 _Static_assert(1 << PLACE_BITS == 2 * SHMQ_WRITERS, "places");
