@@ -498,8 +498,7 @@ typedef struct shmq_writer_desc {
 	 * next_seq 0: none is pending. */
 	uint64_t next_epoch, next_rows;
 	_Atomic uint64_t next_seq;
-	/* Digests of the last writers that gave way here, and how many did. */
-	_Atomic uint64_t gone[5], had;
+	_Atomic uint64_t gone[5], had; /* digests of the last that gave way here; how many did */
 } shmq_writer_desc;
 _Static_assert(sizeof(shmq_writer_desc) == 128, "writer");
 
