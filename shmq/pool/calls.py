@@ -1,6 +1,6 @@
 """The bodies of tasks and outcomes.
 
-What `pickle` refuses, lambdas and local functions, is pickled by cloudpickle if that is installed.
+Lambdas and local functions, which `pickle` refuses, are pickled by cloudpickle if it is installed.
 So are all calls of an interactive session: its functions have no module that a worker could import,
 and a worker that was forked before knows older ones.
 """

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import sys
 import threading
 import traceback
 import weakref
@@ -297,6 +298,8 @@ class Executor(concurrent.futures.Executor):
             if self.terms.size and multiprocessing.current_process().daemon:
                 # the error and the words of `multiprocessing`, before anything is made
                 raise AssertionError("daemonic processes are not allowed to have children")
+            if self.terms.size:
+                _check_threads()
             if self.durable:
                 site = self.durable_site()
             else:
@@ -478,6 +481,20 @@ def _is_the_objects(exc: BaseException) -> bool:
     handlers = map(signal.getsignal, signal.valid_signals())
     codes = {getattr(getattr(each, "__func__", each), "__code__", None) for each in handlers}
     return not any(frame.f_code in codes for frame, _ in traceback.walk_tb(exc.__traceback__))
+
+
+def _check_threads() -> None:
+    """Raise ShmqError if threads are greenlets: that which starts the workers would never run while
+    a result is awaited in shared memory."""
+    monkey, patcher = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if (monkey is not None and monkey.is_module_patched("threading")) or (
+        patcher is not None and patcher.is_monkey_patched("thread")
+    ):
+        raise ShmqError(
+            "start the workers of an Executor: gevent or eventlet has patched `threading`, and "
+            "greenlets cannot wait for shared memory; patch with thread=False, or run the workers "
+            "by `shmq worker` and make the Executor with instance="
+        )
 
 
 # ---- the end of processes ----

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_a_notebook_uses_what_its_last_cell_has_defined(method: str) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["1", "11 111", "7"]
+
+
+@pytest.mark.parametrize(
+    ("module", "asked"),
+    [("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")],
+)
+def test_greenlets_are_refused(module: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched = types.ModuleType(module)
+    setattr(patched, asked, lambda name: True)
+    monkeypatch.setitem(sys.modules, module, patched)
+    with pytest.raises(shmq.ShmqError, match="greenlets cannot wait"):
+        shmq.Executor(1).submit(abs, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
