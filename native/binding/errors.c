@@ -15,7 +15,7 @@ static const char *const hints[STATUSES] = {
 	[-SHMQ_NOT_RUNNING] = "start one with `shmq serve --instance NAME`",
 	[-SHMQ_NO_MEMORY] = "raise the limit (ulimit -v, the container's memory)",
 	[-SHMQ_NO_SPACE] = "enlarge /dev/shm (docker run --shm-size=...) or lower mem_queue_size",
-	[-SHMQ_TABLE_FULL] = "delete topics or channels that are not needed",
+	[-SHMQ_TABLE_FULL] = "delete topics, channels or results stores that are not needed",
 	[-SHMQ_CLOSED] = "make a new one",
 	[-SHMQ_CORRUPT] = "stop the instance with `shmq serve --drain` and start it again",
 	[-SHMQ_AGAIN] = "try again when its holder goes on",
@@ -57,6 +57,8 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 		return NULL;
 	if (!hint && stopped)
 		hint = "attach again when it runs; what was not finished is handed out then";
+	if (!hint && status == SHMQ_TABLE_FULL && *why)
+		hint = ""; /* who says which table is full says what to do */
 	if (!hint)
 		hint = known && hints[-status] ? hints[-status] : "";
 	va_start(list, tried);

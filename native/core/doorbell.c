@@ -28,6 +28,7 @@
 #include "bounds.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
+#include "status.h"
 
 #include <errno.h>
 
@@ -59,7 +60,9 @@ int bell_get(shmq_broker *b, uint32_t *bell)
 		*bell = i;
 		r = 0;
 	}
-	return r;
+	return r ? fail(r, "%d consumers and waits have a doorbell already; close some consumers",
+	                SHMQ_WAITERS)
+	         : 0;
 }
 
 void bell_drain(shmq_broker *b, uint32_t bell)

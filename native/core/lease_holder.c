@@ -93,7 +93,9 @@ int shmq_lease_holder_open(shmq_broker *b, uint32_t queue, uint64_t serial,
 	r = lease_tables_commit(map);
 	l = r ? NULL : lease_holder_find(map, settings);
 	if (!r && !l)
-		r = fail(SHMQ_TABLE_FULL, "%d names lease from this channel",
+		r = fail(SHMQ_TABLE_FULL,
+		         "%d names lease from this channel already; close a holder that is not "
+		         "needed, or wait until its time to live is over",
 		         settings->whose ? (int)settings->most : SHMQ_LEASE_HOLDERS);
 	if (!r && ld(&l->state) && !strncmp(l->name, name, SHMQ_NAME) && !may_open(map, l, settings))
 		r = SHMQ_LEASE_FENCED;

@@ -28,8 +28,10 @@ int session_open(shmq_broker *b, shmq_map *map, uint32_t max_in_flight, uint32_t
 		if (!ld(&map->sessions[i].client)) /* SYNC(session-client) */
 			break;
 	if (i == n) {
-		int r = n == SHMQ_SESSIONS
-		                ? fail(SHMQ_TABLE_FULL, "the channel has %u consumers already", n)
+		int r = n == SHMQ_SESSIONS ? fail(SHMQ_TABLE_FULL,
+		                                  "the channel has %u consumers already; close some, or "
+		                                  "let processes share them",
+		                                  n)
 		        : n < ld(&q->sessions_committed)
 		                ? queue_corrupt(map)
 		                : segment_commit(map->base,

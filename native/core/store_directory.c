@@ -40,7 +40,9 @@ int shmq_store_reserve(shmq_broker *b, int64_t until, uint32_t *store, uint64_t 
 	while (i < SHMQ_STORES && ld(&b->stores[i].state) != SHMQ_ENTRY_FREE)
 		i++;
 	if (i == SHMQ_STORES) {
-		r = fail(SHMQ_TABLE_FULL, "an instance has at most %d results stores", SHMQ_STORES);
+		r = fail(SHMQ_TABLE_FULL,
+		         "an instance has at most %d results stores; delete one that is not needed",
+		         SHMQ_STORES);
 	} else {
 		*store = i;
 		*serial = atomic_fetch_add(&b->d->next_serial, 1);

@@ -249,7 +249,9 @@ int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq
 		w = full && !leaving ? NULL : entry_make(b, mine, mark, leaving);
 	}
 	if (!w)
-		return fail(SHMQ_TABLE_FULL, "%d writers publish in epochs already", SHMQ_WRITERS);
+		return fail(SHMQ_TABLE_FULL,
+		            "%d writers publish in epochs already; delete a topic of one that has ended",
+		            SHMQ_WRITERS);
 	w->used = (uint64_t)now_ns();
 	*out = w;
 	if (mark->epoch + 1 < w->epoch)

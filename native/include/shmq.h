@@ -70,7 +70,7 @@ extern "C" {
 	X(CLOSED, -17, "Gone", "the handle was closed")                                                \
 	X(TIMEOUT, -18, "", "the time is over")                                                        \
 	X(INTERRUPTED, -19, "", "a signal came")                                                       \
-	X(TABLE_FULL, -20, "ShmqError", "a table of the directory is full")                            \
+	X(TABLE_FULL, -20, "ShmqError", "a table is full")                                             \
 	X(CORRUPT, -21, "LayoutMismatch", "the segment's contents cannot be right")                    \
 	X(LEASE_LOST, -22, "LeaseLost", "the lease is not held any more")                              \
 	X(LEASE_FENCED, -23, "LeaseFenced", "somebody else leases under this name now")                \
