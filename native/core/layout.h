@@ -295,8 +295,7 @@ enum shmq_policy {
 	SHMQ_POLICY_FAILURES = 8, /* max_attempts or a retry delay */
 	SHMQ_POLICY_BYTES = 16,   /* max_bytes: the bytes of READY bodies are counted */
 	SHMQ_POLICY_MEMORY = 32,  /* an overflow other than disk: nothing goes to disk */
-	SHMQ_POLICY_SEALED =
-			64 /* of a topic: only sealed producers may publish; of a channel: see list_close */
+	SHMQ_POLICY_SEALED = 64   /* only for what is sealed: a topic; a channel: producer.c */
 };
 
 typedef struct shmq_topic_desc {
