@@ -135,7 +135,12 @@ class EmbeddedSupervisor:
             self._stopping.set()
             with self._lock:
                 if self._process is not None:
-                    self._process.terminate()
+                    self._process.send_signal(self._last_signal)
+
+    @property
+    def _last_signal(self) -> signal.Signals:
+        """The signal for the end. At SIGINT a supervisor of a broker in memory drops all."""
+        return signal.SIGINT if self._memory and not self._owned else signal.SIGTERM
 
     def _clean_up(self) -> None:
         if self._memory:
@@ -148,6 +153,8 @@ class EmbeddedSupervisor:
         words = ["serve", *self.options.to_argv(), f"--parent-pid={self._owner}"]
         if self._owned:
             words.append("--owned")
+        elif self._memory:
+            words.append("--dropping")
         command = interpreter.run_main("shmq.__main__", words)
         return subprocess.Popen(
             command,
@@ -158,7 +165,7 @@ class EmbeddedSupervisor:
         )
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.terminate()
+        process.send_signal(self._last_signal)
         process.wait()
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> bool:

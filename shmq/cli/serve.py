@@ -48,7 +48,16 @@ _STACKS_SHOWN = 2  # exit status of a Go program
 #: The Go version of the nsqd 1.3.0 release. Programs that parse nsqd's version line expect one.
 _NSQD_BUILT_WITH = "go1.21.5"
 
-_OWN_FLAGS = ("config", "config-unknown", "drain", "nsqd", "owned", "parent-pid", "version")
+_OWN_FLAGS = (
+    "config",
+    "config-unknown",
+    "drain",
+    "dropping",
+    "nsqd",
+    "owned",
+    "parent-pid",
+    "version",
+)
 
 _WORKER = "shmq.gateway.worker"
 
@@ -154,6 +163,12 @@ class _Grouped(click.Command):
     "messages at the end; make and remove --data-path.",
 )
 @click.option(
+    "--dropping",
+    is_flag=True,
+    help="At SIGINT, and when the process of --parent-pid has ended, drop all messages and remove "
+    "--data-path.",
+)
+@click.option(
     "--drain",
     is_flag=True,
     help="Write the messages that a supervisor of this release left in shared memory to disk, and "
@@ -173,6 +188,7 @@ def serve(
     config_unknown: str | None,
     parent_pid: int | None,
     owned: bool,
+    dropping: bool,
     drain: bool,
     **flags: str | None,
 ) -> int:
@@ -211,7 +227,7 @@ def serve(
             gateway.launch()
         from shmq.supervisor.supervisor import Supervisor  # slow to import
 
-        supervisor = Supervisor(options, parent_pid, notifier, gateway, owned)
+        supervisor = Supervisor(options, parent_pid, notifier, gateway, owned, dropping)
         return supervisor.drain() if drain else supervisor.run()
     except (ShmqError, OSError, OptionError) as exc:
         _log.critical("%s", _sentence(exc))

@@ -304,7 +304,10 @@ class Executor(concurrent.futures.Executor):
                 site = self.durable_site()
             else:
                 broker = tree.broker()
-                site = Site(Place.private(broker, self._attempts, self._writable), broker)
+                place = Place.private(broker, self._attempts, self._writable)
+                claim = place.claimed(broker)  # before there is anything that could stay
+                site = Site(place, broker)
+                site.claim = claim
                 site.hold()
             inbox = Inbox(site)
             self._site = site  # before the fork, so that workers know whose pool it is

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shmq.broker import Broker, attach
+from shmq.claims import Claim, claimed
 from shmq.client import Producer
 from shmq.errors import ShmqError
 from shmq.pool.outcome import Outcomes
@@ -60,6 +61,12 @@ class Place:
         topic = f"pool-{secrets.token_hex(6)}"
         return cls(broker.instance, None, topic, attempts, False, writable)
 
+    def claimed(self, broker: Broker) -> Claim | None:
+        """Have the supervisor delete a private pool, should this process end without doing it."""
+        path = broker.directory().data_path
+        fd = claimed(path, [self.topic, self.letters], self.stores)
+        return None if fd is None else Claim(fd)
+
     @property
     def letters(self) -> str:
         """The topic of the tasks whose workers died."""
@@ -82,6 +89,8 @@ class Site:
         self.durable = place.durable
         self.broken: bytes | None = None
         """The outcome of every task that has none, if the pool cannot go on."""
+        self.claim: Claim | None = None
+        """Of the process that made a private pool, with which it goes."""
         self._own = broker is None
         self.broker = attach(place.instance, owner=place.owner) if broker is None else broker
         if not is_taken(self.broker, place.topic, CHANNEL):
@@ -147,6 +156,8 @@ class Site:
         for topic in (self.place.topic, self.place.letters):
             with contextlib.suppress(ShmqError):
                 self.broker.delete_topic(topic)
+        if self.claim is not None:
+            self.claim.close()
 
     def close(self) -> None:
         """Leave the instance."""

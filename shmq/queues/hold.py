@@ -1,9 +1,11 @@
 """The hold of processes on a queue without a name, which goes when no process can use it any more.
 
-Each such queue has an open file without a name, shared locked. Forked children inherit it, and
-children that are being started are passed a duplicate, so the lock lasts as long as any process has
-the queue. When the process that made it drops it, it opens the file once more; from then on it can
-tell by trying an exclusive lock whether others still have it. It tries whenever it makes a queue.
+Each such queue has an open file, shared locked. Forked children inherit it, and children that are
+being started are passed a duplicate, so the lock lasts as long as any process has the queue. The
+broker of a process tree finds the file by its name, and deletes the queue when nobody has the lock
+(`claims`). Other brokers do not: there, when the process that made the queue drops it, it opens the
+file once more; from then on it can tell by trying an exclusive lock whether others still have it.
+It tries whenever it makes a queue.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any, Self
 
+from shmq.claims import claimed
 from shmq.errors import ShmqError
 
 #: Files of queues that this process made and dropped, and functions that delete the queues.
@@ -34,10 +37,12 @@ class Hold:
         self._maker = os.getpid()
 
     @classmethod
-    def made(cls, delete: Callable[[], None]) -> Self:
-        """The first hold on a new queue."""
-        file = os.memfd_create("shmq-queue")
-        fcntl.flock(file, fcntl.LOCK_SH)
+    def made(cls, delete: Callable[[], None], data_path: str, topic: str) -> Self:
+        """The first hold on a new queue. data_path: the broker's."""
+        file = claimed(data_path, [topic])
+        if file is None:
+            file = os.memfd_create("shmq-queue")
+            fcntl.flock(file, fcntl.LOCK_SH)
         return cls(file, delete)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -37,7 +37,9 @@ class Place:
         self.topic = topic
         """Name of the topic."""
         delete = functools.partial(_delete, weakref.ref(broker), topic)
-        self._hold = None if lasting else Hold.made(delete)
+        self._hold: Hold | None = None
+        if not lasting:
+            self._hold = Hold.made(delete, broker.directory().data_path, topic)
 
     @property
     def broker(self) -> Broker:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from shmq._native import (
     NotRunning,
     ShmqError,
 )
+from shmq.claims import released
 from shmq.layout import ClientKind
 from shmq.names import base_name
 from shmq.supervisor.loops import Bell, Pace
@@ -37,6 +39,8 @@ from shmq.supervisor.topics import TopicManager
 _TICK = 1.0  # seconds without a ring
 _LONGEST_REASON = 158  # bytes; the room that `answer` has for one
 _SHARE = 0.002  # of a core's time, at most, to look for ephemeral channels without consumers
+
+_CLAIMS_EVERY = 0.5  # seconds between two looks at what nobody claims any more, at least
 
 #: Names in the audit log of the kinds of requests that people make.
 _ACTIONS = {
@@ -56,11 +60,20 @@ class RequestServer:
     """The loop that serves requests."""
 
     def __init__(
-        self, broker: Broker, registry: Registry, manager: TopicManager, results: ResultsKeeper
+        self,
+        broker: Broker,
+        registry: Registry,
+        manager: TopicManager,
+        results: ResultsKeeper,
+        claims_in: Path | None = None,
     ) -> None:
+        """claims_in: the data path, if topics and stores go with those that claim them."""
         self._broker = broker
         self._registry = registry
         self._manager = manager
+        self._results = results
+        self._claims_in = claims_in
+        self._claims = Pace(_CLAIMS_EVERY, _SHARE)
         self._ephemeral = Pace(0.0, _SHARE)
         self.broken: deque[int] = deque()
         """Indices of overwritten queues, which this loop replaces."""
@@ -93,6 +106,9 @@ class RequestServer:
                 self._manager.replace(self.broken.popleft())
                 continue
             now = time.monotonic()
+            if self._claims_in is not None and self._claims.is_due(now):
+                self._drop_unclaimed(self._claims_in)
+                self._claims.did(now)
             if self._ephemeral.is_due(now):
                 self._drop_ephemeral()
                 self._ephemeral.did(now)
@@ -148,6 +164,18 @@ class RequestServer:
                     self._manager.delete_channel(queue.topic.name, queue.channel, idle=True)
                 except (ShmqError, OSError) as exc:
                     _log.error("%s: cannot delete it: %s", queue, exc)
+
+    def _drop_unclaimed(self, data_path: Path) -> None:
+        """Delete the topics and stores that no process claims any more."""
+        for topics, stores in released(data_path):
+            for delete, names in (
+                (self._results.delete, stores),
+                (self._manager.delete_topic, topics),
+            ):
+                for name in names:
+                    with contextlib.suppress(Gone):
+                        delete(name)
+            _log.info("nobody has %s any more: it was deleted", topics[0])
 
 
 def _note_refusal(kind: int, topic: str, channel: str, exc: Exception) -> None:

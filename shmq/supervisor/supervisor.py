@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shmq import _native, shm, sources
+from shmq import _native, claims, shm, sources
 from shmq._native import Broker, ShmqError
 from shmq.layout import Ring
 from shmq.logs import shorten_log
@@ -86,12 +86,15 @@ class Supervisor:
         notifier: Notifier | None = None,
         companions: Companions | None = None,
         owned: bool = False,
+        dropping: bool = False,
     ) -> None:
         """parent_pid: stop when this process is dead and no client is attached. notifier: for the
         service manager. companions: processes to run beside this one. owned: stop when the parent
         is dead even if clients are attached, drop what is left, and make and remove the data
-        path."""
+        path. dropping: so if the parent is dead, or at SIGINT; a SIGTERM that somebody else sends
+        leaves the messages to the supervisor that the parent starts next."""
         self._owned = owned
+        self._dropping = dropping
         self._options = options
         self._notifier = notifier or Notifier()
         self._companions = companions
@@ -228,7 +231,7 @@ class Supervisor:
         watchdog.ready()
         self._beat()
         keep = options.on_stop == "keep" and not self._lost
-        doing = "keeping" if keep else "dropping all" if self._owned else "flushing to disk"
+        doing = "keeping" if keep else "dropping all" if self._drops else "flushing to disk"
         with watchdog.stopping(doing):
             self._stop(loops, keep)
             return self._keep() if keep else self._flush(watchdog.owns_name)
@@ -268,7 +271,12 @@ class Supervisor:
             broker, self._registry, options, self._metadata_writer.floor, book
         )
         self._results = ResultsKeeper(broker, options, self._registry.directory)
-        self._request_server = RequestServer(broker, self._registry, self._manager, self._results)
+        claims_in = self._data_path if self._owned or self._dropping else None
+        self._request_server = RequestServer(
+            broker, self._registry, self._manager, self._results, claims_in
+        )
+        if claims_in is not None:
+            claims.begin(claims_in)
         self._spiller = Spiller(broker, self._registry, options, trouble)
         trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
@@ -334,6 +342,18 @@ class Supervisor:
 
     # -- end
 
+    @property
+    def _drops(self) -> bool:
+        """Whether nobody can want what is left at this end."""
+        if self._owned:
+            return True
+        parent_lives = self._parent is None or self._parent.alive
+        return (
+            self._dropping
+            and not self._lost
+            and (self._signal == signal.SIGINT or not parent_lives)
+        )
+
     def _stop(self, loops: Loops, keep: bool) -> None:
         if self._lost:
             _log.critical("%s", self._lost)
@@ -358,10 +378,10 @@ class Supervisor:
 
     def _flush(self, owns_name: Callable[[], bool] = lambda: True) -> int:
         """owns_name: returns false if the instance's name now refers to another instance."""
-        options = self._options
+        options, drops = self._options, self._drops
         try:
             self._broker.stopping()
-            if self._owned:
+            if drops:
                 self._broker.close_directory()
             else:
                 self._results.flush()
@@ -385,6 +405,10 @@ class Supervisor:
         if owns_name():
             shm.unlink_instance(options.instance)
             forget_staged(options.instance, os.geteuid())
+        if drops:
+            import shutil  # slow to import
+
+            shutil.rmtree(self._data_path, ignore_errors=True)
         _log.info("instance %s: bye", options.instance)
         return 1 if self._lost else 0
 

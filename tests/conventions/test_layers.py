@@ -147,6 +147,7 @@ RANKS = {
     "shared": 2,
     "nsqd": 2,
     "private": 2,
+    "claims": 2,
     "staging_place": 3,
     "ownership": 2,
     "interpreter": 2,
