@@ -194,13 +194,14 @@ static choice of_greediest(shmq_broker *b)
 }
 
 /* The entry that gives way to a new one: of the same client if that has OF_ONE; if all are taken, of
- * the client on the network that has most, which may be the same, and of this topic only where no
- * client of the network has any. So who has few loses none to many who have more. NULL: a free one
- * will do. *full: there is no free one. */
+ * the client on the network that has most, which may be the same. So who has few loses none to many
+ * who have more. Where no client of the network has any, the oldest of this topic, or else of all:
+ * no topic's writers keep those of another out, and who comes back after it gave way is told so.
+ * NULL: a free one will do. *full: there is no free one. */
 static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_sequence *mark,
                                    bool *full)
 {
-	choice own = {0, NULL}, here = {0, NULL}, most;
+	choice own = {0, NULL}, here = {0, NULL}, all = {0, NULL}, most;
 
 	*full = true;
 	for (uint32_t i = 0; i < SHMQ_WRITERS; i++) {
@@ -215,6 +216,7 @@ static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_seq
 			count(&own, w);
 		if (name == mine)
 			count(&here, w);
+		count(&all, w);
 	}
 	if (own.n >= OF_ONE)
 		return own.oldest;
@@ -223,7 +225,9 @@ static shmq_writer_desc *gives_way(shmq_broker *b, uint64_t mine, const shmq_seq
 	most = of_greediest(b);
 	if (own.n && own.n >= most.n)
 		return own.oldest;
-	return most.n ? most.oldest : here.oldest;
+	if (most.n)
+		return most.oldest;
+	return here.n ? here.oldest : all.oldest;
 }
 
 int writer_begin(shmq_broker *b, uint32_t topic, const shmq_sequence *mark, shmq_writer_desc **out,

@@ -156,3 +156,11 @@ def sorted_bodies(broker: shmq.Broker, topic: str, channel: str = "c") -> list[b
         came += batch.bodies()
         batch.finish()
     return sorted(came, key=int)
+
+
+def taken(broker: shmq.Broker) -> list[tuple[bytes, int]]:
+    with broker.consumer("t", "c", max_in_flight=1000) as consumer:
+        batch = consumer.take_many(1000, 0)
+        found = [(message.body, message.attempts) for message in batch]
+        batch.finish()
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import time
 from collections.abc import Iterator
 
@@ -283,8 +284,6 @@ def test_tables_are_bounded(bench: Bench) -> None:
 def marked(
     bench: Bench, epoch: int, after: int, *bodies: bytes, key: int = 1, whose: int = 0
 ) -> bool:
-    import array
-
     offsets = array.array("i", [0])
     for body in bodies:
         offsets.append(offsets[-1] + len(body))
@@ -355,6 +354,21 @@ def test_keys_are_bounded_and_the_one_used_longest_ago_gives_way(bench: Bench) -
     assert bench.producer.mark(1000, 2) == (0, 0)
     assert bench.producer.mark(0, 2) == (4, 1)
     bench.taken()
+
+
+def test_writers_of_one_topic_keep_those_of_another_out_of_nothing(bench: Bench) -> None:
+    for key in range(300):
+        bench.producer.mark(key, 2)
+    bench.world.create_topic("u")
+    bench.world.create_channel("u", "c")
+    other = bench.client.producer("u")
+    first, again = (
+        other.publish_once(b"x", array.array("i", [0, 1]), False, 0, 1, 7, 2, 0, 0, 1, timeout=0)
+        for _ in range(2)
+    )
+    assert first is not None
+    assert again is None
+    assert other.mark(7, 2) == (1, 1)
 
 
 def test_a_writer_whose_mark_gave_way_is_refused(bench: Bench) -> None:

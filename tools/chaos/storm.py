@@ -30,7 +30,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import click
 from chaos.storm.verdict import Verdict
-from storm_round import Round, commit
+from storm_looks import commit
+from storm_round import Round
 
 KILLS_OF_A_ROUND = 250
 KILLS_A_SECOND = 10.0

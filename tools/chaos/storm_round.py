@@ -12,8 +12,6 @@ import random
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import time
 import traceback
 from collections import Counter
@@ -34,8 +32,9 @@ from chaos.storm.actors import Actor, Control, Place
 from chaos.storm.aim import Aim, aimed
 from chaos.storm.history import Counter as CounterOf
 from chaos.storm.history import Log, Settings, What, record
-from chaos.storm.nursery import NAME, Born, Nursery
+from chaos.storm.nursery import Born, Nursery
 from chaos.storm.verdict import Verdict, Violation
+from storm_looks import children_of, commit, describe_queues, free_port
 from storm_roles import (
     AIM_SECONDS,
     AIMED,
@@ -53,7 +52,7 @@ from support import processes, recount
 
 import shmq.cli
 import shmq.cli.serve  # before the forks
-from shmq import layout, shm, sources
+from shmq import shm, sources
 from shmq.gateway import worker
 from shmq.supervisor import supervisor, workers
 
@@ -70,30 +69,6 @@ PR_SET_PDEATHSIG = 1
 LOCK_OF_THE_DEAD = re.compile(
     r"FATAL: .*(is already running|failed to lock data path|address already in use)"
 )
-HEADER_FIELDS = (
-    "dirty",
-    "paused",
-    "disk_read",
-    "disk_write",
-    "disk_depth",
-    "spilling",
-    "overflowed",
-    "base_pending",
-    "spilling_count",
-    "deferred_depth",
-    "ready_head",
-    "ready_tail",
-    "requeue_head",
-    "requeue_tail",
-    "requeue_head_group_end",
-    "held",
-    "in_use_bytes",
-    "need_bytes",
-    "need_slots",
-    "arena_committed",
-    "slots_committed",
-)
-
 
 # ---- processes ----
 
@@ -669,51 +644,3 @@ class Round:
 
 class Stuck(Exception):
     """The round cannot be ended in order."""
-
-
-def describe_queues(instance: str) -> Iterator[str]:
-    """The header of each queue, and the number of its slots in each state."""
-    with sources.open_readonly(instance) as source:
-        topics = {topic.index: topic.name for topic in source.directory.live_topics()}
-        for entry in source.directory.live_queues():
-            view = source.queue(entry)
-            states = Counter(layout.state(view.slots["word"]).tolist())
-            yield f"{topics[entry.topic]}/{entry.channel}: queue {entry.index}"
-            yield f"  { ({layout.State(state).name: n for state, n in states.items()}) }"
-            yield f"  { ({name: view.read(name) for name in HEADER_FIELDS}) }"
-            yield f"  free in the arena: {int(view.header['arena']['free_bytes'])}"
-
-
-def free_port() -> int:
-    """One that no connection is given for its own end, as a client's may be that dials this very
-    port while nobody listens there: the next supervisor could not have it."""
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(max(given - 20_000, 1024), given)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            return port
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes that this one has started: a supervisor's gateways."""
-    try:
-        paths = list(Path(f"/proc/{pid}/task").glob("*/children"))  # each thread has its own
-        found = [int(word) for path in paths for word in path.read_text().split()]
-        names = [Path(f"/proc/{child}/comm").read_bytes().strip() for child in found]
-    except OSError:
-        return []
-    return [child for child, name in zip(found, names, strict=True) if name != NAME]
-
-
-def commit() -> str:
-    """Of the working tree, with a plus if it has changes."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", processes.ROOT, *words], capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    return git("rev-parse", "--short", "HEAD") + (
-        "+" if git("status", "--porcelain", "-uno") else ""
-    )
