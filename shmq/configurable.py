@@ -71,19 +71,22 @@ class Configurable(Finder):
         native, queue, serial = self._existing_queue(topic, channel)
         return Settings.from_native(native.settings(queue, serial))
 
-    def _at_once(self, topic: str, rows: int, size: int) -> tuple[int, int]:
-        """How many of so many messages and bytes are published to the topic together, by those who
-        publish long runs in pieces: a piece never waits for more room than the broker, or a channel
-        with `max_messages` or `max_bytes`, can ever have. Raises Gone."""
-        limits = self.limits
-        rows = min(rows, max(limits["mem_queue_size"], TRANSIT) // 4)
-        size = min(size, limits["arena_size"] // 8)
-        directory = self.views().directory
-        index = self._existing_topic(topic)[1]
-        names = {queue.channel for queue in directory.live_queues() if queue.topic == index}
-        for channel in names - {None} or {None}:
-            with contextlib.suppress(Gone):  # it was deleted just now
-                settings = self.settings(topic, channel)
-                rows = min(rows, settings.max_messages or rows)
-                size = min(size, settings.max_bytes or size)
-        return max(rows, 1), max(size, 1)
+
+def at_once(broker: Configurable, topic: str, rows: int, size: int) -> tuple[int, int]:
+    """How many of so many messages and bytes are published to the topic together, by those who
+    publish long runs in pieces: a piece never waits for more room than the broker, or a channel
+    with `max_messages` or `max_bytes`, can ever have. Raises Gone."""
+    limits = broker.limits
+    rows = min(rows, max(limits["mem_queue_size"], TRANSIT) // 4)
+    size = min(size, limits["arena_size"] // 8)
+    directory = broker.views().directory
+    found = directory.find_topic(topic)
+    if found is None:
+        raise Gone(f"there is no topic {topic!r}")
+    names = {queue.channel for queue in directory.live_queues() if queue.topic == found.index}
+    for channel in names - {None} or {None}:
+        with contextlib.suppress(Gone):  # it was deleted just now
+            settings = broker.settings(topic, channel)
+            rows = min(rows, settings.max_messages or rows)
+            size = min(size, settings.max_bytes or size)
+    return max(rows, 1), max(size, 1)

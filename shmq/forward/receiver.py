@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from shmq.configurable import at_once
 from shmq.errors import BadArgument, Full, Rejected
 from shmq.forward.loop import Loop
 from shmq.forward.origin import Origin, Portion
@@ -45,7 +46,7 @@ class Receiver(Loop):
         super().__init__(origin)
         self._origin, self._most = origin, most or _MOST
         self._producer: Any = broker.producer(topic)
-        self._rows, self._size = broker._at_once(topic, _ROWS, _BYTES)
+        self._rows, self._size = at_once(broker, topic, _ROWS, _BYTES)
 
     def _connect(self) -> None:
         self._origin.open(self._reached)

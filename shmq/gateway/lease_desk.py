@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shmq.audit import note, result_of
 from shmq.broker import Broker
@@ -28,7 +28,9 @@ from shmq.options import Options
 from shmq.remote.counts import ChannelCounts
 from shmq.remote.rows import after, framed
 from shmq.seal import check_open
-from shmq.views import DirectoryView
+
+if TYPE_CHECKING:
+    from shmq.views import DirectoryView
 
 _Names = tuple[str, ...]
 _Answer = dict[str, Any]

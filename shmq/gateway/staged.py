@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from shmq.broker import Broker
+from shmq.configurable import at_once
 from shmq.errors import BadArgument, Full, MemoryLost, MessageTooBig, Rejected, ShmqError
 from shmq.gateway.asker import Asker
 from shmq.gateway.lease_requests import Values
@@ -182,7 +183,7 @@ class StagedRows:
         after: int,
         whose: int,
     ) -> tuple[int, bool]:
-        most, size = self._broker._at_once(topic, _ROWS, _BYTES)
+        most, size = at_once(self._broker, topic, _ROWS, _BYTES)
         key, epoch = _key(values), int(values["epoch"])
         at = published = bodies = 0
         end = time.monotonic() + _PUBLISHING

@@ -15,6 +15,7 @@ import os
 import secrets
 import select
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -89,6 +90,7 @@ class Crew(threading.Thread):
         self._began = procfs.start_time(os.getpid())
         self._crew_pid = os.getpid()
         self._forks = terms.context.get_start_method() == "fork"
+        self._program = getattr(sys.modules["__main__"], "__file__", None)
         self._nursery: Nursery | None = None
         self._hands: dict[int, _Hand] = {}
         self._poll = select.poll()
@@ -240,6 +242,13 @@ class Crew(threading.Thread):
                 return False
         return True
 
+    def _name_the_program(self) -> None:
+        """Tell a new process where the program's functions are. Python takes the name of a script
+        from its module at the end of the script, while tasks may still wait for their workers."""
+        main = sys.modules["__main__"]
+        if self._program is not None and not hasattr(main, "__file__"):
+            main.__file__ = self._program
+
     def _hire(self) -> None:
         """Start a worker. Raises OSError if the system refuses."""
         number = next(self._serials)
@@ -251,6 +260,7 @@ class Crew(threading.Thread):
             pid, fd = self._nursery.fork(number)
             hand = _Hand(pid, duty, functools.partial(self._nursery.status, pid))
         else:
+            self._name_the_program()
             start: Any = self._terms.context
             process: BaseProcess = start.Process(
                 target=worker.main, args=(duty,), name=f"shmq-worker-{number}"

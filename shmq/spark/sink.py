@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from shmq.configurable import at_once
 from shmq.spark import staging
 from shmq.spark.options import Settings
 from shmq.spark.reading import attached
@@ -68,7 +69,7 @@ def _publish_now(batches: Iterable[pa.RecordBatch], settings: Settings) -> int:
         return many_sink.publish_now(batches, settings)
     broker, rows = attached(settings.instance, settings.owner), 0
     producer = broker.producer(settings.topic)
-    most, _ = broker._at_once(settings.topic, _MANY, _MANY)
+    most, _ = at_once(broker, settings.topic, _MANY, _MANY)
     for batch in batches:
         column = staging.bodies_of(batch, settings)
         for start in range(0, len(column), most):

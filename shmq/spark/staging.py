@@ -44,6 +44,7 @@ import pyarrow.compute as pc
 
 import shmq
 from shmq import procfs, sources
+from shmq.configurable import at_once
 from shmq.private import NotOwn, Private
 from shmq.spark.options import Settings
 from shmq.staging_place import StagingPlace
@@ -487,4 +488,5 @@ def _room(settings: Settings) -> tuple[int, int]:
     """How many rows and bytes of them the topic that is written to can take together."""
     from shmq.spark.reading import attached
 
-    return attached(settings.instance, settings.owner)._at_once(settings.topic, _ROWS, _BYTES)
+    broker = attached(settings.instance, settings.owner)
+    return at_once(broker, settings.topic, _ROWS, _BYTES)

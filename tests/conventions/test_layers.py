@@ -239,7 +239,7 @@ RESERVED = {
     "dramatiq": {"integrations"},
     "kombu": {"integrations"},
     "taskiq": {"integrations"},
-    "cloudpickle": {"integrations"},
+    "cloudpickle": {"integrations", "pool"},
 }
 
 

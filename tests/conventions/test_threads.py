@@ -39,6 +39,7 @@ THREADS = {
     "pool/worker.py:_Worker.__init__": "the worker process",
     "remote/lease.py:RemoteLeaseHolder.__init__": "its holder, which it has weakly",
     "remote/subscription.py:Subscription.start": "its consumer, which it does not have",
+    "spark/reading.py:ShmqReader._leases": "the keeper, which takes the holder over",
     "spark/staging.py:_reader": "its one call",
     "spark/staging.py:commit": "its one call",
     "supervisor/loops.py:Loops.start": "the supervisor process",

@@ -33,3 +33,36 @@ def test_a_program_does_the_same(program: str, method: str) -> None:
     assert expected[0] == 0
     assert expected[1]
     assert run("shmq", program, method) == expected
+
+
+SCRIPT = """
+import multiprocessing, os, sys, time
+
+def work(number):
+    time.sleep(0.2)
+    os.write(1, b"task %d ran\\n" % number)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "shmq":
+        from shmq import Executor
+    else:
+        from concurrent.futures import ProcessPoolExecutor as Executor
+    pool = Executor(2, mp_context=multiprocessing.get_context(sys.argv[2]))
+    futures = [pool.submit(work, number) for number in range(4)]
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("library", ["standard", "shmq"])
+def test_a_script_that_ends_has_its_tasks_done(library: str, method: str, tmp_path: Path) -> None:
+    """Workers that start after the last line of the script find its functions."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script, library, method],
+        stdout=subprocess.PIPE,
+        timeout=WATCHDOG,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == [f"task {number} ran" for number in range(4)]

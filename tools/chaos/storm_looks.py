@@ -1,4 +1,4 @@
-"""What a storm looks at: queues, ports, children, the commit."""
+"""Looks at queues, ports, children and the commit, for a storm."""
 
 from __future__ import annotations
 
