@@ -48,6 +48,21 @@ def delivered(serve: Serve, attach: Attach, **options: object) -> tuple[list[byt
     return bodies, server
 
 
+@pytest.mark.parametrize("left", [0, 5])
+def test_messages_that_a_cut_off_file_lacks_are_counted_in_the_log(
+    serve: Serve, attach: Attach, data_path: Path, left: int
+) -> None:
+    """A file that ends between two messages is whole for all that can be seen in it."""
+    publish(serve, attach, BODIES, **SMALL_FILES)
+    first = data_path / "t:c.diskqueue.000001.dat"
+    content = first.read_bytes()
+    assert len(content) == 12 * (len(content) // 12)
+    first.write_bytes(content[: left * (len(content) // 12)])
+    bodies, server = delivered(serve, attach, **SMALL_FILES)
+    assert bodies == BODIES[:left] + BODIES[12:]
+    assert f"t:c: its files had {12 - left} messages fewer than were counted" in server.errors
+
+
 def test_a_bad_file_that_gets_its_name_back_is_delivered(
     serve: Serve, attach: Attach, data_path: Path
 ) -> None:

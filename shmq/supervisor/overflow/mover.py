@@ -230,9 +230,11 @@ class Mover:
         except DamagedFile as damage:
             self._set_aside(queue, read, write, damage)
             return True
+        counted = queue.view.read("disk_depth")
         self._files.active.add(queue)
         state.record_bytes = len(run.data) // max(run.count, 1)
         if not run.count:
+            _log_missing(queue, counted)
             return self._broker.disk_set(queue.index, read, run.next_position, 0)
         if run.position != read:  # the read position was at the end of a file
             depth = queue.view.read("disk_depth")
@@ -243,6 +245,8 @@ class Mover:
         if fitted is None:
             return False
         if fitted:
+            if run.next_position == write and fitted == run.count:
+                _log_missing(queue, counted - run.count)
             state.filled = waiting + fitted
             state.credit = min(state.credit + fitted, _PRICE * queue.capacity)
             return True
@@ -341,3 +345,15 @@ class Mover:
         for lease in reversed(peek.open_leases(queue.view)):
             with contextlib.suppress(LeaseLost):  # it was finished meanwhile
                 self._broker.lease_end(queue.index, serial, lease.id, True)
+
+
+def _log_missing(queue: Queue, missing: int) -> None:
+    """Say how many messages were counted and are not in the files, of which all is read. A file
+    that was cut off between two records shows nothing else."""
+    if missing > 0:
+        _log.error(
+            "%s: its files had %d messages fewer than were counted: a file was cut off between two "
+            "messages, or the position file's count was wrong",
+            queue,
+            missing,
+        )
