@@ -20,20 +20,27 @@ _LOCAL: Final = ("Can't pickle local object", "Can't get local object")
 
 def encode_call(obj: object, head: bytes) -> bytes | objects.Packed:
     """The body of a call or a result. Raises what pickling raises."""
-    if not _interactive():
-        try:
-            return objects.encode(obj, head)
-        except (pickle.PicklingError, AttributeError) as exc:
-            dumps = _cloudpickle()
-            local = isinstance(exc, pickle.PicklingError) or str(exc).startswith(_LOCAL)
-            if dumps is None or not local:
-                raise
-            try:
-                return _small(objects.pack(obj, head, dumps))
-            except Exception:
-                raise exc from None
+    if interactive() and (dumps := _cloudpickle()) is not None:
+        return _small(objects.pack(obj, head, dumps))
+    try:
+        return objects.encode(obj, head)
+    except (pickle.PicklingError, AttributeError) as exc:
+        return encode_refused(obj, head, exc)
+
+
+def encode_refused(
+    obj: object, head: bytes, exc: pickle.PicklingError | AttributeError
+) -> bytes | objects.Packed:
+    """The body of a call or a result that `objects.encode` refused with `exc`, which is raised if
+    cloudpickle is not there, or refuses too."""
     dumps = _cloudpickle()
-    return objects.encode(obj, head) if dumps is None else _small(objects.pack(obj, head, dumps))
+    local = isinstance(exc, pickle.PicklingError) or str(exc).startswith(_LOCAL)
+    if dumps is None or not local:
+        raise exc
+    try:
+        return _small(objects.pack(obj, head, dumps))
+    except Exception:
+        raise exc from None
 
 
 def _small(packed: objects.Packed) -> bytes | objects.Packed:
@@ -41,7 +48,7 @@ def _small(packed: objects.Packed) -> bytes | objects.Packed:
 
 
 @functools.cache
-def _interactive() -> bool:
+def interactive() -> bool:
     """Whether the main module is a prompt or a notebook, or comes from standard input."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return file is None or file.startswith("<")

@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import process
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
@@ -90,7 +91,7 @@ class Crew(threading.Thread):
         self._began = procfs.start_time(os.getpid())
         self._crew_pid = os.getpid()
         self._forks = terms.context.get_start_method() == "fork"
-        self._program = getattr(sys.modules["__main__"], "__file__", None)
+        self._program = None if self._forks else _script()
         self._nursery: Nursery | None = None
         self._hands: dict[int, _Hand] = {}
         self._poll = select.poll()
@@ -243,8 +244,9 @@ class Crew(threading.Thread):
         return True
 
     def _name_the_program(self) -> None:
-        """Tell a new process where the program's functions are. Python takes the name of a script
-        from its module at the end of the script, while tasks may still wait for their workers."""
+        """Have `multiprocessing` find the script. Python takes its name from the main module when
+        the script ends, while tasks may still wait for their workers. If that happens just now, the
+        worker finds the script by itself."""
         main = sys.modules["__main__"]
         if self._program is not None and not hasattr(main, "__file__"):
             main.__file__ = self._program
@@ -262,14 +264,14 @@ class Crew(threading.Thread):
         else:
             self._name_the_program()
             start: Any = self._terms.context
-            process: BaseProcess = start.Process(
+            started: BaseProcess = start.Process(
                 target=worker.main, args=(duty,), name=f"shmq-worker-{number}"
             )
-            process.start()
-            assert process.pid is not None
-            hand = _Hand(process.pid, duty, functools.partial(reap, process))
+            started.start()
+            assert started.pid is not None
+            hand = _Hand(started.pid, duty, functools.partial(reap, started))
             try:
-                fd = os.pidfd_open(process.pid)
+                fd = os.pidfd_open(started.pid)
             except ProcessLookupError:
                 # It has ended already, and its status was read: by the fork server, or by another
                 # thread that started a process just now.
@@ -289,6 +291,7 @@ class Crew(threading.Thread):
             terms.initializer,
             terms.initargs,
             terms.max_tasks,
+            self._program,
         )
 
     def _run_worker(self, number: int) -> None:
@@ -447,3 +450,14 @@ class Crew(threading.Thread):
             self._site.remove()
         if self.at_end is not None:
             self.at_end()
+
+
+def _script() -> str | None:
+    """The path of the script that runs, as `multiprocessing` tells it to its processes; None if it
+    is a module, or none."""
+    main = sys.modules["__main__"]
+    file: str | None = getattr(main, "__file__", None)
+    if file is None or getattr(main.__spec__, "name", None) is not None:
+        return None
+    began = getattr(process, "ORIGINAL_DIR", None)  # where the program began
+    return os.path.normpath(os.path.join(began or "", file))

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from shmq import objects
 from shmq.errors import NotSealed, ShmqError
-from shmq.pool.calls import encode_call
+from shmq.pool.calls import encode_call, encode_refused, interactive
 from shmq.pool.task_timeout import TaskTimeout
 from shmq.pool.worker_died import WorkerDied
 
@@ -39,7 +39,7 @@ _LENGTH: Final = struct.Struct("<I")
 class Outcomes:
     """Makes and reads the outcomes of one pool."""
 
-    __slots__ = ("_at", "_value", "_writable", "cancelled", "seal")
+    __slots__ = ("_at", "_by_cloudpickle", "_value", "_writable", "cancelled", "seal")
 
     def __init__(self, seal: bytes, writable: bool = False) -> None:
         """seal: the secret before each outcome; b"" for a pool whose outcomes never leave memory,
@@ -49,13 +49,19 @@ class Outcomes:
         """The outcome of a task that was cancelled, and the sign that it is to be."""
         self._value = seal + _VALUE
         self._writable = writable
+        self._by_cloudpickle = interactive()
         self._at = len(seal)
 
     # ---- in the worker ----
 
     def value(self, result: object) -> bytes | objects.Packed:
         """The outcome of a task that returned `result`. Raises what pickling raises."""
-        return encode_call(result, self._value)
+        if self._by_cloudpickle:
+            return encode_call(result, self._value)
+        try:  # the shortest way for almost all
+            return objects.encode(result, self._value)
+        except (pickle.PicklingError, AttributeError) as exc:
+            return encode_refused(result, self._value, exc)
 
     def error(self, raised: BaseException) -> bytes:
         """The outcome of a task that raised. An exception that cannot be pickled is replaced by the

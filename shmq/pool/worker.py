@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import spawn
 from typing import Any, Final
 
 from shmq import objects, procfs
@@ -59,6 +60,8 @@ class Duty:
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
     max_tasks: int | None
+    program: str | None = None
+    """The script whose functions the tasks call, for a worker that is not forked."""
 
     @property
     def up(self) -> bytes:
@@ -74,6 +77,8 @@ class Duty:
 def main(duty: Duty) -> None:
     """Run a worker until it is told to stop, has done `max_tasks`, or the crew's process ends."""
     _be_the_main_thread()
+    if duty.program is not None:
+        spawn.import_main_path(duty.program)  # unless `multiprocessing` did it
     worker = _Worker(duty)
     try:
         bye = worker.run()
@@ -123,6 +128,7 @@ class _Worker:
         # A task's arguments and its result. They go when the message is finished: destructors may
         # end the worker, and the outcome is there then.
         self._kept: Any = None
+        self._writable = duty.place.writable
         self._listen_to_signals()
         self.site = Site(duty.place)
         # A time-out must never take a task from a worker that lives.
@@ -233,7 +239,13 @@ class _Worker:
         with contextlib.suppress(NotInFlight):
             message.finish()
         self._has_task = False
-        self._drop()
+        try:  # to forget the task; Ctrl-C interrupts what its destructors do
+            self._is_busy = True
+            self._kept = None
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._is_busy = False
         return not self._is_ending
 
     def _has_outcome(self, key: bytes) -> bool:
@@ -245,7 +257,10 @@ class _Worker:
         """Call the function. Returns the outcome."""
         try:
             self._is_busy = True
-            task = objects.unseal(message, KEY_BYTES, writable=self._duty.place.writable)
+            if self._writable:
+                task = objects.unseal(message, KEY_BYTES, writable=True)
+            else:
+                task = objects.unseal(message, KEY_BYTES)
             function, arguments, named = task
             result = function(*arguments, **named)
             self._kept = task, result
@@ -256,16 +271,6 @@ class _Worker:
             self._is_busy = False
             self._kept = self._kept, exc
             return self.site.outcomes.error(exc)
-
-    def _drop(self) -> None:
-        """Forget a task. Ctrl-C interrupts what its destructors do."""
-        try:
-            self._is_busy = True
-            self._kept = None
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self._is_busy = False
 
     def _deliver(self, key: bytes, found: bytes | objects.Packed) -> None:
         """Store an outcome. Waits while the store is full: its room comes back when others are

@@ -52,6 +52,33 @@ if __name__ == "__main__":
 """
 
 
+WITHIN = """
+if __name__ == "__main__":
+    from multiprocessing import spawn
+    real = spawn.get_preparation_data
+    def without_the_script(name):
+        found = real(name)
+        found.pop("init_main_from_path", None)
+        return found
+    spawn.get_preparation_data = without_the_script
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_start_while_a_script_ends_find_it(method: str, tmp_path: Path) -> None:
+    """The script loses its name between two steps of `multiprocessing`."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace('if __name__ == "__main__":', WITHIN, 1))
+    done = subprocess.run(
+        [sys.executable, script, "shmq", method],
+        stdout=subprocess.PIPE,
+        timeout=WATCHDOG,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == [f"task {number} ran" for number in range(4)]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("library", ["standard", "shmq"])
 def test_a_script_that_ends_has_its_tasks_done(library: str, method: str, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Page:
     """Exceptions of its scripts, what its console calls an error, requests that failed."""
     requests: list[str] = field(default_factory=list)
     """The addresses that it asked for."""
+    cut: bool = False
+    """A part that it cannot do without has not come, for a reason that is the host's."""
 
 
 def look(directory: Path, pages: Sequence[tuple[str, Sequence[str]]]) -> list[Page]:
@@ -156,6 +158,7 @@ class Tab:
         """Wait until a JavaScript expression is true; return its value."""
         deadline = time.monotonic() + WATCHDOG
         while not (value := await self.run(script)):
+            await self.load_again()
             assert time.monotonic() < deadline, f"never {what or script}: {await self.text()}"
             await asyncio.sleep(0.05)
         return value
@@ -169,8 +172,15 @@ class Tab:
         """Wait until all these words are on the page."""
         deadline = time.monotonic() + WATCHDOG
         while lacking := [word for word in words if word not in await self.text()]:
+            await self.load_again()
             assert time.monotonic() < deadline, f"lacks {lacking}: {self.page}"
             await asyncio.sleep(0.02)
+
+    async def load_again(self) -> None:
+        """Load a page again of which the host has cut off a part."""
+        if self.page.cut:
+            self.page.cut = False
+            await self.tell("Page.reload")
 
     async def press(self, *keys: str) -> None:
         """Press keys by their names ("Tab", "Enter", "ArrowDown", or a character)."""
@@ -226,6 +236,8 @@ def _note(page: Page, method: str | None, params: dict[str, Any]) -> None:
         page.requests.append(params["request"]["url"])
     elif method == "Network.loadingFailed":
         errors.append(params["errorText"])
+        if params["errorText"] == _OF_THE_HOST:
+            page.cut |= params["type"] in {"Document", "Script", "Stylesheet"}
     elif method == "Network.responseReceived" and params["response"]["status"] >= 400:
         errors.append(f"{params['response']['status']} {params['response']['url']}")
     page.errors = [error for error in errors if _OF_THE_HOST not in error]
