@@ -141,6 +141,8 @@ class User:
 
     def __init__(self, name: str, rules: tuple[Rule, ...], quota: Quota) -> None:
         self.name = name
+        self.is_anonymous = name == ANONYMOUS
+        """Whether nothing has shown who it is."""
         self.rules = rules
         self.quota = quota
         #: `may(act, topic="", channel="")`: whether the user may do that. Without a topic it is

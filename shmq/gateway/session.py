@@ -417,7 +417,7 @@ class Session:
             self.say(protocol.OK)
         else:
             wanted = identify.upgrades(wishes, host.has_tls, host.options, self.layers)
-            must = host.auth_enabled and self._greeted() is None and host.needs_auth(wanted)
+            must = host.auth_enabled and not self._is_known() and host.needs_auth(wanted)
             answer = identify.answer(self.settings, wanted, must, host.options)
             if wishes.get("leases") and self.settings.user_agent not in _OLD_CLIENTS:
                 self.leasing = self.leasing or Leasing(host, Asker(ends=self.ends))
@@ -496,6 +496,11 @@ class Session:
         if self.grant is None and (grant := self._host.greet(self)) is not None:
             self._become(grant)
         return self.grant
+
+    def _is_known(self) -> bool:
+        """Whether anything has shown who the client is: `anonymous` is whom nothing has shown."""
+        grant = self._greeted()
+        return grant is not None and (grant.known is None or not grant.known.user.is_anonymous)
 
     def _become(self, grant: Grant) -> None:
         """The client is this user from now on."""

@@ -48,6 +48,8 @@ ELSEWHERE = {
     "query.writeStream.foreachBatch(": SPARK,
     '(spark.readStream.format("shmq")': SPARK,
     'df = (spark.read.format("shmq").option("instance", "jobs").option("topic", "clicks")': SPARK,
+    'rows = spark.read.format("shmq").option("instance", "jobs").option("topic", "clicks")': SPARK,
+    "shmq.spark.finish_lease(df)": SPARK,
     "cp systemd/shmq@.service /etc/systemd/system/": (
         "would change the host's services; tests/unit/test_systemd.py reads the files"
     ),

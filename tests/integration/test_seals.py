@@ -91,7 +91,11 @@ def test_a_forged_dead_letter_is_no_outcome_and_stays(broker: shmq.Broker) -> No
     slow = pool.submit(time.sleep, 1.0)
     broker.create_channel("jobs.pool.dead", "dead")
     letters = broker.producer("jobs.pool.dead")
-    letters.publish(slow.id.encode(), properties={"dead-pid": "1", "dead-reason": "attempts"})
+    forged = {"dead-pid": "1", "dead-reason": "attempts"}
+    with pytest.raises(shmq.NotSealed):
+        letters.publish(slow.id.encode(), properties=forged)
+    broker.configure("jobs.pool.dead", sealed=False)  # a mistake of the operator's
+    letters.publish(slow.id.encode(), properties=forged)
     # the crew looks at its letters once a worker has died
     with pytest.raises(shmq.WorkerDied):
         pool.submit(pool_tasks.die).result(WATCHDOG)

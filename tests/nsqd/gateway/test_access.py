@@ -545,6 +545,15 @@ def test_a_certificate_over_https(secured: Server, pki: dict[str, tuple[str, str
     assert status("other", "GET", "/stats") == 401
 
 
+def test_an_anonymous_user_who_may_only_look_is_told_to_say_who_he_is(
+    start: Start, file: File
+) -> None:
+    """Libraries of NSQ send their secret only then."""
+    file.write(RULES + "[users.anonymous]\nallow = [{ do = ['statistics'] }]\n")
+    client = start(file.flag).connect()
+    assert client.identify(feature_negotiation=True)["auth_required"] is True
+
+
 def test_everybody_as_anonymous(start: Start, file: File) -> None:
     file.write(RULES + "[users.anonymous]\nallow = [{ do = ['publish'], topics = ['open'] }]\n")
     server = start(file.flag)
