@@ -48,12 +48,13 @@ class Hold:
     def __reduce__(self) -> tuple[Any, ...]:
         return _passed, (reduction.DupFd(self._file),)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):  # no descriptor is free: the queue lasts with its broker
-            if self._delete is not None and self._maker == os.getpid():
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        """close: at the end of an interpreter the names of modules may be gone."""
+        if self._delete is not None and self._maker == os.getpid():
+            with contextlib.suppress(OSError):  # none is free: the queue lasts with its broker
                 again = os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_CLOEXEC)
                 _dropped.append((again, self._delete))
-        os.close(self._file)
+        close(self._file)
 
 
 def _passed(duplicate: Any) -> Hold:
