@@ -124,7 +124,7 @@ def stop_before_the_entry(instance):
     def slowly(self, reserve=0):
         take(self, reserve)
         say("has a permit")
-        os.kill(os.getpid(), signal.SIGSTOP)
+        sys.stdin.readline()
 
     shm.Permits.take = slowly
     broker = shmq.attach(instance)
@@ -156,6 +156,7 @@ def test_a_stopped_client_keeps_its_permit(
         child(die_before_the_entry, instance).die()
     assert places(instance) == (free - 4, free)
     stopped.go_on()
+    stopped.tell()
     stopped.said("attached")
     check_all_free(instance, free - 1)
     stopped.tell()
