@@ -490,20 +490,25 @@ class DiskQueue(DataFiles):
 
     # -- removal
 
+    def find_lowest(self, read_position: int) -> int:
+        """The number of the lowest file that reading has left behind, or that of `read_position`.
+        It must be known before the position file leaves those files behind. Raises OSError."""
+        if self.lowest is None:  # probe downwards, as listing the directory takes too long
+            # A file is deleted before the position file leaves it behind. One that is further down
+            # was not left by reading: somebody gave it its name (back).
+            meta, lowest = self.load_meta(), unpack(read_position)[0]
+            least = unpack(meta.read_position)[0] if meta else 0
+            while lowest > least and self.file_path(lowest - 1).exists():
+                lowest -= 1
+            self.lowest = lowest
+        return self.lowest
+
     def drop_before(self, read_position: int) -> int:
         """Delete files that have been read completely. Returns their number. Raises OSError.
 
         `read_position`: the lowest position that is still needed.
         """
-        file, _ = unpack(read_position)
-        lowest = self.lowest
-        if lowest is None:  # adopted: probe downwards, as listing the directory takes too long
-            # A file is deleted before the position file leaves it behind. One that is further down
-            # was not left by reading: somebody gave it its name (back).
-            meta, lowest = self.load_meta(), file
-            least = unpack(meta.read_position)[0] if meta else 0
-            while lowest > least and self.file_path(lowest - 1).exists():
-                lowest -= 1
+        file, lowest = unpack(read_position)[0], self.find_lowest(read_position)
         numbers: Iterable[int] = range(lowest, file)
         if len(range(lowest, file)) > _FEW_FILES:  # an overwritten position may name any file
             numbers = [number for number in self.files() if lowest <= number < file]

@@ -21,6 +21,7 @@ from pathlib import Path
 from shmq import peek
 from shmq._native import Broker, Busy, Gone, LayoutMismatch
 from shmq.storage import returned_leases
+from shmq.storage.positions import pack
 from shmq.supervisor import salvage
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
@@ -112,6 +113,8 @@ def keep(registry: Registry, metadata_writer: MetadataWriter) -> None:
     for queue in registry.queues:
         read, write = queue.positions
         if queue.has_files and queue.disk.can_be(read, write):
-            queue.disk.sync(queue.view.read("disk_depth"), read, write)
+            # files behind the read position have what was read back into the memory that stays
+            kept = min(read, pack(queue.disk.find_lowest(read), 0))
+            queue.disk.sync(queue.view.read("disk_depth"), kept, write)
         queue.disk.close()
         progress.step()

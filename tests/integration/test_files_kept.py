@@ -202,3 +202,16 @@ def test_with_a_memory_of_0_what_waits_is_on_disk_until_it_is_finished(
         eventually(lambda: meta.exists() and meta.read_text().startswith("0\n"))
     assert server.kill(signal.SIGTERM) == 0
     assert delivered(serve, attach)[0] == []
+
+
+def test_what_was_read_back_comes_once_after_a_stop_in_order(serve: Serve, attach: Attach) -> None:
+    """With a memory of 0 its files stay until then, and go with the stop."""
+    options = {"mem_queue_size": 0, **SMALL_FILES}
+    server = serve(**options)
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        for body in BODIES:
+            broker.producer("t").publish(body)
+        eventually(lambda: broker.stats().channel("t", "c").restored > 12)
+    assert server.kill(signal.SIGTERM) == 0
+    assert delivered(serve, attach, **options)[0] == BODIES

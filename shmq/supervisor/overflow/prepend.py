@@ -34,6 +34,7 @@ def prepend(broker: Broker, files: Files, queue: Queue, *, live: bool) -> bool:
     if batch is None:
         return False
     try:
+        queue.disk.find_lowest(read)
         # so that no reader starts amid the overwritten records after a power loss
         queue.disk.sync(depth, read, write)
         queue.disk.prepend(batch.encode(), batch.position, read)

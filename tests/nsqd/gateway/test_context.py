@@ -39,6 +39,7 @@ class Broker:
         return 10**9
 
     ended = False
+    instance = "none"
 
     def supervisor_alive(self) -> bool:
         return True
