@@ -384,7 +384,7 @@ def test_permits_that_the_supervisor_cannot_set_right(
 
     def found() -> list[str]:
         findings = instance_checks.check_instance(broker.instance)
-        return [each.text for each in findings if "permits" in each.text]
+        return [each.text for each in findings if "permits to attach" in each.text]
 
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as a client that was stopped amid its attach

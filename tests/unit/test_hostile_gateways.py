@@ -274,8 +274,9 @@ def test_a_consumer_keeps_no_more_than_it_asked_for(gateway: Gateway) -> None:
     many = b"".join(delivered(b"%016x" % number) for number in range(5000))
     broker = subscribed(gateway, many)
     with broker, broker.consumer("t", "c", max_in_flight=10) as consumer:
-        eventually(lambda: consumer._arrived and consumer._arrived[-1][1][2] == f"{4999:016x}")
-        assert len(consumer._arrived) == 10
+        kept = consumer._subscription.arrivals._deliveries
+        eventually(lambda: kept and kept[-1][1][2] == f"{4999:016x}")
+        assert len(kept) == 10
 
 
 # ---- TLS ----
