@@ -88,7 +88,7 @@ def released(data_path: str | os.PathLike[str]) -> Iterator[tuple[list[str], lis
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(where):
             path = os.path.join(where, name)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # held, gone, or no claim
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -168,13 +168,17 @@ class RequestServer:
     def _drop_unclaimed(self, data_path: Path) -> None:
         """Delete the topics and stores that no process claims any more."""
         for topics, stores in released(data_path):
-            for delete, names in (
-                (self._results.delete, stores),
-                (self._manager.delete_topic, topics),
-            ):
-                for name in names:
-                    with contextlib.suppress(Gone):
-                        delete(name)
+            try:
+                for delete, names in (
+                    (self._results.delete, stores),
+                    (self._manager.delete_topic, topics),
+                ):
+                    for name in names:
+                        with contextlib.suppress(Gone):
+                            delete(name)
+            except (ShmqError, OSError) as exc:  # the claim stays for the next look
+                _log.error("cannot delete %s, which nobody has any more: %s", topics[0], exc)
+                return
             _log.info("nobody has %s any more: it was deleted", topics[0])
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from shmq import peek
 from shmq._native import Broker, Busy, Gone, LayoutMismatch
 from shmq.storage import returned_leases
-from shmq.storage.positions import pack
 from shmq.supervisor import salvage
 from shmq.supervisor.metadata_writer import MetadataWriter
 from shmq.supervisor.overflow.spiller import Spiller
@@ -106,15 +105,15 @@ def _flush_queue(
         _log.info("%s: flushed %d messages to disk", queue, written)
 
 
-def keep(registry: Registry, metadata_writer: MetadataWriter) -> None:
+def keep(registry: Registry, metadata_writer: MetadataWriter, spiller: Spiller) -> None:
     """Write the positions and names to disk. The messages stay in shared memory."""
     metadata_writer.close()
     progress = Progress("keeping", len(registry.queues))
     for queue in registry.queues:
         read, write = queue.positions
         if queue.has_files and queue.disk.can_be(read, write):
-            # files behind the read position have what was read back into the memory that stays
-            kept = min(read, pack(queue.disk.find_lowest(read), 0))
-            queue.disk.sync(queue.view.read("disk_depth"), kept, write)
+            needed, again = spiller.needed(queue)
+            queue.disk.drop_before(needed)
+            queue.disk.sync(queue.view.read("disk_depth") + again, needed, write)
         queue.disk.close()
         progress.step()

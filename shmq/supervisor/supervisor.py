@@ -371,7 +371,7 @@ class Supervisor:
         loops.stop(patience)
 
     def _keep(self) -> int:
-        shutdown.keep(self._registry, self._metadata_writer)
+        shutdown.keep(self._registry, self._metadata_writer, self._spiller)
         self._broker.detach()
         _log.info("instance %s: kept for the next supervisor", self._options.instance)
         return 0

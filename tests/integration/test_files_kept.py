@@ -17,6 +17,7 @@ from support.deliveries import take_all
 from support.processes import Child, eventually
 
 import shmq
+from shmq import shm
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recover_positions
 from shmq.storage.records import decode_records
@@ -215,3 +216,30 @@ def test_what_was_read_back_comes_once_after_a_stop_in_order(serve: Serve, attac
         eventually(lambda: broker.stats().channel("t", "c").restored > 12)
     assert server.kill(signal.SIGTERM) == 0
     assert delivered(serve, attach, **options)[0] == BODIES
+
+
+@pytest.mark.parametrize("memory", [0, 1])
+def test_files_say_what_is_needed_when_the_memory_that_was_kept_is_lost(
+    serve: Serve, attach: Attach, instance: str, memory: int
+) -> None:
+    """What was finished does not come again; with a memory of 0 all else does."""
+    options = {"mem_queue_size": memory}
+    bodies = [b"%06d" % number for number in range(2000)]
+    server = serve(on_stop="keep", **options)
+    with attach() as broker:
+        consumer = broker.consumer("t", "c", max_in_flight=100)
+        producer = broker.producer("t")
+        for body in bodies:
+            producer.publish(body)
+        finished = []
+        while len(finished) < 1500:
+            batch = consumer.take_many(100, 20)
+            finished += batch.bodies()
+            batch.finish()
+    assert server.kill(signal.SIGTERM) == 0
+    shm.unlink_instance(instance)  # as after a start of the host
+    came = delivered(serve, attach, **options)[0]
+    assert finished == bodies[: len(finished)]
+    assert not set(came) & set(finished)
+    if memory == 0:
+        assert came == bodies[len(finished) :]

@@ -48,10 +48,8 @@ class Files:
         Raises OSError."""
         state = self._states[queue]
         read, write = queue.positions
-        kept, again, before = read, 0, state.seen_read
-        if self._spill_all:
-            kept, again = self._kept(queue, read)
-            before = state.seen_kept
+        kept, again = self.needed(queue, read)
+        before = state.seen_kept if self._spill_all else state.seen_read
         if (before, state.seen_read) != (kept, read):
             if unpack(kept)[0] != unpack(before)[0]:
                 queue.disk.drop_before(kept)
@@ -61,9 +59,12 @@ class Files:
         if queue.disk.maybe_sync(time.monotonic(), depth, kept, write) and kept == read:
             self.active.discard(queue)
 
-    def _kept(self, queue: Queue, read: int) -> tuple[int, int]:
-        """The position before which nothing is needed, and how many messages behind it are in
-        memory: those that were read back are on disk too until they are finished."""
+    def needed(self, queue: Queue, read: int) -> tuple[int, int]:
+        """The position before which nothing is needed, and how many messages between it and the
+        read position are in memory. If none is to be in memory alone, those that were read back are
+        on disk too until they are finished. Raises OSError."""
+        if not self._spill_all:
+            return read, 0
         state = self._states[queue]
         if state.seen_kept < 0:
             meta = queue.disk.load_meta()

@@ -77,6 +77,10 @@ class Spiller:
         """Write everything in memory to disk (see `Mover.flush`). Raises OSError."""
         self._mover.flush(queue, tell)
 
+    def needed(self, queue: Queue) -> tuple[int, int]:
+        """As `Files.needed`."""
+        return self._files.needed(queue, queue.positions[0])
+
     def run(self, bell: Bell) -> None:
         """Move messages until the bell is stopped."""
         while not bell.check():
