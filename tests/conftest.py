@@ -171,3 +171,17 @@ def killpoints() -> Path:
     if not KILLPOINTS.exists() or KILLPOINTS.stat().st_mtime < newest:
         subprocess.run([ROOT / "tools" / "dev", "killpoints"], check=True)
     return KILLPOINTS
+
+
+@pytest.fixture
+def pool() -> Iterator[Callable[..., shmq.Executor]]:
+    """`pool(...)`: an Executor whose workers are killed at the end, so that no task holds it up."""
+    made: list[shmq.Executor] = []
+
+    def make(*args: Any, **options: Any) -> shmq.Executor:
+        made.append(shmq.Executor(*args, **options))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.kill_workers()

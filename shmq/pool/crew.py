@@ -292,6 +292,7 @@ class Crew(threading.Thread):
             terms.initargs,
             terms.max_tasks,
             self._program,
+            self._keeper is not None,
         )
 
     def _run_worker(self, number: int) -> None:

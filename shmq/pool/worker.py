@@ -40,6 +40,8 @@ _PAUSES: Final = (0.001, 0.05)
 #: refuses it. Memory that was just given back may take moments to be there again.
 _ALONE: Final = 5.0
 
+_PR_SET_PDEATHSIG: Final = 1
+
 #: Bytes of the largest outcome for which a worker keeps its memory.
 _SCRATCH: Final = 16 << 20
 
@@ -62,6 +64,8 @@ class Duty:
     max_tasks: int | None
     program: str | None = None
     """The script whose functions the tasks call, for a worker that is not forked."""
+    is_timed: bool = False
+    """Whether its crew may stop it, to see which task it has."""
 
     @property
     def up(self) -> bytes:
@@ -79,6 +83,8 @@ def main(duty: Duty) -> None:
     _be_the_main_thread()
     if duty.program is not None:
         spawn.import_main_path(duty.program)  # unless `multiprocessing` did it
+    if duty.is_timed:
+        _go_on_without_parent()
     worker = _Worker(duty)
     try:
         bye = worker.run()
@@ -95,6 +101,15 @@ def _be_the_main_thread() -> None:
     be daemons too then, and be cut at the end of the worker."""
     thread: Any = threading.current_thread()
     thread.name, thread._daemonic = "MainThread", False
+
+
+def _go_on_without_parent() -> None:
+    """Have the kernel continue this process when the one that started it ends. A crew that dies
+    while it has a worker stopped would leave it so for ever, with its task. A fork server ends only
+    after its children, so there it does not help."""
+    import ctypes  # seldom needed
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 class _Crew:

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,6 @@ import shmq
 from shmq.pool import calls
 
 METHODS = ("fork", "spawn", "forkserver")
-
-
-@pytest.fixture
-def pool() -> Iterator[Callable[..., shmq.Executor]]:
-    """`pool(...)`: an Executor whose workers are killed at the end, so that no task holds it up."""
-    made: list[shmq.Executor] = []
-
-    def make(*args: Any, **options: Any) -> shmq.Executor:
-        made.append(shmq.Executor(*args, **options))
-        return made[-1]
-
-    yield make
-    for executor in made:
-        executor.kill_workers()
 
 
 @pytest.mark.parametrize("method", METHODS)

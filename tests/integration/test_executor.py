@@ -36,20 +36,6 @@ def shared() -> Iterator[shmq.Executor]:
         yield executor
 
 
-@pytest.fixture
-def pool() -> Iterator[Callable[..., shmq.Executor]]:
-    """`pool(...)`: an Executor whose workers are killed at the end, so that no task holds it up."""
-    made: list[shmq.Executor] = []
-
-    def make(*args: Any, **options: Any) -> shmq.Executor:
-        made.append(shmq.Executor(*args, **options))
-        return made[-1]
-
-    yield make
-    for executor in made:
-        executor.kill_workers()
-
-
 class Held:
     """A task that runs until it is released."""
 

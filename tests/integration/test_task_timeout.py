@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-from collections.abc import Callable, Iterator
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import pool_tasks as tasks
-from support.processes import WATCHDOG
+from support.processes import WATCHDOG, Child, eventually
 
 import shmq
+from shmq import procfs
 from shmq.pool import timekeeper
 
 METHODS = ("fork", "spawn", "forkserver")
-
-
-@pytest.fixture
-def pool() -> Iterator[Callable[..., shmq.Executor]]:
-    """`pool(...)`: an Executor whose workers are killed at the end, so that no task holds it up."""
-    made: list[shmq.Executor] = []
-
-    def make(*args: Any, **options: Any) -> shmq.Executor:
-        made.append(shmq.Executor(*args, **options))
-        return made[-1]
-
-    yield make
-    for executor in made:
-        executor.kill_workers()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -84,3 +74,32 @@ def test_a_task_that_ends_in_time_at_the_last_moment_costs_no_other(
     executor = pool(1, timeout=0.2, attempts=1)
     assert executor.submit(tasks.sleep_and_say, 1.0).result() == "done"
     assert len(asked) >= 2
+
+
+def die_with_a_stopped_worker(method):
+    """The crew's process is killed between its stop of a worker and its look."""
+    import multiprocessing
+
+    from shmq.pool import timekeeper
+
+    wait_stopped = timekeeper._wait_stopped
+
+    def wait_and_die(pid, fd):
+        wait_stopped(pid, fd)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    timekeeper._wait_stopped = wait_and_die
+    executor = shmq.Executor(1, multiprocessing.get_context(method), timeout=0.3)
+    print("worker", executor.submit(os.getpid).result(), flush=True)
+    executor.submit(time.sleep, 1.0).result()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_was_stopped_when_its_crew_died_ends(
+    child: Callable[..., Child], method: str
+) -> None:
+    # a fork server outlives its program while it has children, so the kernel tells them nothing
+    crew = child(die_with_a_stopped_worker, method)
+    pid = int(crew.said("worker").split()[1])
+    crew.die()
+    eventually(lambda: procfs.start_time(pid) is None, what=f"worker {pid} has ended")

@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +86,6 @@ class Killer:
                     continue
                 self.kills += 1
                 last = self.done
-
-
-@pytest.fixture
-def pool() -> Iterator[Callable[..., shmq.Executor]]:
-    made: list[shmq.Executor] = []
-
-    def make(*args: Any, **options: Any) -> shmq.Executor:
-        made.append(shmq.Executor(*args, **options))
-        return made[-1]
-
-    yield make
-    for executor in made:
-        executor.kill_workers()
 
 
 def kill_during_a_map(executor: shmq.Executor, kills: int, seed: int) -> None:
