@@ -222,7 +222,7 @@ def test_what_was_read_back_comes_once_after_a_stop_in_order(serve: Serve, attac
 def test_files_say_what_is_needed_when_the_memory_that_was_kept_is_lost(
     serve: Serve, attach: Attach, instance: str, memory: int
 ) -> None:
-    """What was finished does not come again; with a memory of 0 all else does."""
+    """A finished message does not come again; with a memory of 0 every other does."""
     options = {"mem_queue_size": memory}
     bodies = [b"%06d" % number for number in range(2000)]
     server = serve(on_stop="keep", **options)

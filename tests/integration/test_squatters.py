@@ -172,7 +172,8 @@ def test_commands_look_at_a_strangers_files_without_opening_them(
     open_owned = ownership.open_owned
 
     def counting(path: str, *words: object, **more: object) -> int:
-        opened.append(path)
+        if instance in path:  # what other tests have in /dev/shm does not count
+            opened.append(path)
         return open_owned(path, *words, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ownership, "open_owned", counting)
