@@ -173,6 +173,12 @@ _GATEWAY: dict[str, Metric] = {
         "Proofs that waited because of wrong ones before."),
     "proofs_refused": Metric("gateway_proofs_refused_total", "counter",
         "Proofs that were refused unseen, because too many of the address waited."),
+    "handshakes_failed": Metric("gateway_handshakes_failed_total", "counter",
+        "TLS handshakes that failed, also for the client's certificate."),
+    "handshakes_refused": Metric("gateway_handshakes_refused_total", "counter",
+        "TLS handshakes that were refused, because too many of the address had failed."),
+    "identities_unknown": Metric("gateway_identities_unknown_total", "counter",
+        "Requests that were refused because the client's certificate or uid is no user's."),
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 from shmq.names import EPHEMERAL
 from shmq.option_types import OptionError
 from shmq.ownership import read_secret, uid_of
+from shmq.printing import LONGEST, printable
 
 #: Acts that a rule may grant, and their meanings. The file, the commands and the manual use these
 #: words.
@@ -634,6 +635,22 @@ def _subject_of(pairs: Iterable[tuple[str, str]]) -> frozenset[tuple[str, tuple[
         key = _PARTS.get(name.lower(), name.lower())
         found[key] = (*found.get(key, ()), value)
     return frozenset(found.items())
+
+
+def subject_text(subject: Iterable[Iterable[tuple[str, str]]]) -> str:
+    """A certificate's subject as the access file may have it: `CN=scanner,O=Acme`. It has printable
+    characters only. subject: as in `ssl.getpeercert`."""
+    short = {long: key.upper() for key, long in _PARTS.items()}
+    pairs = [pair for entry in subject for pair in entry]
+    parts = (f"{short.get(name.lower(), name)}={_escaped(value)}" for name, value in pairs[::-1])
+    return printable(",".join(parts), LONGEST)
+
+
+def _escaped(value: str) -> str:
+    value = re.sub(r'([,+"\\<>;=])', r"\\\1", value)
+    if len(value) > 1 and value.endswith(" "):
+        value = f"{value[:-1]}\\ "
+    return f"\\{value}" if value[:1] in ("#", " ") else value
 
 
 def _rfc4514(text: str) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shmq import audit
+from shmq.door.handshakes import Handshakes, tls_reason
 from shmq.door.peer import plain
 from shmq.door.seats import Seat, Seats
 from shmq.door.seldom import Seldom
@@ -41,16 +42,16 @@ class Acceptor:
         seats: Seats,
         make: Callable[[Seat], asyncio.BaseProtocol],
         refusal: Callable[[str], bytes],
-        context: ssl.SSLContext | None = None,
+        tls: tuple[ssl.SSLContext, Handshakes] | None = None,
     ) -> None:
         """kind: TCP, HTTP or HTTPS. make: the protocol of a connection. refusal: the bytes for one
-        that is refused for this reason."""
+        that is refused for this reason. tls: None: the connections have none."""
         self._sock = sock
         self._kind = kind
         self._seats = seats
         self._make = make
         self._refusal = refusal
-        self._context = context
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._spare = _spare()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,19 +98,33 @@ class Acceptor:
         if seat is None:
             self._refuse(sock, reason)
             return
+        if self._tls is not None and not self._tls[1].begin(host):
+            seat.leave()
+            sock.close()
+            return
         work = self._loop.connect_accepted_socket(
             functools.partial(self._make, seat),
             sock,
-            ssl=self._context,
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS if self._context is not None else None,
+            ssl=self._tls[0] if self._tls is not None else None,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS if self._tls is not None else None,
         )
         task = self._loop.create_task(work)
         seat.close = functools.partial(_cancel, task)  # until the protocol has it
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._entered, seat, sock))
+        task.add_done_callback(functools.partial(self._entered, seat, sock, (host, shown)))
 
-    def _entered(self, seat: Seat, sock: socket.socket, task: asyncio.Task[Any]) -> None:
+    def _entered(
+        self, seat: Seat, sock: socket.socket, who: tuple[str, str], task: asyncio.Task[Any]
+    ) -> None:
         self._tasks.discard(task)
+        if self._tls is not None:
+            handshakes = self._tls[1]
+            if task.cancelled():
+                handshakes.failed(*who, "its place was needed before it was done")
+            elif (error := task.exception()) is not None:
+                handshakes.failed(*who, tls_reason(error))
+            else:
+                handshakes.passed(who[0])
         if task.cancelled() or task.exception() is not None:  # no handshake, or hung up
             seat.leave()
             with contextlib.suppress(OSError):
@@ -117,7 +132,7 @@ class Acceptor:
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         with contextlib.suppress(OSError):
-            if self._context is None:
+            if self._tls is None:
                 sock.send(self._refusal(reason))
             sock.shutdown(socket.SHUT_WR)
             sock.recv(65536)  # what is left unread would reset the connection, and lose the answer

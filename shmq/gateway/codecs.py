@@ -12,6 +12,8 @@ import zlib
 from collections import deque
 from typing import Any, Final, Protocol
 
+from shmq.door.handshakes import tls_reason
+
 _PIECE: Final = 65536  # bytes of plain data at a time
 #: Compressed bytes that are accepted before the commands in the previous ones were executed. One
 #: byte of deflate becomes at most 1032 plain bytes, so a client that disconnects leaves at most
@@ -46,25 +48,29 @@ class Layer(Protocol):
 class Tls:
     """The server's side of TLS."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, until: float) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.object = context.wrap_bio(self._in, self._out, server_side=True)
         self.ended = False
+        self.until = until
+        """When the handshake must be done."""
 
     def push(self, data: bytes) -> None:
         self._in.write(data)
 
-    def handshake(self) -> tuple[bool, bytes]:
+    def handshake(self, is_last: bool, now: float) -> tuple[bool, bytes]:
         """Continue the handshake; return whether it is done, and bytes for the client.
 
-        Raises LayerError."""
+        is_last: the client sends nothing more. Raises LayerError."""
         try:
             self.object.do_handshake()
             return True, self._out.read()
         except ssl.SSLWantReadError:
+            if is_last or now >= self.until:
+                raise LayerError("EOF" if is_last else "i/o timeout") from None
             return False, self._out.read()
         except (ssl.SSLError, OSError) as exc:
-            raise LayerError(_tls_reason(exc)) from None
+            raise LayerError(tls_reason(exc)) from None
 
     @property
     def version(self) -> str:
@@ -104,7 +110,7 @@ class Tls:
         except ssl.SSLZeroReturnError:
             data = b""
         except ssl.SSLError as exc:
-            raise LayerError(_tls_reason(exc)) from None
+            raise LayerError(tls_reason(exc)) from None
         self.ended = not data
         return data
 
@@ -132,22 +138,6 @@ def _suite_numbers() -> dict[str, int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("ALL:@SECLEVEL=0")
     return {suite["name"]: suite["id"] & 0xFFFF for suite in context.get_ciphers()}
-
-
-#: OpenSSL's reason -> the message of Go's TLS, which operators of nsqd know.
-_REASONS: Final = {
-    "WRONG_VERSION_NUMBER": "tls: first record does not look like a TLS handshake",
-    "HTTP_REQUEST": "tls: first record does not look like a TLS handshake",
-    "UNSUPPORTED_PROTOCOL": "tls: client offered only unsupported versions",
-    "NO_SHARED_CIPHER": "tls: no cipher suite supported by both client and server",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "tls: client didn't provide a certificate",
-    "CERTIFICATE_VERIFY_FAILED": "tls: failed to verify certificate",
-}
-
-
-def _tls_reason(exc: Exception) -> str:
-    reason = getattr(exc, "reason", None) or ""
-    return _REASONS.get(reason, f"tls: {reason.lower().replace('_', ' ') or exc}")
 
 
 class Deflate:

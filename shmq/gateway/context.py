@@ -20,6 +20,7 @@ from shmq.audit import note, noted
 from shmq.broker import Broker
 from shmq.client import Consumer, Producer
 from shmq.door.brake import Brake
+from shmq.door.handshakes import Handshakes
 from shmq.errors import Gone, ShmqError
 from shmq.gateway import auth
 from shmq.gateway.control import Control
@@ -33,6 +34,7 @@ from shmq.gateway.shares import Shares, taken
 from shmq.layout import State
 from shmq.options import Options
 from shmq.seal import check_open
+from shmq.users import subject_text
 
 if TYPE_CHECKING:
     from shmq.views import QueueView
@@ -81,6 +83,8 @@ class Context:
         self.pools = Pools()
         self.brake = Brake()
         """The delays of those who show wrong tokens and secrets to this process."""
+        self.handshakes = Handshakes()
+        """The TLS handshakes with this process that failed."""
         self.rights = rights or Rights(options)
         """The access file: who may do what."""
         self.shares = Shares(
@@ -314,6 +318,21 @@ class Context:
         if self.options.auth_http_address:
             return None
         return self.rights.greet(client.uid, client.tls.subject if client.tls is not None else ())
+
+    def turned_away(self, client: Client) -> None:
+        if not self.options.auth_http_address:
+            peer = client.ip or f"uid:{client.uid}"
+            subject = client.tls.subject if client.tls is not None else ()
+            self.is_nobody(peer, client.address, client.uid, subject)
+
+    def is_nobody(self, peer: str, shown: str, uid: int | None, subject: Any) -> None:
+        """Note that a client without a secret was refused: its uid or certificate is no user's.
+
+        peer: as `peer_of` says. shown: the client, as the log names it."""
+        if uid is not None:
+            self.handshakes.is_nobody(peer, shown, f"uid {uid}")
+        elif subject:
+            self.handshakes.is_nobody(peer, shown, f"certificate {subject_text(subject)}")
 
     def again(self, grant: Grant) -> Grant | None:
         return None if self.options.auth_http_address else self.rights.again(grant)

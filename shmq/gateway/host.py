@@ -60,6 +60,11 @@ class Grant:
     known: Known | None = None
     """The user of the access file; None: an authorisation server granted this."""
 
+    def is_named(self, secret: bytes) -> bool:
+        """Whether a secret is the name of the user, whom something else has shown to be it."""
+        proved = self.known is not None and self.known.proof.kind in ("certificate", "uid")
+        return proved and secret == self.identity.encode()
+
 
 class Client(Protocol):
     """The identity of a client, for its process."""
@@ -105,6 +110,10 @@ class Host(Protocol):
     def greet(self, client: Client) -> Grant | None:
         """Return what a client may do who has sent no secret: by its certificate, by the uid of its
         process, or as everybody."""
+
+    def turned_away(self, client: Client) -> None:
+        """A client was refused because nothing has shown that it is a user: note it, if its
+        certificate or its uid should have."""
 
     def needs_auth(self, wanted: Collection[str]) -> bool:
         """Whether a client whom nothing has shown to be a user must send AUTH. wanted: the layers

@@ -315,7 +315,9 @@ class Http:
                 else:
                     attempt.passed()
         if grant is None:
-            if header is not None:
+            if header is None:
+                self._context.is_nobody(client.who, client.by, client.uid, client.subject)
+            else:
                 where = target.path_of(path)
                 audit.note("login", result="refused", method=request.method, path=where)
             return refused(Refusal(401, "UNAUTHORIZED", 'Basic realm="shmq", charset="UTF-8"'))

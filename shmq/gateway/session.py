@@ -96,7 +96,7 @@ class Session:
         self.reader: Reader | None = Session._read_magic
         """Reads the rest of the present command; None: a line comes next."""
         self.grant: Grant | None = None
-        self._has_sent_auth = False
+        self._has_sent_auth = self._told_to_auth = False
         self._secret = b""
         self._must_tls = options.tls_required != "false" or options.tls_client_auth_policy != ""
         # time
@@ -418,6 +418,7 @@ class Session:
         else:
             wanted = identify.upgrades(wishes, host.has_tls, host.options, self.layers)
             must = host.auth_enabled and not self._is_known() and host.needs_auth(wanted)
+            self._told_to_auth = must
             answer = identify.answer(self.settings, wanted, must, host.options)
             if wishes.get("leases") and self.settings.user_agent not in _OLD_CLIENTS:
                 self.leasing = self.leasing or Leasing(host, Asker(ends=self.ends))
@@ -432,7 +433,7 @@ class Session:
         self.layers.append(layer)
         if layer == "tls":
             self.tls = tls
-            self.left()  # a secret that came before may be that of somebody between
+            self._leave()  # a secret that came before may be that of somebody between
             self._secret, self.publishing.run_line = b"", b""
         self.say(protocol.OK)
 
@@ -460,7 +461,7 @@ class Session:
         if not self._host.auth_enabled:
             raise ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
         greeted = self._greeted()
-        if greeted is not None and _is_name_of(greeted, secret):
+        if greeted is not None and greeted.is_named(secret):
             self._let_in(greeted)  # for libraries that insist on a secret
         else:
             self._secret = secret
@@ -512,8 +513,14 @@ class Session:
             raise ProtocolError("E_CONNECT_FAILED", reason)
         self.grant = grant
 
-    def left(self) -> None:
+    def ended(self) -> None:
         """The connection has ended."""
+        if self._told_to_auth and self.grant is None and not self._secret:
+            self._host.turned_away(self)
+        self.abort()
+        self._leave()
+
+    def _leave(self) -> None:
         if self.grant is not None:
             self._host.leave(self.grant)
             self.grant = None
@@ -565,6 +572,7 @@ class Session:
         name = command.decode()
         grant = self._greeted()
         if grant is None:
+            self._told_to_auth = True
             raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {name}")
         if self.now >= grant.expires:
             self._ask_authority(self._after_renewal)
@@ -683,12 +691,6 @@ class Session:
         document["tls_negotiated_protocol_is_mutual"] = tls is not None
         document["session"] = consumer.session if consumer is not None else None
         return document
-
-
-def _is_name_of(grant: Grant, secret: bytes) -> bool:
-    """Whether a secret is the name of the user, whom something else has shown to be it."""
-    proved = grant.known is not None and grant.known.proof.kind in ("certificate", "uid")
-    return proved and secret == grant.identity.encode()
 
 
 def _json(document: dict[str, Any]) -> bytes:

@@ -70,7 +70,6 @@ class Connection(asyncio.BufferedProtocol):
         self._job: Any = None
         self._outlet: Outlet | None = None  # while a job sends, and nobody else may
         self._drop: Callable[[], object] | None = None  # forgets the present job, if it waits
-        self._handshake_until = 0.0
         self.held = 0
         """Bytes in its buffers, as last reported."""
         self._pushed_at = self._asked_at = -_ASK_EVERY
@@ -189,8 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._drop is not None:
             self._drop()
         consumer, leasing = self.session.delivery.consumer, self.session.leasing
-        self.session.abort()
-        self.session.left()
+        self.session.ended()
         if leasing is not None:
             leasing.asker.gone = True
             self._context.later(functools.partial(self._context.leases.leave, leasing.asker))
@@ -595,8 +593,10 @@ class Connection(asyncio.BufferedProtocol):
             if layer == "tls":
                 tls_context = self._context.tls_context
                 assert tls_context is not None
-                self._tls = Tls(tls_context)
-                self._handshake_until = session.now + _HANDSHAKE_SECONDS
+                if not self._context.handshakes.begin(self.peer):
+                    self._no_handshake("tls: too many handshakes have failed", b"")
+                    return
+                self._tls = Tls(tls_context, session.now + _HANDSHAKE_SECONDS)
                 self._shake_hands()
                 return
             if layer == "snappy":
@@ -614,22 +614,20 @@ class Connection(asyncio.BufferedProtocol):
         while data := stack.pull():
             tls.push(data)
         try:
-            done, answer = tls.handshake()
+            done, answer = tls.handshake(self._eof, session.now)
         except LayerError as error:
+            self._context.handshakes.failed(self.peer, session.address, str(error))
             self._no_handshake(str(error), tls.alert)
             return
         self._transport.write(answer)
         if done:
+            self._context.handshakes.passed(self.peer)
             self._tls = None
             stack.layers.append(tls)
             session.upgraded("tls", tls)
             self._write()
             self._upgrade()
             self._soon()
-        elif self._eof:
-            self._no_handshake("EOF", b"")
-        elif session.now >= self._handshake_until:
-            self._no_handshake("i/o timeout", b"")
 
     def _no_handshake(self, reason: str, alert: bytes) -> None:
         self._tls, self._stack = None, None
@@ -674,7 +672,7 @@ class Connection(asyncio.BufferedProtocol):
         session = self.session
         when = session.wake_at
         if self._tls is not None:
-            when = min(when, self._handshake_until)
+            when = min(when, self._tls.until)
         if self._full_since:
             when = min(when, self._full_since + session.patience)
         if self._timer is not None:

@@ -270,7 +270,7 @@ class Worker:
                 self._connections.seats,
                 http.server(tls_context is not None, sock).at,
                 refusal,
-                tls_context,
+                (tls_context, self._context.handshakes) if tls_context is not None else None,
             )
             for sock in self._sockets(kind)
         ]
@@ -325,7 +325,9 @@ class Worker:
         if question["ask"] == "connections":
             return self._connections.describe()
         if question["ask"] == "counts":
-            return {**self._context.brake.counts(), **self._connections.seats.counts()}
+            context = self._context
+            seats = self._connections.seats.counts()
+            return {**context.brake.counts(), **context.handshakes.counts(), **seats}
         if question["ask"] == "change":
             self._change(question["version"], question["options"])
             return True

@@ -169,6 +169,9 @@ class Guarded(Host):
     def greet(self, client: Any) -> Grant | None:
         return self.rights.greet(client.uid, ())
 
+    def turned_away(self, client: Any) -> None:
+        pass
+
     def needs_auth(self, wanted: Any) -> bool:
         return self.rights.needs_auth
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import pickle
 import random
 import time
@@ -20,6 +21,7 @@ from shmq.users import (
     hash_password,
     hash_token,
     name_in,
+    subject_text,
 )
 
 TOKEN = "0123456789abcdef"
@@ -231,6 +233,20 @@ def test_the_order_of_parts_of_one_name_counts() -> None:
     there = ((("domainComponent", "com"),), (("domainComponent", "sub"),), (("commonName", "x"),))
     assert users.by_certificate(there) is not None
     assert users.by_certificate(there[::-1]) is None
+
+
+@pytest.mark.parametrize(
+    "value", ["scanner", "a,b", " a ", "#x", 'a"b;c<d>e', "a\\b", "a=b+c", "Straße", " "]
+)
+def test_a_subject_in_the_log_can_be_copied_into_the_file(value: str) -> None:
+    subject = ((("countryName", "DE"),), (("commonName", value),))
+    text = subject_text(subject)
+    users = Users.parse(f"[users.a]\ncertificate = {json.dumps(text)}\nallow = []\n")
+    assert users.by_certificate(subject) is not None
+
+
+def test_a_subject_in_the_log_is_printable() -> None:
+    assert subject_text(((("commonName", "a\x1b]0;b\n\u202e"),),)).isprintable()
 
 
 def test_escapes_in_subjects() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from support import processes
-from support.certificates import of_this_host, write_certificate
+from support.access import RULES, File
+from support.certificates import Pki, of_this_host, of_two_clients, write_certificate
 from support.external_programs import peer
 from support.fake_auth_server import Authority
 from support.fake_lookupd import Lookupd
@@ -112,6 +113,20 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, tuple[str, st
     authority = make("authority")
     plain = ("-addext", "basicConstraints=critical,CA:FALSE")
     return authority[0], make("somebody", "-CA", authority[0], "-CAkey", authority[1], *plain)
+
+
+@pytest.fixture(scope="session")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    """An authority, a server and its clients."""
+    return of_two_clients(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    """An access file with RULES."""
+    made = File(tmp_path / "access.toml")
+    made.write(RULES)
+    return made
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from support import other_users
 from support.access import ADMIN, READER, RULES, SCANNER, WORKER, File, denied, http, login
-from support.certificates import write_certificate
+from support.certificates import Pki, context_of
 from support.nsq_client import ERROR, OK, RESPONSE, Server, mpub, sized
 from support.processes import WATCHDOG
 
@@ -32,13 +31,6 @@ Start = Callable[..., Server]
 def kind() -> str:
     """Only ours has an access file."""
     return "shmq"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> File:
-    made = File(tmp_path / "access.toml")
-    made.write(RULES)
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -452,28 +444,8 @@ def test_another_uid_is_another_user(start: Start, file: File, tmp_path: Path) -
     assert "E_AUTH_FIRST" in said(0, "t")
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """Name -> (certificate, key): an authority, the server, and two clients."""
-    directory = tmp_path_factory.mktemp("pki")
-
-    def make(name: str, subject: str, *words: str) -> tuple[str, str]:
-        cert, key = directory / f"{name}.pem", directory / f"{name}.key"
-        write_certificate(cert, key, subject, words)
-        return str(cert), str(key)
-
-    made = {"authority": make("authority", "authority")}
-    sign = ("-CA", made["authority"][0], "-CAkey", made["authority"][1])
-    plain = (*sign, "-addext", "basicConstraints=critical,CA:FALSE")
-    made["server"] = make("server", "server", *plain, "-addext", "subjectAltName=IP:127.0.0.1")
-    made["scanner"] = make("scanner", "scanner/O=Acme", *plain)
-    made["other"] = make("other", "other/O=Acme", *plain)
-    made["forged"] = make("forged", "scanner/O=Acme")
-    return made
-
-
 @pytest.fixture
-def secured(start: Start, file: File, pki: dict[str, tuple[str, str]]) -> Server:
+def secured(start: Start, file: File, pki: Pki) -> Server:
     file.write(
         "[users.scanner]\ncertificate = ['CN=scanner,O=Acme']\n"
         "allow = [{ do = ['publish'], topics = ['t'] }, { do = ['statistics'] }]\n"
@@ -491,16 +463,7 @@ def secured(start: Start, file: File, pki: dict[str, tuple[str, str]]) -> Server
     )
 
 
-def context_of(pki: dict[str, tuple[str, str]], name: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=pki["authority"][0])
-    if name:
-        context.load_cert_chain(*pki[name])
-    return context
-
-
-def test_a_certificate_shows_who_a_client_is(
-    secured: Server, pki: dict[str, tuple[str, str]]
-) -> None:
+def test_a_certificate_shows_who_a_client_is(secured: Server, pki: Pki) -> None:
     where = f"127.0.0.1:{secured.port()}"
     with shmq.connect(where, tls=context_of(pki, "scanner")) as remote:
         with remote.producer("t") as producer:
@@ -515,9 +478,7 @@ def test_a_certificate_shows_who_a_client_is(
         shmq.connect(where, tls=context_of(pki, "forged"), timeout=2)
 
 
-def test_a_library_that_insists_on_a_secret_gives_its_name(
-    secured: Server, pki: dict[str, tuple[str, str]]
-) -> None:
+def test_a_library_that_insists_on_a_secret_gives_its_name(secured: Server, pki: Pki) -> None:
     """go-nsq sends a secret wherever auth_required is true, and it is asked before the
     certificate."""
     where = f"127.0.0.1:{secured.port()}"
@@ -528,7 +489,7 @@ def test_a_library_that_insists_on_a_secret_gives_its_name(
             shmq.connect(where, tls=context_of(pki, name), token=secret)
 
 
-def test_a_certificate_over_https(secured: Server, pki: dict[str, tuple[str, str]]) -> None:
+def test_a_certificate_over_https(secured: Server, pki: Pki) -> None:
     import http.client
 
     def status(name: str, method: str, path: str) -> int:

@@ -31,13 +31,6 @@ def kind() -> str:
     return "shmq"
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> File:
-    made = File(tmp_path / "access.toml")
-    made.write(RULES)
-    return made
-
-
 # ---- reload ----
 
 
