@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmq import _native, layout
+from shmq.arguments import number, whole
 from shmq.client import Producer, Results, requests
-from shmq.client.arguments import number, whole
 from shmq.configurable import Configurable
 from shmq.errors import BadArgument, Gone
 from shmq.finder import REQUEST_SECONDS

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, ov
 
 from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
+from shmq.arguments import number, whole
 from shmq.attachment import Attachment, pauses
 from shmq.client import (
     Batch,
@@ -23,7 +24,6 @@ from shmq.client import (
     Results,
     lanes,
 )
-from shmq.client.arguments import number, whole
 from shmq.client.handle import Reduction, Shown
 from shmq.client.many import Missing
 from shmq.errors import Gone, NotRunning, ShmqError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from shmq.client.arguments import number, whole
+from shmq.arguments import number, whole
 from shmq.configurable import Configurable
 from shmq.errors import BadArgument, NotInFlight
 from shmq.option_types import to_ns

@@ -26,7 +26,10 @@ _SECRET: Final = (16, 200)
 
 
 def checked_secret(secret: str) -> str:
-    """The secret. Raises ValueError if it is none: it has 16 to 200 printable characters."""
+    """The secret. Raises TypeError if it is no text, and ValueError unless it has 16 to 200
+    printable characters."""
+    if not isinstance(secret, str):
+        raise TypeError(f"secret must be str, not {type(secret).__name__}")
     if not (_SECRET[0] <= len(secret) <= _SECRET[1] and secret.isprintable()):
         raise ValueError(
             f"secret must have {_SECRET[0]} to {_SECRET[1]} printable characters, and this one has "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmq import _native, procfs
-from shmq.client.arguments import number
+from shmq.arguments import number
 from shmq.client.lease import Elsewhere, LeasedBatch, LeaseHolder, read_lease
 from shmq.errors import LeaseFenced, LeaseLost
 from shmq.finder import Finder

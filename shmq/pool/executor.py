@@ -23,8 +23,8 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from shmq import objects, shm
+from shmq.arguments import whole
 from shmq.broker import Broker
-from shmq.client.arguments import whole
 from shmq.errors import BadArgument, Full, MessageTooBig, ShmqError
 from shmq.names import check_name
 from shmq.pool.calls import encode_call

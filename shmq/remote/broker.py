@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from shmq import arguments
 from shmq.errors import Gone
 from shmq.leased import READ_BYTES, READ_ROWS, checked_secret
 from shmq.names import check_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shmq.remote.rows import RemoteBatch
 
 _MAX_IN_FLIGHT: Final = 200
+_MOST_IN_FLIGHT: Final = (1 << 32) - 1
 _TIMEOUT: Final = 30.0
 
 
@@ -49,9 +51,11 @@ class RemoteBroker:
         """As `connect`."""
         if token is not None and auth_secret is not None:
             raise ValueError("token and auth_secret are two names for one thing: give one of them")
-        shown = auth_secret if token is None else token
-        if not timeout > 0:
+        shown = _checked_token(auth_secret if token is None else token)
+        seconds = arguments.number("timeout", timeout)
+        if not seconds > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+        timeout = min(seconds, arguments.LONGEST)
         self.address = str(Address.parse(address))
         """Where the gateway listens: `host:port`."""
         self._secret = secrets.token_hex(16) if secret is None else checked_secret(secret)
@@ -144,16 +148,10 @@ class RemoteBroker:
         """
         check_name(topic, "topic")
         check_name(channel, "channel")
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be 1 or more, not {max_in_flight}")
-        seconds: float | None = None
-        if not isinstance(msg_timeout, str):
-            seconds = msg_timeout
-            if not seconds >= 1:
-                raise ValueError(f"msg_timeout must be 1 s or more, not {msg_timeout}")
-        elif msg_timeout != "server":
-            raise ValueError(f"msg_timeout must be seconds or 'server', not {msg_timeout!r}")
-        subscription = Subscription(self._connections, (topic, channel), max_in_flight, seconds)
+        most = arguments.counted("max_in_flight", max_in_flight, _MOST_IN_FLIGHT)
+        subscription = Subscription(
+            self._connections, (topic, channel), most, _checked_timeout(msg_timeout)
+        )
         return RemoteConsumer(subscription, topic, channel)
 
     # ---- leases ----
@@ -185,7 +183,7 @@ class RemoteBroker:
         check_name(topic, "topic")
         check_name(channel, "channel")
         for label, seconds in (("ttl", ttl), ("grace", grace)):
-            if seconds is not None and not 0.001 <= seconds <= 1e9:
+            if seconds is not None and not 0.001 <= arguments.number(label, seconds) <= 1e9:
                 raise ValueError(f"{label} must be None or from 0.001 to 1e9 s, not {seconds}")
         times = (ttl, ttl if grace is None else grace)
         return RemoteLeaseHolder(
@@ -282,6 +280,28 @@ class RemoteBroker:
 
     def _writer(self, topic: str, writer: str) -> Writer:
         return Writer(self._connections, topic, writer, self._secret)
+
+
+def _checked_token(token: str | bytes | None) -> str | bytes | None:
+    """The secret for AUTH. Raises TypeError and ValueError if it is none."""
+    if token is not None and not isinstance(token, str | bytes):
+        raise TypeError(f"token must be str or bytes, not {type(token).__name__}")
+    if token is not None and not token:
+        raise ValueError("token must not be empty; give None to connect without one")
+    return token
+
+
+def _checked_timeout(value: Any) -> float | None:
+    """The message timeout that a consumer asks for, seconds; None: the broker's. Raises
+    ValueError."""
+    if value == "server":
+        return None
+    if not isinstance(value, int | float) or not 1 <= value <= arguments.LONGEST:
+        raise ValueError(
+            "msg_timeout must be 'server', or seconds from 1 to the broker's max_msg_timeout, "
+            f"not {value!r}"
+        )
+    return value
 
 
 def connect(

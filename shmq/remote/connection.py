@@ -85,7 +85,7 @@ class Connection:
             self.server = self._identify(address, login, deadline, asked)
             if login.secret is not None:
                 secret = login.secret
-                data = secret.encode() if isinstance(secret, str) else bytes(secret)
+                data = secret.encode() if isinstance(secret, str) else secret
                 self.send(b"AUTH\n" + _SIZE.pack(len(data)) + data, deadline)
                 self.response(deadline, f"AUTH at {address}")
             elif self.server.get("auth_required"):

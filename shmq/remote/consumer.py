@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Self
 
+from shmq import arguments
 from shmq.errors import Gone, NotInFlight
 from shmq.remote.subscription import Delivery, Subscription
+
+_MOST: Final = (1 << 32) - 1
 
 
 class RemoteMessage:
@@ -28,6 +31,11 @@ class RemoteMessage:
         self.timestamp, self.attempts, self.id, self.body = delivery
 
     @property
+    def answered(self) -> bool:
+        """Whether it was finished or requeued here."""
+        return self._answered
+
+    @property
     def view(self) -> memoryview:
         """The body, without copying."""
         return memoryview(self.body)
@@ -38,8 +46,10 @@ class RemoteMessage:
         self._answered = True
 
     def requeue(self, delay: float = 0.0) -> None:
-        """nsqd's REQ. delay: seconds. Raises NotInFlight."""
-        self._answer("REQ", f" {round(delay * 1000)}")
+        """nsqd's REQ. delay: seconds, of which the broker's max_req_timeout counts at most. Raises
+        NotInFlight, and TypeError and ValueError for the delay."""
+        seconds = min(arguments.delay("delay", delay), arguments.LONGEST)
+        self._answer("REQ", f" {round(seconds * 1000)}")
         self._answered = True
 
     def touch(self) -> None:
@@ -70,26 +80,35 @@ class RemoteMessage:
 
 
 class RemoteMessages(list[RemoteMessage]):
-    """Messages taken together; each can be answered, or all that are not."""
+    """Messages taken together; each can be answered, or all that are not. A call for all answers
+    each that it can before it raises."""
 
     def bodies(self) -> list[bytes]:
         """The bodies."""
         return [message.body for message in self]
 
     def finish(self) -> None:
-        """Finish all. Raises NotInFlight as `RemoteMessage.finish`."""
-        for message in self:
-            message.finish()
+        """Finish all that are not answered. Raises NotInFlight as `RemoteMessage.finish`."""
+        self._each(RemoteMessage.finish)
 
     def requeue(self, delay: float = 0.0) -> None:
-        """Requeue all. Raises as `finish`."""
-        for message in self:
-            message.requeue(delay)
+        """Requeue all that are not answered. Raises as `RemoteMessage.requeue`."""
+        self._each(lambda message: message.requeue(delay))
 
     def touch(self) -> None:
-        """Touch all. Raises as `finish`."""
+        """Touch all that are not answered. Raises as `finish`."""
+        self._each(RemoteMessage.touch)
+
+    def _each(self, answer: Callable[[RemoteMessage], None]) -> None:
+        lost: NotInFlight | None = None
         for message in self:
-            message.touch()
+            try:
+                if not message.answered:
+                    answer(message)
+            except NotInFlight as exc:
+                lost = lost or exc
+        if lost is not None:
+            raise lost
 
 
 class RemoteConsumer:
@@ -132,12 +151,13 @@ class RemoteConsumer:
         """1 to n messages at once, as soon as there are any; none after the timeout. Raises as
         `take`."""
         subscription = self._subscription
+        count, seconds = arguments.counted("n", n, _MOST), arguments.limit("timeout", timeout)
         if subscription.inherited:
             raise Gone(
                 f"take from {self.topic}/{self.channel}: this consumer is the parent process's; "
                 "make one in each process"
             )
-        taken = subscription.arrivals.take(n, timeout, subscription)
+        taken = subscription.arrivals.take(count, seconds, subscription)
         return RemoteMessages(RemoteMessage(self, *each) for each in taken)
 
     def messages(self) -> Iterator[RemoteMessage]:

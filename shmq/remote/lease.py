@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from shmq import arguments
 from shmq.errors import ShmqError
 from shmq.leased import READ_BYTES, READ_ROWS, Lease, keep_alive
 from shmq.remote.connections import Connections
@@ -100,10 +101,9 @@ class RemoteLeaseHolder:
         is returned. Raises as the class says, ShmqError if 64 leases of the channel are open, and
         ValueError for n or parts.
         """
-        if not 1 <= n <= _MOST_MESSAGES:
-            raise ValueError(f"n must be from 1 to {_MOST_MESSAGES}, not {n}")
-        if not 1 <= parts <= _MOST_PARTS:
-            raise ValueError(f"parts must be from 1 to {_MOST_PARTS}, not {parts}")
+        n = arguments.counted("n", n, _MOST_MESSAGES)
+        parts = arguments.counted("parts", parts, _MOST_PARTS)
+        timeout = arguments.delay("timeout", timeout)
         wish: dict[str, Any] = {"n": n, "parts": parts, "parent": parent}
         if max_bytes is not None:
             wish["max_bytes"] = max_bytes
@@ -122,7 +122,7 @@ class RemoteLeaseHolder:
     def wait(self, timeout: float) -> bool:
         """Sleep until there may be something to lease, at most `timeout` seconds. Returns False if
         the time is over."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + arguments.delay("timeout", timeout)
         while True:
             left = min(max(end - time.monotonic(), 0.0), _WAIT)
             if self._ask("LWAIT", left, timeout=left)["ready"]:

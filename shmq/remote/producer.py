@@ -7,12 +7,15 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
+from shmq import arguments
 from shmq.errors import BadArgument, Gone, Unconfirmed
 from shmq.printing import said
 from shmq.remote.connections import Connections
 
 _SIZE: Final = struct.Struct(">i")
 _OK: Final = b"OK"
+#: Seconds to wait for room, if the caller sets no limit.
+_ROOM: Final = 60.0
 
 
 class RemoteProducer:
@@ -36,13 +39,14 @@ class RemoteProducer:
         defer: seconds before it may be delivered, at most max_req_timeout. timeout: seconds to wait
         for room, besides the client's timeout for the answer; None: 60. Raises BadArgument (the
         body is empty, too big, or deferred for too long), Unconfirmed, Unreachable, Unauthorized,
-        and ShmqError with the broker's reason.
+        ShmqError with the broker's reason, and TypeError and ValueError for what is no body and no
+        number of seconds.
         """
-        data = bytes(body)
+        data = arguments.body(f"publish to {self.topic!r}", body)
         if defer is None:
             line = f"PUB {self.topic}\n".encode()
         else:
-            line = f"DPUB {self.topic} {_milliseconds(defer)}\n".encode()
+            line = f"DPUB {self.topic} {self._milliseconds(defer)}\n".encode()
         if not data:
             raise BadArgument(f"publish to {self.topic}: a message has 1 byte or more")
         self._publish(line + _SIZE.pack(len(data)) + data, timeout)
@@ -54,12 +58,10 @@ class RemoteProducer:
     def publish_many(self, bodies: Iterable[Any], timeout: float | None = None) -> None:
         """Publish many bodies in order, all or none; nsqd's MPUB. All together may have
         max_body_size bytes. Raises as `publish`."""
-        if isinstance(bodies, str | bytes | bytearray | memoryview):
-            raise TypeError("publish_many takes many bodies; use publish for one")
         parts: list[bytes] = []
         count = size = 0
-        for body in bodies:
-            data = bytes(body)
+        for body in arguments.bodies("publish_many", bodies):
+            data = arguments.body(f"publish to {self.topic!r}", body, count)
             if not data:
                 raise BadArgument(f"publish to {self.topic}: a message has 1 byte or more")
             parts += (_SIZE.pack(len(data)), data)
@@ -73,10 +75,11 @@ class RemoteProducer:
         if self.closed:
             raise Gone(f"publish to {self.topic!r}: the producer was closed")
         tried = f"publish to {self.topic}"
+        room = arguments.limit("timeout", timeout)
+        room = _ROOM if room is None else room
         connections = self._connections
         # only to connect is repeated: from the first byte on the broker may have the message
         connection = connections.again(connections.lent, tried)
-        room = 60.0 if timeout is None else timeout
         deadline = connections.deadline(room)
         began = time.monotonic()
         try:
@@ -97,6 +100,16 @@ class RemoteProducer:
             raise Unconfirmed(f"{tried}: the answer is {said(answer, 80)!r}; it may be published")
         connections.returned(connection)
 
+    def _milliseconds(self, defer: float) -> int:
+        """As DPUB has it. nsqd's numbers of 64 bits begin again at 0 when they are too large."""
+        seconds = arguments.delay("defer", defer)
+        if seconds > arguments.LONGEST:
+            raise BadArgument(
+                f"publish to {self.topic}: deferred for longer than any broker's max_req_timeout: "
+                f"{seconds:.3g} s"
+            )
+        return round(seconds * 1000)
+
     def close(self) -> None:
         """Raise Gone from now on. Idempotent."""
         self.closed = True
@@ -110,9 +123,3 @@ class RemoteProducer:
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
         return f"<shmq.RemoteProducer of {self.topic!r} on {self._connections.address}{state}>"
-
-
-def _milliseconds(seconds: float) -> int:
-    if not seconds >= 0:
-        raise BadArgument(f"defer must be 0 seconds or more, not {seconds}")
-    return round(seconds * 1000)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Final
 
+from shmq.arguments import LONGEST
 from shmq.errors import Gone, ShmqError, Unreachable
 from shmq.remote.connection import ERROR, MESSAGE, RESPONSE, Connection, Lost, is_heartbeat
 from shmq.remote.connections import Connections
@@ -23,7 +24,6 @@ Delivery = tuple[int, int, str, bytes]
 
 _HEAD: Final = struct.Struct(">qH16s")
 _ID: Final = re.compile(rb"[0-9a-f]{16}")
-_LONG: Final = 1e9
 #: Seconds between two of the broker's heartbeats.
 _HEARTBEAT: Final = 10.0
 #: Seconds between two looks whether it was closed.
@@ -78,7 +78,7 @@ class Arrivals:
         self, n: int, timeout: float | None, subscription: Subscription
     ) -> list[tuple[int, Delivery]]:
         """1 to n deliveries of the present connection; none after `timeout` seconds."""
-        end = time.monotonic() + (_LONG if timeout is None else timeout)
+        end = time.monotonic() + (LONGEST if timeout is None else timeout)
         with self._changed:
             while True:
                 if self._closed is not None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shmq import arguments
 from shmq.errors import BadArgument, Full, MemoryLost
 from shmq.names import check_name
 from shmq.remote.connections import Connections
@@ -128,8 +129,8 @@ def _pieces(bodies: Iterable[Any]) -> Iterator[tuple[bytes, int]]:
     """The bodies in pieces, the sizes of each before them; and how many are in each."""
     parts: list[bytes] = []
     size = 0
-    for body in bodies:
-        data = bytes(body)
+    for index, body in enumerate(arguments.bodies("stage", bodies)):
+        data = arguments.body("stage", body, index)
         if not data:
             raise BadArgument("stage: a message has 1 byte or more")
         if parts and size + 4 + len(data) > _PIECE:

@@ -134,6 +134,7 @@ def test_binding_sees_only_the_contract(path: Path) -> None:
 
 RANKS = {
     "_native": 0,
+    "arguments": 0,
     "plain_errors": 0,
     "errors": 1,
     "keywords": 1,
