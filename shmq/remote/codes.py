@@ -6,6 +6,7 @@ closes it.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from shmq.errors import (
@@ -57,6 +58,13 @@ _CLOSED: Final[dict[str, type[ShmqError]]] = {
     "E_BAD_MESSAGE": BadArgument,
 }
 
+_TOO_BIG: Final = re.compile(r"\b(?:(message|body) too big [0-9]+ >|message too big for (memory))")
+_ADVICE: Final = {
+    "message": "make it smaller, or raise the broker's --max-msg-size",
+    "memory": "make it smaller, or raise the broker's --arena-size",
+    "body": "publish fewer at a time, or raise the broker's --max-body-size",
+}
+
 
 def code_of(error: ShmqError) -> str:
     """The code of an error of the broker."""
@@ -67,6 +75,8 @@ def error_of(frame: bytes, tried: str) -> ShmqError:
     """The exception of an error frame. tried: what was asked, for its text."""
     code, _, text = said(frame, _LONGEST).partition(" ")
     kind = KEPT.get(code) or _CLOSED.get(code)
+    if (found := _TOO_BIG.search(text)) is not None:  # nsqd has one code for this and for others
+        return MessageTooBig(f"{tried}: {text}; {_ADVICE[found[1] or found[2]]}")
     if kind is None:
         return ShmqError(f"{tried}: {code} {text}")
     return kind(f"{tried}: {text}" if text else f"{tried}: {code}")

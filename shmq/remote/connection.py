@@ -157,21 +157,21 @@ class Connection:
         self._wait(deadline)
         self._sock.sendall(data)
 
-    def send(self, data: bytes, deadline: float) -> None:
-        """Send commands."""
+    def send(self, data: bytes, deadline: float, tried: str = "a request") -> None:
+        """Send commands. tried: as of `response`."""
         try:
             self._send(data, deadline)
         except OSError:
-            self._end_with_error(deadline)
+            self._end_with_error(deadline, tried)
             raise
 
-    def _end_with_error(self, deadline: float) -> None:
+    def _end_with_error(self, deadline: float, tried: str) -> None:
         """If the server closed the connection with an error frame, raise that error."""
         try:
             while True:
                 kind, data = self.frame(min(deadline, time.monotonic() + 1))
                 if kind == ERROR:
-                    raise error_of(bytes(data), "a request")
+                    raise error_of(bytes(data), tried)
         except OSError:
             return
 

@@ -38,9 +38,9 @@ class RemoteProducer:
 
         defer: seconds before it may be delivered, at most max_req_timeout. timeout: seconds to wait
         for room, besides the client's timeout for the answer; None: 60. Raises BadArgument (the
-        body is empty, too big, or deferred for too long), Unconfirmed, Unreachable, Unauthorized,
-        ShmqError with the broker's reason, and TypeError and ValueError for what is no body and no
-        number of seconds.
+        body is empty, or deferred for too long), MessageTooBig, Unconfirmed, Unreachable,
+        Unauthorized, ShmqError with the broker's reason, and TypeError and ValueError for what is
+        no body and no number of seconds.
         """
         data = arguments.body(f"publish to {self.topic!r}", body)
         if defer is None:
@@ -83,7 +83,7 @@ class RemoteProducer:
         deadline = connections.deadline(room)
         began = time.monotonic()
         try:
-            connection.send(data, deadline)
+            connection.send(data, deadline, tried)
             answer = connection.response(deadline, tried)
         except OSError as exc:
             connection.close()

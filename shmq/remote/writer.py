@@ -89,7 +89,7 @@ class Writer:
 
         def once(deadline: float) -> dict[str, Any]:
             with self._connections.borrowed(deadline) as connection:
-                connection.send(data, deadline)
+                connection.send(data, deadline, tried)
                 return connection.answer(deadline, tried, "STAGE", 1)
 
         return self._connections.again(once, tried)

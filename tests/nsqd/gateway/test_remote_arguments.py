@@ -12,7 +12,7 @@ from support.nsq_client import Server
 from support.processes import WATCHDOG
 
 import shmq
-from shmq.errors import NotInFlight
+from shmq.errors import MessageTooBig, NotInFlight
 from shmq.remote.consumer import RemoteMessages
 
 #: Every call that takes the argument, of a broker and the name of a topic.
@@ -181,3 +181,19 @@ def test_the_time_limit_of_a_connection(server: Server, timeout: Any) -> None:
 
 def test_the_time_limit_may_be_endless(server: Server) -> None:
     shmq.connect(f"127.0.0.1:{server.port()}", timeout=math.inf).close()
+
+
+def test_what_is_too_big_names_its_limit(
+    both: tuple[shmq.Broker, shmq.RemoteBroker], topic: str
+) -> None:
+    """Also if the broker has ended the connection before all of it was sent."""
+    local, remote = both
+    producer = remote.producer(topic)
+    largest = local.limit("max_msg_size")
+    for size in (largest + 1, 20 * largest):
+        with pytest.raises(MessageTooBig, match=rf"publish to {topic}: .* raise .*max-msg-size"):
+            producer.publish(bytes(size))
+    for count in (6, 60):
+        with pytest.raises(MessageTooBig, match=rf"publish to {topic}: .* raise .*max-body-size"):
+            producer.publish_many([bytes(largest)] * count)
+    producer.publish(bytes(largest))  # the next call works
