@@ -8,6 +8,7 @@ from typing import Any
 
 from chaos.storm import (
     actors,
+    celery_actors,
     errand_actors,
     many_actors,
     operators,
@@ -78,6 +79,14 @@ ROLES = (
     ),
     Role(errand_actors.Submitter, errand_actors.POOL, seats=2, survivors=1, weight=8),
     Role(errand_actors.Caller, "work", "b", seats=2, weight=10),
+    *(
+        (
+            Role(celery_actors.CeleryWorker, errand_actors.CALLS, seats=3, survivors=1, weight=16),
+            Role(celery_actors.CeleryCaller, errand_actors.CALLS, seats=2, survivors=1, weight=8),
+        )
+        if celery_actors.INSTALLED
+        else ()
+    ),
 )
 
 

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from chaos.storm import (
     actors,
+    celery_actors,
     checker,
     errand_actors,
     many_actors,
@@ -60,6 +62,7 @@ STOPS_A_SECOND = 2.0
 TICK = 0.003  # seconds between two looks at everything
 MANY_WAITING = 20_000  # messages from which on producers publish slowly
 STUCK = 45.0  # seconds in which a process that is not stopped must have done something
+ASKED_SECONDS = 20.0  # for one that was asked to end
 PATIENCE = 60.0  # seconds for each step of a round's end, from when somebody last got on
 MOST_PATIENCE = 600.0
 PR_SET_PDEATHSIG = 1
@@ -95,6 +98,16 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def group(leader: int) -> list[psutil.Process]:
+    """The other processes of the group of this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if process.pid != leader and os.getpgid(process.pid) == leader:
+                found.append(process)
+    return found
 
 
 def gateways_from(nursery: Nursery) -> Callable[..., Born]:
@@ -144,6 +157,8 @@ class Round:
         for role in [*ROLES, *self.policies.roles]:
             for place in range(role.seats):
                 self.seats.append(Seat(len(self.seats), role, place >= role.survivors))
+        #: The processes that are left of the groups of those who have ended.
+        self.orphans: list[psutil.Process] = []
         self.continues: list[tuple[float, int, Seat, int]] = []
         Settings(
             seed,
@@ -228,7 +243,11 @@ class Round:
         aim = self.choice.random() < AIMED and seat.role not in UNAIMED and not seat.stopped
         self.journal.write(record(What.KILL, key=seat.number, flag=aim))
         seat.blow = True
-        if aim:
+        asked = seat.role.kind.asked if seat.role and not seat.stopped else 0.0
+        if not aim and self.choice.random() < asked:
+            seat.dies_by = time.monotonic() + ASKED_SECONDS
+            os.kill(seat.pid, signal.SIGTERM)
+        elif aim:
             seat.dies_by = time.monotonic() + AIM_SECONDS
             self.control.doom(seat.place, True)
         else:
@@ -294,12 +313,19 @@ class Round:
 
     def ended(self, seat: Seat, status: int) -> None:
         self.note(What.DEAD, seat)
+        if seat.role is not None and seat.role.kind.leads_group:
+            self.orphans += group(seat.pid)
+            if self.choice.random() < 0.5:  # else they may do what they are at
+                self.end_orphans()
         name, blow, seat.pid = f"{seat.number:06d}.{seat.name}", seat.blow, 0
         if seat.role is None:
             self.serving = False
             # sometimes at once, sometimes as late as a service manager
             seat.start_at = time.monotonic() + self.choice.choice([0.0, 0.0, 0.1, 0.5])
-        if blow and status == -signal.SIGKILL:
+        endings = {-signal.SIGKILL}
+        if seat.role is not None and seat.role.kind.asked:
+            endings |= {-signal.SIGTERM, 0}
+        if blow and status in endings:
             return
         if seat.role is None and status == 1 and LOCK_OF_THE_DEAD.search(self.said(name)):
             self.repairs["supervisors that came before the last one's lock was gone"] += 1
@@ -308,6 +334,13 @@ class Round:
             self.problem("error", f"{name} ended with status {status}: {self.said(name)}")
         elif seat.role.kind is not operators.Wanderer and not self.control.ending:
             self.problem("error", f"{name} ended by itself: {self.said(name)}")
+
+    def end_orphans(self) -> None:
+        """As a service manager ends what is left of a service."""
+        for orphan in self.orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.kill()
+        self.orphans.clear()
 
     def said(self, name: str) -> str:
         path = self.directory / f"{name}.err"
@@ -443,15 +476,18 @@ class Round:
         self.until("everybody ends", lambda: not any(seat.pid for seat in working), fill=False)
         self.until("a supervisor answers", lambda: self.serving)
         self.seats = [self.supervisor]
+        self.end_orphans()
         self.everything_is_back()
         self.employ([(topic, "") for topic in errand_actors.QUEUES], errand_actors.Sweeper)
         self.employ([(errand_actors.POOL, "")], errand_actors.Finisher)
+        if celery_actors.INSTALLED:
+            self.employ([(errand_actors.CALLS, "")], celery_actors.CeleryFinisher)
         self.everything_is_back()
         self.employ([("work", "")], operators.Unpauser)
         if self.choice.random() < 0.3:
             self.flush()
             self.until("a supervisor answers", lambda: self.serving)
-        errands = (errand_actors.POOL, *errand_actors.QUEUES)
+        errands = (errand_actors.POOL, *errand_actors.QUEUES, celery_actors.TOPICS)
         places = [place for place in self.channels() if not place[0].startswith(errands)]
         dead = {promise.dead for promise in self.promises}
         self.employ([place for place in places if place[0] not in dead], actors.Drainer)
@@ -481,15 +517,16 @@ class Round:
             return {self.supervisor.pid, *children_of(self.supervisor.pid)}
 
         self.until("every place is free", back, fill=False)
-        self.until(
-            "the workers of pools end",
-            lambda: not errand_actors.living_workers(directory),
-            fill=False,
-        )
+        for workers_ in (errand_actors.WORKERS, errand_actors.CALL_WORKERS):
+            self.until(
+                f"the processes in {workers_} end",
+                lambda name=workers_: not errand_actors.living_workers(directory, name),
+                fill=False,
+            )
         with sources.open_readonly(instance) as source:
             stores = {store.name for store in source.directory.live_stores()}
         pool = {name for name in stores if name.startswith(errand_actors.POOL)}
-        if left := stores - {result_actors.STORE} - pool:
+        if left := stores - {result_actors.STORE} - pool - celery_actors.STORES:
             self.problem("left", f"results stores: {sorted(left)}")
 
     def recounted(self) -> dict[tuple[str, str | None], recount.Recount]:
@@ -636,8 +673,11 @@ class Round:
             if seat.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(seat.pid, signal.SIGKILL)
+                if seat.role is not None and seat.role.kind.leads_group:
+                    self.orphans += group(seat.pid)
                 os.waitpid(seat.pid, 0)
                 seat.pid = 0
+        self.end_orphans()
         shm.unlink_instance(self.instance)
         shutil.rmtree(self.data_path, ignore_errors=True)
 

@@ -95,6 +95,10 @@ class Actor:
     """One process's work. `run` returns when the storm is over."""
 
     role: ClassVar[str]
+    #: Share of its kills that are a SIGTERM, on which it may end in order.
+    asked: ClassVar[float] = 0.0
+    #: Whether it leads a process group, some of which may outlive it for a while.
+    leads_group: ClassVar[bool] = False
 
     def __init__(self, place: Place, number: int, seed: int) -> None:
         self.place, self.number = place, number

@@ -39,6 +39,9 @@ ATTEMPTS = 30  # more than the workers that a task can meet in a round
 SUICIDES = 0.02  # share of the runs of a task that kill their worker
 WORKERS = "errands.workers"  # pid and start of each process that ran a task
 RUNS = "errands.runs"  # the key of each task, once for each run
+CALLS = "celery"  # what calls of Celery's tasks have as their topic
+CALL_WORKERS = "celery.workers"
+CALL_RUNS = "celery.runs"
 RUN = struct.Struct("<Q")
 WORKER = struct.Struct("<Qd")
 LARGE = 200_000
@@ -169,14 +172,23 @@ def run_task(directory: Path, key: int) -> int:
     fate = int.from_bytes(os.urandom(4), "big") / 2**32
     if fate < SUICIDES / 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    me = WORKER.pack(os.getpid(), psutil.Process().create_time())
-    for name, line in ((WORKERS, me), (RUNS, RUN.pack(key))):
-        fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(fd, line)
-        os.close(fd)
+    sign_on(directory / WORKERS)
+    append(directory / RUNS, RUN.pack(key))
     if fate < SUICIDES:
         os.kill(os.getpid(), signal.SIGKILL)
     return 2 * key + 1
+
+
+def append(path: Path, line: bytes) -> None:
+    """In one write."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, line)
+    os.close(fd)
+
+
+def sign_on(path: Path) -> None:
+    """This process is a worker, of those in the file."""
+    append(path, WORKER.pack(os.getpid(), psutil.Process().create_time()))
 
 
 class Submitter(Errands):
@@ -336,9 +348,9 @@ class Caller(Consumer):
         return False
 
 
-def living_workers(directory: Path) -> list[int]:
-    """The processes that ran tasks and are there."""
-    path = directory / WORKERS
+def living_workers(directory: Path, name: str = WORKERS) -> list[int]:
+    """The processes that signed on in this file and are there."""
+    path = directory / name
     raw = path.read_bytes() if path.exists() else b""
     found = []
     for pid, began in set(WORKER.iter_unpack(raw[: len(raw) // WORKER.size * WORKER.size])):

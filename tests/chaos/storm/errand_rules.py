@@ -1,7 +1,8 @@
 """The checker's rule for errands: items of queues and tasks of pools.
 
 errand    one that was sent, and was never had or never ran; one that nobody sent; one that is torn
-          or has a wrong value; one that was got by a call that began after somebody had ended it
+          or has a wrong value; one that was got by a call that began after somebody had ended it;
+          a task of Celery that was sent and has no outcome, or ran and nobody sent it
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from chaos.storm.errand_actors import POOL, RUN, RUNS
+from chaos.storm.errand_actors import CALL_RUNS, CALLS, POOL, RUN, RUNS
 from chaos.storm.history import Errand, File, What, describe_key
 from chaos.storm.tables import History
 from chaos.storm.verdict import Verdict
+
+#: Where tasks say that they ran.
+_RUNS = {POOL: RUNS, CALLS: CALL_RUNS}
 
 
 def errands(history: History, verdict: Verdict) -> None:
@@ -30,8 +34,12 @@ def errands(history: History, verdict: Verdict) -> None:
         verdict.counts[f"errands of {topic or 'visitors'}"] += len(sent) or len(rows)
         for row in had[had["count"] == 0]:
             verdict.add("errand", f"{topic}: {describe_key(int(row['key']))} is not as it was sent")
-        came = _runs(history.directory) if topic == POOL else had["key"]
-        _compare(topic, "was sent and never came", sent["key"], came, verdict)
+        if topic in _RUNS:
+            runs = _runs(history.directory / _RUNS[topic])
+            _compare(topic, "was sent and never ran", sent["key"], runs, verdict)
+            _compare(topic, "ran and nobody sent it", runs, begun["key"], verdict)
+        if topic != POOL:  # who waits for the value of a pool's task may have died
+            _compare(topic, "was sent and never came", sent["key"], had["key"], verdict)
         _compare(topic, "came and nobody sent it", had["key"], begun["key"], verdict)
         done = {int(row["key"]): int(row["at"]) for row in ended}
         for row in had:  # `id` is when the call began
@@ -45,8 +53,7 @@ def _compare(topic: str, what: str, ours: np.ndarray, theirs: np.ndarray, verdic
         verdict.add("errand", f"{topic}: {describe_key(int(key))} {what}")
 
 
-def _runs(directory: Path) -> np.ndarray:
-    path = directory / RUNS
+def _runs(path: Path) -> np.ndarray:
     raw = path.read_bytes() if path.exists() else b""
     return np.frombuffer(raw[: len(raw) // RUN.size * RUN.size], "<u8")
 

@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from chaos.storm.celery_actors import INSTALLED
 from support.processes import HELPERS, ROOT
 
+CELERY = {"celery-worker", "celery-caller"} if INSTALLED else set()
 ROLES = {
     "producer",
     "consumer",
@@ -36,6 +38,7 @@ ROLES = {
     "getter",
     "submitter",
     "caller",
+    *CELERY,
 }
 
 
@@ -81,4 +84,5 @@ def test_a_storm_breaks_no_promise(tmp_path: Path) -> None:
         "errands of errands",
     ):
         assert counts[what] > 0, (what, counts)
+    assert counts["errands of celery"] > 0 or not CELERY
     assert len(found["delays"]) + len(found["disturbed"]) > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos.storm.checker import check
-from chaos.storm.errand_actors import POOL, RUN, RUNS
+from chaos.storm.errand_actors import CALL_RUNS, CALLS, POOL, RUN, RUNS
 from chaos.storm.history import Errand, What
 from chaos.storm.story import Story, Teller
 
@@ -81,6 +81,43 @@ def a_task_with_a_wrong_value(story: Story, broken: bool) -> None:
     errand(submitter, 10, *SEND)
     errand(submitter, 20, Errand.HAD, good=not broken)
     (story.directory / RUNS).write_bytes(RUN.pack(5))
+
+
+@plant
+def a_call_whose_task_never_ran(story: Story, broken: bool) -> None:
+    errand(story.actor("celery-caller", CALLS), 10, *SEND, Errand.HAD)
+    (story.directory / CALL_RUNS).write_bytes(b"" if broken else RUN.pack(5))
+
+
+@plant
+def a_call_whose_outcome_nobody_saw(story: Story, broken: bool) -> None:
+    """The caller died with it, and so did its worker; another ran the task again."""
+    errand(story.actor("celery-caller", CALLS), 10, *SEND)
+    (story.directory / CALL_RUNS).write_bytes(2 * RUN.pack(5))
+    if not broken:
+        errand(story.actor("celery-finisher", CALLS), 20, Errand.HAD)
+
+
+@plant
+def a_call_that_was_cut_off(story: Story, broken: bool) -> None:
+    """It may have been sent or not, so it may run without an outcome that anybody sees."""
+    errand(story.actor("celery-caller", CALLS), 10, *(SEND if broken else SEND[:1]))
+    (story.directory / CALL_RUNS).write_bytes(RUN.pack(5))
+
+
+@plant
+def a_task_that_nobody_sent(story: Story, broken: bool) -> None:
+    errand(story.actor("celery-caller", CALLS), 10, *SEND, Errand.HAD)
+    (story.directory / CALL_RUNS).write_bytes(RUN.pack(5) + RUN.pack(6) * broken)
+
+
+@plant
+def a_call_with_a_wrong_outcome(story: Story, broken: bool) -> None:
+    caller = story.actor("celery-caller", CALLS)
+    errand(caller, 10, *SEND)
+    errand(caller, 20, Errand.HAD)
+    errand(story.actor("celery-finisher", CALLS), 30, Errand.HAD, good=not broken)
+    (story.directory / CALL_RUNS).write_bytes(RUN.pack(5))
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["true", "broken"])

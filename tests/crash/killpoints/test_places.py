@@ -165,21 +165,35 @@ def test_a_stopped_client_keeps_its_permit(
 
 
 def storm(instance, many):
-    """`many` short processes, eight at a time; each tenth is killed at some instant of its life."""
+    """`many` short processes, eight at a time; each tenth is killed at some instant of its life.
+    They are forked from a process that has all modules and an attachment, which some of them
+    use."""
     import gc
+    import traceback
 
-    shmq.attach(instance).close()
+    def attach_for_a_moment(number):
+        broker = inherited if number % 3 == 0 else shmq.attach(instance)
+        broker.producer("t").publish(b"x")  # a child takes a place of its own at its first call
+        if number % 4:
+            broker.close()  # else it is the end of the broker, or of the process, that gives it back
+
+    inherited = shmq.attach(instance)
+    inherited.producer("t").publish(b"x")
     gc.freeze()
     rng, killed, statuses, alive = random.Random(many), 0, set(), []
     for number in range(many):
+        doomed = number % 10 == 0
         pid = os.fork()
         if not pid:
-            with shmq.attach(instance) as broker:
-                broker.producer("t").publish(b"x")
-            while number % 10 == 0:
-                shmq.attach(instance).close()
+            try:
+                attach_for_a_moment(number)
+                while doomed:
+                    attach_for_a_moment(rng.choice([1, 2, 4, 5]))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
             os._exit(0)
-        alive.append((pid, number % 10 == 0))
+        alive.append((pid, doomed))
         if len(alive) == 8:
             pid, doomed = alive.pop(0)
             if doomed:
@@ -190,6 +204,7 @@ def storm(instance, many):
     for pid, _ in alive:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    inherited.close()
     say("ended", killed, *sorted(statuses))
 
 
