@@ -12,13 +12,20 @@ Where several processes make it at one time they make the same one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import re
 import stat
 from collections.abc import Callable
 from typing import Final
 
+from shmq import procfs
 from shmq.private import NotOwn, Private
+
+#: What follows an instance's name in the directory of the notes of what batch reads have read. No
+#: instance can have a name that ends so.
+READS: Final = "+reads"
 
 _BASE: Final = "/dev/shm"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -106,7 +113,7 @@ def staged_paths(instance: str, uid: int) -> list[str]:
 
 
 def staged_by_instance(uid: int) -> dict[str, str]:
-    """The directories of a user, by the names of their instances."""
+    """The directories of a user, by the names of their instances, after which there may be READS."""
     pattern = re.compile(rf"shmq-staged-(?P<instance>.+)-{uid}-[0-9a-f]{{24}}")
     with os.scandir(_BASE) as entries:
         found = {m["instance"] for entry in entries if (m := pattern.fullmatch(entry.name))}
@@ -118,6 +125,7 @@ def forget_staged(instance: str, uid: int) -> int:
     nothing else is in it. Call it when the memory has ended, because no commit is for other memory.
     Returns the number of files. Only what is in the user's own directory is removed, wherever a
     link in it may lead."""
+    _forget_reads(instance, uid)
     count = 0
     for path in staged_paths(instance, uid):
         with contextlib.suppress(OSError):
@@ -134,3 +142,39 @@ def forget_staged(instance: str, uid: int) -> int:
                 os.close(fd)
             os.rmdir(path)  # it may hold what others have staged
     return count
+
+
+def _forget_reads(instance: str, uid: int) -> None:
+    """Remove the notes of reads whose applications have ended, and the directory if nothing else is
+    in it. A note of an application that lives says that its leases are lost."""
+    for path in staged_paths(instance + READS, uid):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, _DIRECTORY)
+            try:
+                if os.fstat(fd).st_uid != uid:
+                    continue
+                for name in os.listdir(fd):
+                    with contextlib.suppress(OSError, ValueError):
+                        _forget_read(fd, name)
+            finally:
+                os.close(fd)
+            os.rmdir(path)
+
+
+def _forget_read(directory: int, name: str) -> None:
+    """Remove a file that nobody uses any more: who uses one has it locked, or is in its name or at
+    the head of its processes. Raises OSError and ValueError if it is not known."""
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if name.startswith(("lock.", "read.")):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            application = name.partition(".")[2]
+            if application == "0-0":
+                application = str(json.loads(os.read(fd, 1 << 20))["above"][0])
+            pid, _, start = application.partition("-")
+            if str(procfs.start_time(int(pid))) == start:
+                return
+        os.unlink(name, dir_fd=directory)
+    finally:
+        os.close(fd)

@@ -15,7 +15,7 @@ from shmq.diagnostics.instance_checks import check_instance
 from shmq.diagnostics.instances import everything
 from shmq.errors import ShmqError
 from shmq.shm import SharedObject
-from shmq.staging_place import staged_by_instance
+from shmq.staging_place import READS, staged_by_instance
 
 
 def examine(
@@ -52,12 +52,17 @@ def examine(
 
 
 def _check_staged(instances: Container[str]) -> Iterator[Finding]:
-    """Rows that this user's processes have staged for instances of which nothing is left."""
-    for name, path in staged_by_instance(os.geteuid()).items():
-        if name not in instances:
-            text = f"{path} has rows that were staged for instance {name}, of which nothing is left"
-            remedy = f"if no Spark query goes on writing to that instance: rm -r {path}"
-            yield replace(problem("segments", text, remedy), instance=name)
+    """What this user's processes have staged or noted for instances of which nothing is left."""
+    for directory, path in staged_by_instance(os.geteuid()).items():
+        name = directory.removesuffix(READS)
+        if name in instances or not name:  # of many instances: nobody knows which
+            continue
+        what, does = "rows that were staged for", "writing to"
+        if name != directory:
+            what, does = "notes of what Spark has read from", "reading from"
+        text = f"{path} has {what} instance {name}, of which nothing is left"
+        remedy = f"if no Spark query goes on {does} that instance: rm -r {path}"
+        yield replace(problem("segments", text, remedy), instance=name)
 
 
 def _guarded(name: str, objects: list[SharedObject]) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -19,11 +20,11 @@ from support.processes import HELPERS, NO_GATEWAY, Child, eventually, wait_ended
 from support.processes import serve as serve_child
 
 import shmq
-from shmq import shm, sources
+from shmq import procfs, shm, sources
 from shmq.cli.status import DEGRADED, ERROR, NOT_RUNNING, OK, USAGE
 from shmq.diagnostics import removal
 from shmq.diagnostics.doctor import examine
-from shmq.staging_place import StagingPlace, staged_paths
+from shmq.staging_place import READS, StagingPlace, staged_paths
 
 Serve = Callable[..., Child]
 Attach = Callable[[], shmq.Broker]
@@ -221,6 +222,39 @@ def test_staged_rows_are_removed_with_their_instance_and_after_it(
         assert "removed 1 file of rows that were staged and not committed" in done.stdout
         assert not staged_paths(instance, os.geteuid())
     assert run("rm", instance).returncode == NOT_RUNNING
+
+
+def test_notes_of_reads_end_with_their_application_and_instance(
+    serve: Serve, instance: str
+) -> None:
+    """Doctor calls none of them left over while the instance lives. At its end only the notes of an
+    application that lives stay: they say that what it has read is lost."""
+    place = StagingPlace(instance + READS, lambda: (bytes(32), "memory"))
+
+    def doubted() -> bool:
+        return any(item.instance == instance and READS in item.text for item in examine())
+
+    server = serve()
+    with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as ended:
+        mine, dead = (f"{pid}-{procfs.start_time(pid)}" for pid in (os.getpid(), ended.pid))
+    with place.open() as here:
+        names = {f"a.{dead}": {}, "b.0-0": {"above": [dead]}, "read.x.1": {}, "lock.1": {}}
+        kept = {f"c.{mine}": {}, "d.0-0": {"above": [mine]}, "read.x.2": {}, "strange": {}}
+        for name, words in (names | kept).items():
+            with open(here.create(name), "w") as file:
+                json.dump(words, file)
+        locked = here.append("read.x.2")
+        fcntl.flock(locked, fcntl.LOCK_SH)  # a task reads
+        assert not doubted()
+        server.kill(signal.SIGTERM)
+        assert set(here.names()) == set(kept)
+        assert doubted()
+        os.close(locked)
+        for name in kept.keys() - {"read.x.2"}:
+            here.unlink(name)
+    serve().kill(signal.SIGTERM)
+    assert not staged_paths(instance + READS, os.geteuid())
+    assert not doubted()
 
 
 # ---- embedded ----
