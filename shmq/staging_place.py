@@ -23,8 +23,8 @@ from typing import Final
 from shmq import procfs
 from shmq.private import NotOwn, Private
 
-#: What follows an instance's name in the directory of the notes of what batch reads have read. No
-#: instance can have a name that ends so.
+#: The end of the name under which notes of what batch reads have read are kept, after that of their
+#: instance. No instance can have a name that ends so.
 READS: Final = "+reads"
 
 _BASE: Final = "/dev/shm"
@@ -113,7 +113,7 @@ def staged_paths(instance: str, uid: int) -> list[str]:
 
 
 def staged_by_instance(uid: int) -> dict[str, str]:
-    """The directories of a user, by the names of their instances, after which there may be READS."""
+    """The directories of a user, by the names of their instances, which READS may follow."""
     pattern = re.compile(rf"shmq-staged-(?P<instance>.+)-{uid}-[0-9a-f]{{24}}")
     with os.scandir(_BASE) as entries:
         found = {m["instance"] for entry in entries if (m := pattern.fullmatch(entry.name))}

@@ -52,7 +52,7 @@ def examine(
 
 
 def _check_staged(instances: Container[str]) -> Iterator[Finding]:
-    """What this user's processes have staged or noted for instances of which nothing is left."""
+    """Find rows and notes that this user has staged for instances of which nothing is left."""
     for directory, path in staged_by_instance(os.geteuid()).items():
         name = directory.removesuffix(READS)
         if name in instances or not name:  # of many instances: nobody knows which

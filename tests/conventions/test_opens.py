@@ -70,6 +70,8 @@ ALLOWED = {
     "shmq/spark/reads.py:Reads.store": _CHECKED,
     "shmq/spark/staging.py:_decide": _CHECKED,
     "shmq/staging_place.py:forget_staged": _DIRECTORY,
+    "shmq/staging_place.py:_forget_reads": _DIRECTORY,
+    "shmq/staging_place.py:_forget_read": _PRIVATE,
     "shmq/storage/data_files.py:DataFiles.cut": "`own_files.truncate`",
     "shmq/storage/deferred.py:DeferredStore._entries": _CHECKED,
     "shmq/storage/dirlock.py:DirLock.acquire": _DIRECTORY,
