@@ -37,6 +37,7 @@
 #define SECOND_NS INT64_C(1000000000)
 #define LOCK_SLICE_NS (SECOND_NS / 10)
 #define WAIT_SLICE_NS (SECOND_NS / 4)
+#define PATIENCE_NS (5 * SECOND_NS) /* shmq/patience.py: AFTER */
 
 enum {
 	STATUSES = 0
@@ -257,6 +258,7 @@ typedef struct message_object {
 typedef struct attempt {
 	int64_t timeout;   /* ns to wait for messages or room; FOR_EVER */
 	int64_t deadline;  /* CLOCK_MONOTONIC ns; 0: it has not waited yet */
+	int64_t since;     /* when it began to wait for room; 0: it has not; FOR_EVER: that was said */
 	uint32_t missing;  /* number of segments that were gone when they were to be mapped */
 	uint32_t backlogs; /* number of requests for a backlog queue */
 } attempt;

@@ -76,19 +76,65 @@ static const char *producer_hint(shmq_broker *broker, char *to, size_t size)
 	return to;
 }
 
+#define GIVES_ROOM "add consumers, %sor raise the limit or mem_queue_size"
+
+/* Raise Full: what was tried, which queue has no room, and what gives it. waits: the caller goes on
+ * waiting, and only says so. */
+static void producer_full(producer_object *self, int status, bool waits)
+{
+	char why[SHMQ_PATH_MOST + 256], queue[256] = "", text[sizeof(why) + sizeof(queue) + 16];
+	const char *hint = NULL;
+	shmq_broker *broker = self->broker->handle; /* NULL: it was detached just now */
+
+	if (status == SHMQ_FULL) {
+		if (broker && !*shmq_error_detail()) {
+			hint = producer_hint(broker, why, sizeof(why));
+			if (shmq_producer_lacks(self->handle, queue, sizeof(queue) - 2))
+				strcat(queue, "; ");
+		}
+		if (!hint) {
+			PyOS_snprintf(why, sizeof(why), GIVES_ROOM, waits ? "" : "wait longer (timeout=), ");
+			hint = why;
+		}
+		PyOS_snprintf(text, sizeof(text), "%s%s", queue, hint);
+		hint = text;
+	}
+	raise_status(self->state, status, hint, "publish to '%U'", self->topic);
+}
+
+/* Have it said, once in a wait, that the call waits for room. Returns false with an exception if a
+ * handler of the log has raised one. */
+static bool producer_waits(producer_object *self, attempt *a, int status)
+{
+	int64_t now = shmq_now();
+	PyObject *type, *refused, *trace, *module, *said = NULL;
+
+	if (!a->since)
+		a->since = now;
+	if (LIKELY(now < later_by(a->since, PATIENCE_NS)))
+		return true;
+	a->since = FOR_EVER;
+	producer_full(self, status, true);
+	PyErr_Fetch(&type, &refused, &trace);
+	module = PyImport_ImportModule("shmq.patience");
+	if (module)
+		said = PyObject_CallMethod(module, "say", "O", refused ? refused : Py_None);
+	Py_XDECREF(module);
+	Py_XDECREF(type);
+	Py_XDECREF(refused);
+	Py_XDECREF(trace);
+	Py_XDECREF(said);
+	return said != NULL;
+}
+
 static bool producer_room(producer_object *self, attempt *a, int status)
 {
-	char text[SHMQ_PATH_MOST + 256];
-	const char *hint = NULL;
-
 	if (!attempt_waits(a)) {
-		shmq_broker *broker = self->broker->handle; /* NULL: it was detached just now */
-
-		if (status == SHMQ_FULL && broker && !*shmq_error_detail())
-			hint = producer_hint(broker, text, sizeof(text));
-		raise_status(self->state, status, hint, "publish to '%U'", self->topic);
+		producer_full(self, status, false);
 		return false;
 	}
+	if (UNLIKELY(!producer_waits(self, a, status)))
+		return false;
 	CORE_WAIT(self->broker, status, a->deadline ? a->deadline : FOR_EVER, WAIT_SLICE_NS,
 	          shmq_producer_wait(self->handle, until));
 	return PyErr_CheckSignals() == 0;

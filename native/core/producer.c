@@ -15,6 +15,7 @@
 #include "slots.h"
 #include "status.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 int shmq_producer_open(shmq_broker *b, uint32_t topic, uint32_t generation, shmq_producer **out)
@@ -250,6 +251,32 @@ int check_due(const shmq_producer *p, int64_t due)
 		            "the broker",
 		            (long long)(most / NS_PER_MS));
 	return 0;
+}
+
+bool shmq_producer_lacks(shmq_producer *p, char *text, size_t size)
+{
+	shmq_broker *b = p->b;
+	shmq_map *map;
+	const shmq_entry_desc *e;
+	bool channel;
+
+	if (usable_status(b))
+		return false;
+	pthread_mutex_lock(&b->mutex); /* as note_lacking */
+	map = p->lacking;
+	if (map)
+		map_hold(map);
+	pthread_mutex_unlock(&b->mutex);
+	if (!map)
+		return false;
+	e = &b->entries[map->index];
+	channel = ld(&e->role) == SHMQ_ROLE_CHANNEL;
+	snprintf(text, size,
+	         "%.64s%s%.64s holds all that mem_queue_size (%u) and arena_size (%llu) allow",
+	         topic_of(b, map)->name, channel ? "/" : "", channel ? e->name : "",
+	         map->mem_queue_size, (unsigned long long)map->arena_max);
+	map_release(map);
+	return true;
 }
 
 int shmq_producer_wait(shmq_producer *p, int64_t deadline)

@@ -394,6 +394,9 @@ int shmq_sequence_read(shmq_producer *p, const uint64_t key[2], int64_t until, s
 /* Sleep until the queue that was full may have room, until `deadline` (CLOCK_MONOTONIC ns), or for
  * 10 ms. Returns 0 if a publish is worth another try; SHMQ_TIMEOUT, SHMQ_INTERRUPTED. */
 int shmq_producer_wait(shmq_producer *p, int64_t deadline);
+/* Write the name and the limits of the queue that was full into `text`. Returns false if none is
+ * known. */
+bool shmq_producer_lacks(shmq_producer *p, char *text, size_t size);
 
 /* A loan: a slot and a body of `length` bytes in every channel, filled in place, then published. */
 typedef struct shmq_loan shmq_loan;

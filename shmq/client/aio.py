@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from shmq import _native
+from shmq.patience import Patience
 
 T = TypeVar("T")
 _Future = asyncio.Future[None]
@@ -88,15 +89,16 @@ async def publish(attempt: Callable[[], T], timeout: float | None) -> T:
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")
     deadline = None if timeout is None else loop.time() + timeout
-    pause = _FIRST_PAUSE
+    pause, patience = _FIRST_PAUSE, Patience()
     while True:
         try:
             return attempt()
         except _native.Rejected:
             raise
-        except _native.Full:
+        except _native.Full as exc:
             if deadline is not None and loop.time() >= deadline:
                 raise
+            patience.refused(exc)
         await asyncio.sleep(pause if deadline is None else min(pause, deadline - loop.time()))
         pause = min(2 * pause, _LAST_PAUSE)
 

@@ -126,7 +126,8 @@ class Producer(_native.Producer, metaclass=Shown):
         or a list with a mapping or None for each. Returns the ids as numbers, one for each body:
         `Message.id` is `f"{id:016x}"`.
 
-        Raises as `publish`, and MessageTooBig also if the batch as a whole can never fit in memory.
+        Raises as `publish`, and MessageTooBig also if the batch as a whole can never fit in memory,
+        or into a channel with `max_messages` or `max_bytes`: then publish fewer at once.
         Raises TypeError or ValueError for anything that is not such an array.
         """
         if priority is not None:

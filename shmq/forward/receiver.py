@@ -18,6 +18,7 @@ from shmq.configurable import at_once
 from shmq.errors import BadArgument, Full, Rejected
 from shmq.forward.loop import Loop
 from shmq.forward.origin import Origin, Portion
+from shmq.patience import Patience
 
 if TYPE_CHECKING:
     from shmq.broker import Broker
@@ -81,7 +82,8 @@ class Receiver(Loop):
         self.progress.skipped += len(fresh) - len(rows)
         for piece in self._pieces(rows):
             upto = piece[-1][0]
-            while (published := self._try(portion.lane, piece, after, upto)) is None:
+            patience = Patience()
+            while (published := self._try(portion.lane, piece, after, upto, patience)) is None:
                 if self._stopping.is_set():
                     return False
                 self._origin.idle()
@@ -92,7 +94,12 @@ class Receiver(Loop):
         return True
 
     def _try(
-        self, lane: str, piece: Sequence[tuple[int, bytes]], after: int, upto: int
+        self,
+        lane: str,
+        piece: Sequence[tuple[int, bytes]],
+        after: int,
+        upto: int,
+        patience: Patience,
     ) -> bool | None:
         """Publish messages. Returns None if there is no room, and False if somebody else has
         published in this lane since `after` was read."""
@@ -104,7 +111,8 @@ class Receiver(Loop):
             return self._producer.publish_once(*arguments, after, upto, _WAIT) is not None
         except Rejected:
             raise
-        except Full:
+        except Full as exc:
+            patience.refused(exc)
             return None
         except BadArgument:
             if self._reached(lane) == after:

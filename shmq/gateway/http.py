@@ -63,6 +63,7 @@ from shmq.gateway.tokens import Tokens
 from shmq.names import valid_name
 from shmq.nsqd import NSQD_VERSION
 from shmq.option_types import to_ns
+from shmq.patience import Patience
 from shmq.users import name_in
 
 #: Seconds between two attempts to publish to a full queue.
@@ -518,7 +519,8 @@ class Http:
             messages = [line for line in body.split(b"\n") if line]
             if any(len(line) > options.max_msg_size for line in messages):
                 raise HttpError(413, "MSG_TOO_BIG")
-        await self._publish_many(topic, messages)
+        if messages:
+            await self._publish_many(topic, messages)
         self._spend(request, topic, len(messages))
         return "OK"
 
@@ -566,18 +568,16 @@ class Http:
 
     async def _publish_many(self, topic: str, messages: list[bytes]) -> None:
         """Publish all messages at once; halve a batch that can never fit into memory."""
-        if not messages:
-            return
         try:
             await self._publish(topic, lambda producer: producer.publish_list(messages, None, 0))
         except MessageTooBig:
             if len(messages) == 1:
                 raise HttpError(413, "MSG_TOO_BIG") from None
-            middle = len(messages) // 2
-            await self._publish_many(topic, messages[:middle])
-            await self._publish_many(topic, messages[middle:])
+            for piece in messages[: len(messages) // 2], messages[len(messages) // 2 :]:
+                await self._publish_many(topic, piece)
 
     async def _publish(self, topic: str, publish: Callable[[Any], Any]) -> None:
+        patience = Patience()
         while True:
             producer = self._context.producers.get(topic.encode())
             try:
@@ -589,9 +589,10 @@ class Http:
                 raise HttpError(503, "CHANNEL_FULL") from None
             except NotSealed:
                 raise HttpError(403, "TOPIC_SEALED") from None
-            except Full:
+            except Full as error:
                 if self._context.no_room():
                     raise HttpError(503, "EXITING") from None
+                patience.refused(error)
                 await asyncio.sleep(_ROOM_EVERY)
             except Gone:
                 self._context.producers.pop(topic.encode(), None)

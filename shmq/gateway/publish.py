@@ -19,6 +19,8 @@ from shmq.gateway.host import Host, Job, Owner, Reader
 from shmq.gateway.identify import milliseconds
 from shmq.gateway.protocol import MAX_LINE, ProtocolError
 from shmq.names import valid_name
+from shmq.patience import Patience
+from shmq.remote.codes import code_of
 
 #: Seconds between two attempts to publish to a full queue.
 _ROOM_EVERY: Final = 0.002
@@ -54,7 +56,11 @@ class Publishing:
         """Topic -> messages published."""
         self.run_line = b""
         """`MPUB <topic>\\n` with the last topic; empty: `publish_run` is not possible."""
+        self.is_whole = False
+        """The client is shmq's own: its lists are published whole or not at all, and it knows
+        shmq's errors."""
         self._topic = b""
+        self._patience: Patience | None = None  # None: the present message was not refused yet
         self._defer: float | None = None
         self._batch: _Batch | None = None  # None: its count has not been read
 
@@ -136,14 +142,19 @@ class Publishing:
         try:
             producer.publish_framed(data, start, count, self._defer, 0)
         except Rejected as error:
-            _refuse(session.command, told(error))
-        except Full:
+            self._failed(session.command, error)
+        except Full as error:
             reason = self._host.no_room()
             if reason:
                 _refuse(session.command, reason)
+            if self._patience is None:
+                self._patience = Patience()
+            self._patience.refused(error)
             session.job = Job(None, _nothing, _ROOM_EVERY)
             return False
-        except MessageTooBig:
+        except MessageTooBig as error:
+            if self.is_whole:
+                self._failed(session.command, error)
             if count == 1:
                 _refuse(session.command, "message too big for memory")
             return False
@@ -152,8 +163,16 @@ class Publishing:
             return self._publish(session, data, start, count)
         except (ShmqError, OSError) as error:
             _refuse(session.command, told(error))
+        if self._patience is not None:
+            self._patience = None
         session.spend(count)
         return True
+
+    def _failed(self, command: bytes, error: ShmqError) -> NoReturn:
+        """Refuse what the broker has refused."""
+        if self.is_whole:
+            raise ProtocolError(code_of(error), told(error))
+        _refuse(command, told(error))
 
     def _open_producer(self, session: Owner) -> None:
         call = functools.partial(self._host.open_producer, self._topic)

@@ -423,6 +423,7 @@ class Session:
             if wishes.get("leases") and self.settings.user_agent not in _OLD_CLIENTS:
                 self.leasing = self.leasing or Leasing(host, Asker(ends=self.ends))
                 answer["leases"] = True
+                self.publishing.is_whole = True
             self.say(protocol.frame(protocol.RESPONSE, _json(answer)))
             self.upgrades = wanted
         return start + 4 + len(body)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shmq import procfs
 from shmq.client import Consumer, DeadLetter, Message
 from shmq.errors import Full, NotInFlight, ShmqError
+from shmq.patience import Patience
 from shmq.pool import worker
 from shmq.pool.nursery import Nursery, reap
 from shmq.pool.site import KEY_BYTES, LETTERS, STOP, Site
@@ -93,6 +94,7 @@ class Crew(threading.Thread):
         self._forks = terms.context.get_start_method() == "fork"
         self._program = None if self._forks else _script()
         self._nursery: Nursery | None = None
+        self._patience = Patience()  # of outcomes of the dead that a store has no room for
         self._hands: dict[int, _Hand] = {}
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -418,9 +420,11 @@ class Crew(threading.Thread):
             else:
                 try:
                     self._site.store.add(key, found, self._site.ttl)
-                except Full:
+                except Full as exc:
+                    self._patience.refused(exc)
                     message.requeue(1.0, failed=False)
                     return
+                self._patience.over()
         message.finish()
 
     # ---- the end ----

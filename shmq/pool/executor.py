@@ -27,6 +27,7 @@ from shmq.arguments import whole
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MessageTooBig, ShmqError
 from shmq.names import check_name
+from shmq.patience import Patience
 from shmq.pool.calls import encode_call
 from shmq.pool.crew import Crew, Terms
 from shmq.pool.future import Future
@@ -264,6 +265,7 @@ class Executor(concurrent.futures.Executor):
 
     def _feed(self, site: Site) -> None:
         """Publish the tasks that wait, until there are none."""
+        patience = Patience()  # one for all of them, so that a long line says it once
         while True:
             with self._lock:
                 if not self._waiting:
@@ -274,8 +276,10 @@ class Executor(concurrent.futures.Executor):
                 task = self._waiting[0]
             try:
                 self._publish(site, task, 0.1)
-            except Full:
+                patience.over()
+            except Full as exc:
                 if self._crew is None or self._crew.broken is None:
+                    patience.refused(exc)
                     continue
             except ShmqError as exc:
                 self._put(_key_of(task), site.outcomes.error(exc))

@@ -22,6 +22,7 @@ from typing import Any, Final
 from shmq import objects, procfs
 from shmq.client import Consumer, Message
 from shmq.errors import Full, Gone, MessageTooBig, NotInFlight, ShmqError
+from shmq.patience import Patience
 from shmq.pool.site import CHANNEL, KEPT, KEY_BYTES, STOP, Place, Site
 from shmq.seal import refuse
 
@@ -292,6 +293,7 @@ class _Worker:
         collected. An outcome that can never fit becomes the error MessageTooBig."""
         value: bytes | memoryview = found if isinstance(found, bytes) else self._written(found)
         pause, most = _PAUSES
+        patience = Patience()
         alone: float | None = None  # since when the store has no other value, and no room
         while True:
             try:
@@ -307,6 +309,7 @@ class _Worker:
                 elif time.monotonic() - alone > _ALONE:
                     value = self.site.outcomes.error(_never(len(value), exc))
                     continue
+                patience.refused(exc)
                 time.sleep(pause)
                 pause = min(pause * 2, most)
 

@@ -209,6 +209,19 @@ class Connection:
         check_head(size, kind, most)
         return size - 4, kind
 
+    def hears(self, seconds: float, deadline: float) -> bool:
+        """Wait for the first byte of an answer. Returns False if none has come after `seconds`."""
+        if not self._held:
+            self._wait(min(deadline, time.monotonic() + seconds))
+            try:
+                more = self._sock.recv(_FIRST)
+            except TimeoutError:
+                return False
+            if not more:
+                raise Lost("the server closed the connection")
+            self._held += more
+        return True
+
     def frame(self, deadline: float, most: int = 0) -> tuple[int, memoryview]:
         """The next frame but heartbeats, which it answers: its kind and its bytes. most: the bytes
         of a frame of rows that was asked for."""

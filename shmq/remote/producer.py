@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
-from shmq import arguments
+from shmq import arguments, patience
 from shmq.errors import BadArgument, Gone, Unconfirmed
 from shmq.printing import said
 from shmq.remote.connections import Connections
@@ -38,9 +38,9 @@ class RemoteProducer:
 
         defer: seconds before it may be delivered, at most max_req_timeout. timeout: seconds to wait
         for room, besides the client's timeout for the answer; None: 60. Raises BadArgument (the
-        body is empty, or deferred for too long), MessageTooBig, Unconfirmed, Unreachable,
-        Unauthorized, ShmqError with the broker's reason, and TypeError and ValueError for what is
-        no body and no number of seconds.
+        body is empty, or deferred for too long), MessageTooBig, Rejected, Unconfirmed,
+        Unreachable, Unauthorized, ShmqError with the broker's reason, and TypeError and ValueError
+        for what is no body and no number of seconds.
         """
         data = arguments.body(f"publish to {self.topic!r}", body)
         if defer is None:
@@ -57,7 +57,8 @@ class RemoteProducer:
 
     def publish_many(self, bodies: Iterable[Any], timeout: float | None = None) -> None:
         """Publish many bodies in order, all or none; nsqd's MPUB. All together may have
-        max_body_size bytes. Raises as `publish`."""
+        max_body_size bytes. Raises as `publish`, and MessageTooBig also if the list as a whole can
+        never fit in memory, or into a channel with `max_messages` or `max_bytes`."""
         parts: list[bytes] = []
         count = size = 0
         for body in arguments.bodies("publish_many", bodies):
@@ -84,6 +85,12 @@ class RemoteProducer:
         began = time.monotonic()
         try:
             connection.send(data, deadline, tried)
+            if not connection.hears(patience.AFTER, deadline):
+                patience.say(
+                    f"{tried}: the broker at {connections.address} has not answered, most likely "
+                    "because a channel is full; add consumers there, or raise the limit of the "
+                    "channel (its log names it)"
+                )
             answer = connection.response(deadline, tried)
         except OSError as exc:
             connection.close()

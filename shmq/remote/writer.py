@@ -18,6 +18,7 @@ from typing import Any, Final
 from shmq import arguments
 from shmq.errors import BadArgument, Full, MemoryLost
 from shmq.names import check_name
+from shmq.patience import Patience
 from shmq.remote.connections import Connections
 
 _SIZE: Final = struct.Struct(">i")
@@ -107,6 +108,7 @@ class Writer:
             document["memory"] = memories.pop()
         deadline = self._connections.deadline(_COMMIT)
         published = 0
+        patience = Patience()
         while True:
             answer = self._connections.ask("COMMIT", (self._topic,), document, _ANSWER)
             published += int(answer["published"])
@@ -114,6 +116,13 @@ class Writer:
                 return published
             if answer["published"]:
                 deadline = self._connections.deadline(_COMMIT)
+                patience.over()
+            else:
+                patience.refused(
+                    f"commit epoch {epoch} of {self._key!r} to {self._topic}: the broker at "
+                    f"{self._connections.address} has no room for more of it; add consumers there, "
+                    "or raise the limit of the channel that is full (its log names it)"
+                )
             if time.monotonic() > deadline:
                 raise Full(
                     f"commit epoch {epoch} of {self._key!r} to {self._topic}: there was no room "

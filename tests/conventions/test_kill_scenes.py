@@ -39,6 +39,7 @@ STORES_NOTHING = {
     "shmq_broker_stopped",
     "shmq_loan_truncate",
     "shmq_message_is_ours",
+    "shmq_producer_lacks",
     "shmq_name_ephemeral",
     "shmq_name_valid",
     "shmq_now",

@@ -138,6 +138,7 @@ RANKS = {
     "plain_errors": 0,
     "errors": 1,
     "keywords": 1,
+    "patience": 1,
     "printing": 1,
     "objects": 2,
     "seal": 2,

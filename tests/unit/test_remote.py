@@ -142,6 +142,8 @@ def test_a_cursor_begins_anywhere(at: int) -> None:
 class Slow:
     """The connections to a broker that publishes a row a request, and takes long for each."""
 
+    address = "there"
+
     def __init__(self, rows: int) -> None:
         self.left, self.now = rows, 0.0
         self.patience: list[float] = []

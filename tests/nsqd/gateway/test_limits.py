@@ -14,6 +14,7 @@ import pytest
 from support.nsq_client import ERROR, OK, Client, Server, mpub, sized
 from support.processes import WATCHDOG, eventually
 
+import shmq
 from shmq.gateway.worker import give_up_protection
 
 Start = Callable[..., Server]
@@ -300,6 +301,24 @@ def test_a_channel_that_rejects_answers_as_a_failed_publish(limited: Server) -> 
     reply = limited.post("/pub", b"2", topic="t")
     assert (reply.status, reply.message) == (503, "CHANNEL_FULL")
     assert limited.channel("t", "c")["depth"] == 2
+
+
+@pytest.mark.parametrize("topic", ["t", "block-t"])
+def test_a_list_of_connect_that_can_never_enter_whole_is_refused_whole(
+    limited: Server, topic: str
+) -> None:
+    """It is all or none; what an NSQ client sends is published in pieces."""
+    limited.connect().sub(topic, "c", 0)
+    with shmq.connect(f"127.0.0.1:{limited.port()}") as there:
+        producer = there.producer(topic)
+        with pytest.raises(shmq.MessageTooBig, match=f"3 at once; max_messages of {topic}/c is 2"):
+            producer.publish_many([b"0", b"1", b"2"])
+        assert limited.channel(topic, "c")["depth"] == 0
+        producer.publish_many([b"0", b"1"])
+        if topic == "t":
+            with pytest.raises(shmq.Rejected, match="t/c has 2 waiting"):
+                producer.publish(b"2")
+        assert limited.channel(topic, "c")["depth"] == 2
 
 
 def test_a_channel_that_blocks_answers_when_there_is_room(limited: Server) -> None:
