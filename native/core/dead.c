@@ -364,6 +364,26 @@ static int convicted_next(carry *c, const shmq_message *m, int64_t until)
 	return r;
 }
 
+/* Close the topic to everybody but pools and queues before it gets the first dead letter of one,
+ * whoever has named it for them. P is held. The topic keeps its channels: it has dead letters. It
+ * stays closed, because letters may be there after the setting has gone. Death: before the store the
+ * letter is where it was; after it somebody else moves it. */
+static void topic_close(carry *c)
+{
+	shmq_topic_desc *t = c->p->t;
+	shmq_broker *b = c->p->b;
+	shmq_settings now;
+
+	if (!has_policy(c->from, SHMQ_POLICY_SEALED) || ld(&t->policy) & SHMQ_POLICY_SEALED)
+		return;
+	now = topic_settings_load(t);
+	now.flags |= SHMQ_SEALED_ONLY;
+	topic_settings_store(t, &now);
+	atomic_fetch_add(&t->version, 1);
+	atomic_fetch_add(&b->d->generation, 1); /* so that nsqd.dat has it */
+	supervisor_ring(b, SHMQ_RING_CHANGED);
+}
+
 /* Move as many as possible under one hold of P. */
 static int convicted_move(carry *c, const shmq_message *m, uint32_t n, uint32_t *at, int64_t until,
                           uint32_t *moved)
@@ -373,6 +393,7 @@ static int convicted_move(carry *c, const shmq_message *m, uint32_t n, uint32_t 
 	if (r)
 		return r;
 	c->p->t->flags |= SHMQ_FLAG_DEAD;
+	topic_close(c);
 	while (*at < n) {
 		r = convicted_next(c, m ? &m[*at] : NULL, until);
 		if (!r)

@@ -18,7 +18,14 @@ import click
 
 import shmq
 from shmq.cli.output import print_json, progress, say
-from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.parameters import (
+    complete_channel,
+    complete_topic,
+    instance_option,
+    json_option,
+    read_token,
+    token_option,
+)
 from shmq.cli.status import INTERRUPTED, OK
 from shmq.printing import printable
 
@@ -49,6 +56,8 @@ _EVERY = 2.0  # seconds between two progress lines
     help="File with the password, the key and the certificates for NATS, or with librdkafka's "
     "settings for Kafka: NAME = VALUE lines, or NATS's .creds [$SHMQ_FORWARD_LOGIN].",
 )
+@token_option("the gateway of --from")
+@click.option("--tls", is_flag=True, help="Speak TLS with the gateway of --from, and verify it.")
 @click.option(
     "--create",
     is_flag=True,
@@ -79,6 +88,8 @@ def forward(
     target: str | None,
     address: str | None,
     login: str | None,
+    token_file: str | None,
+    tls: bool,
     create: bool,
     until_empty: bool,
     batch: int | None,
@@ -101,13 +112,25 @@ def forward(
 
     held = {} if login is None else read_login(login)
     words = _Words(until_empty, as_json, _split(metrics_address))
+    if tls and (address is None or is_origin(address)):
+        raise ValueError("--tls is for --from=HOST:PORT; a --login says how NATS and Kafka use it")
     if address is not None and is_origin(address):
         if channel is not None or create:
             raise ValueError(f"from {address.partition('://')[0]} only the TOPIC is named")
         return _back(instance, topic, address, held, host, batch, words)
     if channel is None or target is None:
         raise ValueError("name the CHANNEL and the TARGET; or --from=nats://... for the way back")
-    return _there(instance, (topic, channel, target), address, held, host, batch, create, words)
+    gateway = None if address is None else _Gateway(address, tls, read_token(token_file))
+    return _there(instance, (topic, channel, target), gateway, held, host, batch, create, words)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gateway:
+    """The gateway of --from."""
+
+    address: str
+    tls: bool
+    token: str | None = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +156,7 @@ def _split(address: str | None) -> tuple[str, int] | None:
 def _there(
     instance: str,
     names: tuple[str, str, str],
-    address: str | None,
+    gateway: _Gateway | None,
     login: dict[str, str],
     host: str | None,
     batch: int | None,
@@ -145,8 +168,9 @@ def _there(
     from shmq.forward.target import Source
 
     topic, channel, target = names
-    with _broker(instance, address, names, login) as broker:
-        source = Source(host or address or socket.gethostname(), broker.instance, topic, channel)
+    with _broker(instance, gateway, names, login) as broker:
+        own = socket.gethostname() if gateway is None else gateway.address
+        source = Source(host or own, broker.instance, topic, channel)
         to = open_target(target, source, create, login)
         # A lease that is stored and not finished must wait for this name, however long that takes.
         with broker.lease_holder(topic, channel, "forward", ttl=None) as holder:
@@ -203,15 +227,19 @@ def _run(
 
 
 def _broker(
-    instance: str, address: str | None, ends: tuple[str, ...], login: dict[str, str]
+    instance: str, gateway: _Gateway | None, ends: tuple[str, ...], login: dict[str, str]
 ) -> shmq.Broker | RemoteBroker:
     """The broker to forward from. A broker on another host knows the forwarder again by its ends
-    and what it logs in with at the target, so the next run has the leases of this one."""
-    if address is None:
+    and what it logs in with there and at the target, so the next run has the leases of this one."""
+    if gateway is None:
         return shmq.attach(instance)
-    data = "\0".join((*ends, *(f"{name}={login[name]}" for name in sorted(login))))
-    secret = hashlib.blake2b(data.encode("utf-8", "surrogateescape"), digest_size=16)
-    return shmq.connect(address, secret=secret.hexdigest())
+    known = [f"{name}={login[name]}" for name in sorted(login)]
+    if gateway.token is not None:
+        known.append(f"gateway={gateway.token}")
+    data = "\0".join((*ends, *known)).encode("utf-8", "surrogateescape")
+    secret = hashlib.blake2b(data, digest_size=16).hexdigest()
+    token = None if gateway.token is None else gateway.token.encode("utf-8", "surrogateescape")
+    return shmq.connect(gateway.address, tls=gateway.tls or None, token=token, secret=secret)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import click
 
 from shmq import shm
 from shmq.option_types import parse_duration
-from shmq.ownership import OWNER_VARIABLE, uid_of
+from shmq.ownership import OWNER_VARIABLE, read_secret, uid_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -115,6 +115,32 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")(
         command
     )
+
+
+def token_option(whom: str) -> Callable[[_Command], _Command]:
+    """Add `--token-file`, which `read_token` reads. Words of a command line can be read by
+    everybody on the host, a file cannot. whom: who gets the token, for the help."""
+    return click.option(
+        "--token-file",
+        metavar="FILE",
+        envvar="SHMQ_TOKEN_FILE",
+        show_envvar=True,
+        help=f"File with the token, or NAME:PASSWORD, for {whom}.",
+    )
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in a file of `--token-file`; None: there is no such option. No error quotes it."""
+    if path is None:
+        return None
+    try:
+        found = read_secret(path, "the file of --token-file").strip()
+        if not found or any(byte < 32 or byte == 127 for byte in found):
+            raise ValueError("it must hold one line, a token or NAME:PASSWORD")
+    except (OSError, ValueError) as exc:
+        said = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+        raise click.ClickException(f"read --token-file={path}: {said}") from None
+    return found.decode("utf-8", "surrogateescape")
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:

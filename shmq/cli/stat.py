@@ -16,7 +16,14 @@ from click.core import ParameterSource
 
 from shmq import prometheus, shm, sources, stats
 from shmq.cli.output import patience, print_json, say
-from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
+from shmq.cli.parameters import (
+    complete_channel,
+    complete_topic,
+    instance_option,
+    json_option,
+    read_token,
+    token_option,
+)
 from shmq.cli.stat_page import Frame, print_each, show_all
 from shmq.cli.stat_table import (
     COUNTERS,
@@ -161,6 +168,7 @@ def _addresses(
     metavar="HOST:PORT",
     help="Show this host, a gateway or an nsqd. Several with commas; port 4151 if left out.",
 )
+@token_option("the hosts of --nsqd")
 def stat(
     instance: str,
     as_json: bool,
@@ -173,6 +181,7 @@ def stat(
     clients: bool,
     lookupds: list[str],
     nsqds: list[str],
+    token_file: str | None,
 ) -> int:
     """Show what an instance is doing.
 
@@ -184,7 +193,8 @@ def stat(
 
     With --lookupd or --nsqd it asks hosts over the network, in the columns that nsqd's statistics
     have: a row for each channel with the sums over all hosts, and one for each host below it. The
-    exit status is 4 if one of them does not answer or is not well, and 3 if none answers.
+    exit status is 4 if one of them does not answer or is not well, and 3 if none answers. A token
+    goes to the hosts that --nsqd names, and not to those that only a nsqlookupd names.
     """
     chosen = _Chosen(instance, topic, channel, clients, interval, count)
     status = _fleet(chosen, sort, as_json)
@@ -230,9 +240,17 @@ def _fleet(chosen: _Chosen, sort: str, as_json: bool) -> int | None:
         )
     from shmq.cli import stat_fleet  # its imports are slow
 
+    token = read_token(context.params["token_file"])
     return stat_fleet.run(
         stat_fleet.Chosen(
-            lookupds, nsqds, chosen.topic, chosen.channel, chosen.interval, chosen.count, sort
+            lookupds,
+            nsqds,
+            chosen.topic,
+            chosen.channel,
+            chosen.interval,
+            chosen.count,
+            sort,
+            {} if token is None else dict.fromkeys(nsqds, token),
         ),
         as_json,
     )

@@ -8,8 +8,8 @@ import itertools
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import click
@@ -196,7 +196,7 @@ def _cells(row: Row, number: Number) -> list[str]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Values of the options. lookupds, nsqds: addresses."""
+    """Values of the options. lookupds, nsqds: addresses. tokens: of `fleet.survey`."""
 
     lookupds: list[str]
     nsqds: list[str]
@@ -205,6 +205,7 @@ class Chosen:
     interval: float | None
     count: int | None
     sort: str
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def run(chosen: Chosen, as_json: bool) -> int:
@@ -230,7 +231,7 @@ def _looks(chosen: Chosen) -> Iterator[FleetLook]:
     for number in itertools.count():
         began = time.process_time()
         with patience("asking the hosts") if number == 0 else contextlib.nullcontext():
-            taken = fleet.survey(chosen.lookupds, sorted(known), chosen.topic)
+            taken = fleet.survey(chosen.lookupds, sorted(known), chosen.topic, tokens=chosen.tokens)
         groups = []
         for name, parts in taken.by_name():
             if chosen.topic in (None, name[0]) and chosen.channel in (None, name[1]):

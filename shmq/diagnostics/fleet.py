@@ -15,8 +15,9 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from shmq.names import valid_name
@@ -143,11 +144,13 @@ def survey(
     nsqds: Sequence[str],
     topic: str | None = None,
     timeout: float = TIMEOUT,
+    tokens: Mapping[str, str] | None = None,
 ) -> Fleet:
     """Ask the nsqlookupds for their hosts, and then these and `nsqds`, all at once.
 
     topic: ask for this topic alone. timeout: seconds for each of the two rounds. An address is one
-    of `parse_address`. Errors are in what is returned."""
+    of `parse_address`. tokens: address -> what shows a gateway there who this is; no other host,
+    and no nsqlookupd, gets one. Errors are in what is returned."""
     purse = _Purse(MOST_BYTES_IN_ALL)
     answers = _ask_all([(address, "/nodes") for address in lookupds], timeout, purse)
     found = [_lookupd(address, answer) for address, answer in answers]
@@ -156,7 +159,8 @@ def survey(
     path = "/stats?format=json&include_clients=false&include_mem=false"
     path += f"&topic={urllib.parse.quote(topic)}" if topic else ""
     asked = [(address, path) for address in sorted(addresses.difference(refused))]
-    hosts = [_host(address, answer) for address, answer in _ask_all(asked, timeout, purse)]
+    answered = _ask_all(asked, timeout, purse, tokens or {})
+    hosts = [_host(address, answer) for address, answer in answered]
     hosts += [Host(address, f"is not asked: more than {MOST_HOSTS} hosts") for address in refused]
     return Fleet(sorted(hosts, key=lambda host: host.address), found)
 
@@ -183,9 +187,12 @@ class _Purse:
 class _Request:
     """One GET in a thread of its own, because looking a name up cannot be interrupted."""
 
-    def __init__(self, address: str, path: str, deadline: float, purse: _Purse) -> None:
+    def __init__(
+        self, address: str, path: str, deadline: float, purse: _Purse, token: str | None
+    ) -> None:
         """deadline: monotonic seconds."""
         self.address = address
+        self._token = token
         self._path, self._deadline, self._purse = path, deadline, purse
         self._sock: socket.socket | None = None
         self._is_given_up = False
@@ -203,7 +210,14 @@ class _Request:
                 self._path,
                 self._deadline,
                 most=MOST_BYTES,
+                headers={} if self._token is None else http.bearer(self._token),
                 spend=self._purse.take,
+            )
+        if answer.status == 401:
+            raise BadAnswer(
+                "it asks who this is: name it with --nsqd, and a token with --token-file"
+                if self._token is None
+                else "it does not know the token"
             )
         if answer.status != 200:
             words = said(answer.body.strip(), _LONGEST_TEXT)
@@ -220,7 +234,10 @@ class _Request:
 
 
 def _ask_all(
-    asked: Sequence[tuple[str, str]], timeout: float, purse: _Purse
+    asked: Sequence[tuple[str, str]],
+    timeout: float,
+    purse: _Purse,
+    tokens: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[str, bytes | str]]:
     """Yield each address with its answer, as bytes, or why there is none, as text. asked: pairs of
     address and path."""
@@ -239,7 +256,9 @@ def _ask_all(
         except ValueError as exc:  # BadAnswer, or a name that no host can have
             came.put((request, _words(str(exc))))
 
-    left = [_Request(address, path, deadline, purse) for address, path in asked]
+    left = [
+        _Request(address, path, deadline, purse, tokens.get(address)) for address, path in asked
+    ]
     for request in left:
         try:
             threading.Thread(target=ask, args=(request,), name="shmq-fleet", daemon=True).start()

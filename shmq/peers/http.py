@@ -90,6 +90,15 @@ def ask(
         sock.close()
 
 
+def bearer(token: str) -> dict[str, str]:
+    """The header that shows who asks. token: as text of UTF-8, with `surrogateescape`. Raises
+    ValueError if it has control characters: they would be another header."""
+    text = token.encode("utf-8", "surrogateescape").decode("latin-1")
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise ValueError("a token has no control characters")
+    return {"Authorization": f"Bearer {text}"}
+
+
 def exchange(
     sock: socket.socket,
     host: str,

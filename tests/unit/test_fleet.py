@@ -204,7 +204,9 @@ def looks(
     """The looks that these answers give, and the hosts that each asked."""
     left, asked = list(surveys), []
 
-    def survey(lookupds: list[str], nsqds: list[str], topic: str | None) -> Fleet:
+    def survey(
+        lookupds: list[str], nsqds: list[str], topic: str | None, tokens: dict[str, str]
+    ) -> Fleet:
         asked.append(nsqds)
         return Fleet(left.pop(0), [])
 

@@ -210,21 +210,74 @@ def test_a_client_that_had_subscribed_before_gets_no_task(
 def test_dead_letters_of_a_queue_do_not_leave_the_host(
     gateway: Server, broker: shmq.Broker
 ) -> None:
-    """Also if they go to a topic that is open to everybody."""
+    """Also if they go to a topic that was open to everybody until then: the first letter closes it.
+    Those who process them on the host go on."""
     work = shmq.Queue(broker=broker, name="work")
+    broker.create_channel("open", "mine")
+    early = gateway.connect()  # has subscribed while it was open
+    early.send(b"SUB open mine\nRDY 1\n")
+    assert early.frame() == (0, b"OK")
     broker.configure("work", "queue", dead_letter="open")
+    assert not broker.settings("open").sealed
     work.put("secret")
     with broker.consumer("work", "queue") as consumer:
         message = consumer.take(WATCHDOG)
         assert message is not None
         message.reject("by hand")
-    eventually(lambda: broker.channel_depth("open", "dead") == 1)
-    client = gateway.connect()
-    client.send(b"SUB open dead\nRDY 1\n")
-    assert client.frame() == (0, b"OK")
-    kind, data = client.frame()
-    assert (kind, data[:12]) == (1, b"E_SUB_FAILED")
-    eventually(lambda: broker.channel_depth("open", "dead") == 1)
+        eventually(lambda: broker.channel_depth("open", "mine") == 1)
+        assert broker.settings("open").sealed
+        for name, way in ways("open", b"x").items():
+            answer = way(gateway)
+            if hasattr(answer, "status"):
+                assert (answer.status, answer.message) == (403, "TOPIC_SEALED"), name
+            else:
+                assert answer[0] == 1, name
+        client = gateway.connect()
+        client.send(b"SUB open mine\nRDY 1\n")
+        kind, data = client.frame()
+        assert (kind, data[:12]) == (1, b"E_SUB_FAILED")
+        kind, data = early.frame()
+        assert (kind, data[:12]) == (1, b"E_SUB_FAILED")
+        assert broker.channel_depth("open", "mine") == 1  # only the letter
+        broker.configure("work", "queue", dead_letter=None)
+        assert broker.settings("open").sealed  # the letter is still there
+        broker.configure("work", "queue", dead_letter="open")
+        assert broker.dead("work", "queue").redrive() == 1
+        again = consumer.take(WATCHDOG)
+        assert again is not None
+        assert again.sealed
+        again.reject("once more")
+        eventually(lambda: broker.channel_depth("open", "mine") == 1)
+    assert work.empty()
+
+
+def test_what_a_client_left_among_the_dead_letters_is_never_unpickled(
+    gateway: Server, broker: shmq.Broker, trace: Path
+) -> None:
+    """It is no dead letter of a pool, because a network sets no property, so nothing sends it back;
+    and what was refused before is refused again when it comes back."""
+    bad = traps.task(trace)
+    gateway.post("/topic/create", topic="open")
+    gateway.post("/channel/create", topic="open", channel="dead")
+    gateway.post("/topic/create", topic="jobs")
+    gateway.post("/channel/create", topic="jobs", channel="pool")
+    for send in (*ways("open", bad).values(), *ways("jobs", bad).values()):
+        send(gateway)
+    left = broker.channel_depth("open", "dead")
+    broker.configure("jobs", "pool", dead_letter="open")
+    with shmq.Executor(1, broker=broker, topic="jobs", attempts=1) as pool:
+        assert pool.submit(pool_tasks.add, 1, 2).result(WATCHDOG) == 3
+        for _ in range(2):  # it comes back, and is refused again
+            eventually(lambda: refused(broker, "jobs", "pool") == 9)
+            argv = [sys.executable, "-m", "shmq", "dead", "redrive", "jobs", "pool"]
+            argv += ["--instance", broker.instance]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done
+            assert pool.submit(pool_tasks.add, 1, 2).result(WATCHDOG) == 3
+        eventually(lambda: refused(broker, "jobs", "pool") == 9)
+    with broker.consumer("open", "dead") as consumer:
+        found = [consumer.take(WATCHDOG) for _ in range(left)]
+        assert not any(message is None or message.sealed for message in found)
 
 
 def test_a_lease_of_a_topic_ends_when_it_gets_dead_letters_of_a_queue(
