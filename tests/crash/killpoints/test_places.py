@@ -175,7 +175,7 @@ def storm(instance, many):
         broker = inherited if number % 3 == 0 else shmq.attach(instance)
         broker.producer("t").publish(b"x")  # a child takes a place of its own at its first call
         if number % 4:
-            broker.close()  # else it is the end of the broker, or of the process, that gives it back
+            broker.close()  # else its end, or that of the process, gives the place back
 
     inherited = shmq.attach(instance)
     inherited.producer("t").publish(b"x")
