@@ -120,11 +120,33 @@ class Backend(KeyValueStoreBackend):
         if key.startswith(self.group_keyprefix):
             self._set_group(key, _bytes(value))
         elif state in states.READY_STATES:
-            self.set(key, value)
+            if state == states.SUCCESS:
+                self.set(key, value)
+            else:
+                self.ensure(lambda client: self._set_failure(client, key, _bytes(value)))
             self.ensure(lambda client: client.delete(key + _UNREADY))
         else:
             self.set(key + _UNREADY, value)
-            self.ensure(lambda client: client.delete(key))
+            self.ensure(lambda client: self._unfinish(client, key))
+
+    # A task may have several runs at a time: its worker died, or it was sent again by a retry. The
+    # process of one of them may be stopped after Celery has seen that there is no success yet.
+
+    def _set_failure(self, client: shmq.Results, key: bytes, value: bytes) -> None:
+        """Store a failure, unless another run had success meanwhile."""
+        ttl = self.expires or None
+        if not client.add(key, value, ttl) and not self._is_success(client.get(key)):
+            client.set(key, value, ttl)
+
+    def _unfinish(self, client: shmq.Results, key: bytes) -> None:
+        """A task begins or is retried: it has no result any more, unless that is a success, which
+        another run had meanwhile."""
+        found = client.get(key)
+        if found is not None and not self._is_success(found):
+            client.delete(key, found)
+
+    def _is_success(self, value: bytes | None) -> bool:
+        return value is not None and self.decode_result(value)["status"] == states.SUCCESS
 
     def _set_group(self, key: bytes, value: bytes) -> None:
         """Store a group: 56 bytes for each part, so that one of many parts needs several keys."""

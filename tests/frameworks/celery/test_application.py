@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
+from celery.result import AsyncResult
 from support.celery_app import add, again, flaky, gate, long_text, names, noted, total
 from support.celery_worker import Worker
 from support.processes import WATCHDOG, eventually
@@ -164,3 +165,32 @@ def test_a_result_that_can_never_fit_is_a_failure(app: Any, worker: Callable[...
     with pytest.raises(Exception, match="max_msg_size") as caught:
         long_text.delay(2 << 20).get(WATCHDOG)
     assert type(caught.value).__name__ == "MessageTooBig"
+
+
+@pytest.mark.parametrize("state", ["STARTED", "RETRY", "FAILURE", "REVOKED"])
+def test_a_success_outlives_what_a_slower_run_stores(
+    app: Any, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped for a while says that its run is retried, after another run of the
+    same task had success: Celery had looked before."""
+    backend, look = app.backend, app.backend._get_task_meta_for
+
+    def slowly(task: str) -> Any:
+        found = look(task)
+        monkeypatch.undo()
+        app.backend.store_result(task, 7, "SUCCESS")
+        return found
+
+    monkeypatch.setattr(backend, "_get_task_meta_for", slowly)
+    backend.store_result("a", {} if state == "STARTED" else ValueError("slow"), state)
+    assert AsyncResult("a", app=app).get(WATCHDOG) == 7
+
+
+def test_a_task_that_failed_and_runs_again_has_no_result(app: Any) -> None:
+    app.backend.store_result("a", ValueError("once"), "FAILURE")
+    assert AsyncResult("a", app=app).state == "FAILURE"
+    app.backend.store_result("a", ValueError("twice"), "FAILURE")
+    app.backend.store_result("a", {}, "STARTED")
+    assert AsyncResult("a", app=app).state == "STARTED"
+    app.backend.store_result("a", 7, "SUCCESS")
+    assert AsyncResult("a", app=app).get(WATCHDOG) == 7
