@@ -4,6 +4,7 @@ command, others still get theirs."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -108,3 +109,40 @@ def test_a_unix_socket_is_the_same_client(start: Start, tmp_path: Path) -> None:
         sock.sendall(b"  V2")
         told = (Client(sock).ask(b"PUB more\n" + sized(b"x")) or (0, b""))[1]
     assert b"are free are for others" in told, told
+
+
+#: Each makes a channel of `t`, and returns what the client is told.
+CHANNELS: dict[str, Callable[[Server, str], bytes]] = {
+    "SUB": lambda server, name: said(server, b"SUB t %s\n" % name.encode()),
+    "ephemeral": lambda server, name: said(server, b"SUB t %s#ephemeral\n" % name.encode()),
+    "LMAKE": lambda server, name: leased(server, f"LMAKE t {name}"),
+    "LHOLD": lambda server, name: leased(server, f"LHOLD t {name}", name="h", ttl=60),
+    "create": lambda server, name: server.post("/channel/create", topic="t", channel=name).body,
+}
+
+
+def test_one_client_leaves_channels_to_others(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's share of the 16 384 is thousands, which take minutes to make, so here it is the
+    least that a client has: 4 topics and channels together."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from shmq.gateway import shares\nshares._QUEUES = 0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    server = start("--gateway-workers=1")
+    assert server.post("/topic/create", topic="t").status == 200
+    for number in range(3):
+        assert server.post("/channel/create", topic="t", channel=f"c{number}").status == 200
+    answer = server.post("/channel/create", topic="t", channel="more")
+    assert (answer.status, answer.message) == (503, "TOO_MANY_CHANNELS")
+    for name, make in CHANNELS.items():
+        told = make(server, f"more-{name}")
+        assert b"TOO_MANY_CHANNELS" in told or b"are free are for others" in told, (name, told)
+    assert "channel 'more' of topic 't' was not made: this client has made 4 channels" in server.log
+    assert said(server, b"SUB t c0\n") == b"OK"  # what is there may be used
+    with shmq.attach(server.instance) as local:
+        assert {each.name for each in local.stats().topics[0].channels} == {"c0", "c1", "c2"}
+        local.create_channel("t", "of-this-host")
+    assert server.post("/channel/delete", topic="t", channel="c1").status == 200
+    assert server.post("/channel/create", topic="t", channel="again").status == 200
