@@ -16,7 +16,7 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import util
 from multiprocessing.context import BaseContext
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 from shmq import objects, shm
 from shmq.arguments import whole
 from shmq.broker import Broker
-from shmq.errors import BadArgument, Full, MessageTooBig, ShmqError
+from shmq.errors import BadArgument, Full, MessageTooBig, Rejected, ShmqError
 from shmq.names import check_name
 from shmq.patience import Patience
 from shmq.pool.calls import encode_call
@@ -47,6 +47,8 @@ TOPIC: Final = "tasks"
 #: Tasks that a cancelling shutdown takes back at once.
 _BATCH: Final = 200
 _MOST_ATTEMPTS: Final = 65_535
+#: How long a wait for room lasts at most until the next look whether the pool has ended, seconds.
+_SLICE: Final = 0.25
 _LONGEST: Final = 1e9  # seconds
 
 
@@ -157,11 +159,14 @@ class Executor(concurrent.futures.Executor):
     # ---- submitting ----
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a worker call `fn(*args, **kwargs)`. Returns a Future, at once: a task for which the
-        broker has no room waits in this process.
+        """Have a worker call `fn(*args, **kwargs)`. Returns a Future. A private pool does so at
+        once: a task for which there is no room waits in this process. A durable pool has the task
+        in its broker when this returns, so it waits for room; after 5 s the log says so.
 
         Raises RuntimeError after `shutdown`, BrokenProcessPool, and at the first call what opening
-        the pool raises. If the task cannot be pickled, or is too big, the future has the error.
+        the pool raises. If the task cannot be pickled, or is too big, a private pool's future has
+        the error; a durable pool raises it, and whatever else keeps the task from its broker (Gone,
+        NotRunning, Rejected).
         """
         inbox = self._inbox or self._open()
         key = b"%b%08x" % (self._prefix, next(self._numbers) & 0xFFFFFFFF)
@@ -169,7 +174,7 @@ class Executor(concurrent.futures.Executor):
         try:
             task = encode_call((fn, args, kwargs), key)
         except BaseException as exc:
-            if not _is_the_objects(exc):
+            if self.durable or not _is_the_objects(exc):
                 raise
             self._check()
             future._settle(None, exc)
@@ -192,23 +197,28 @@ class Executor(concurrent.futures.Executor):
             try:
                 task = encode_call((fn, args, {}), key)
             except BaseException as exc:
-                if not _is_the_objects(exc):
+                if self.durable or not _is_the_objects(exc):
                     raise
                 future._settle(None, exc)
                 continue
             if isinstance(task, bytes):
                 small.append(task)
             else:
-                self._send_all(small)
+                self._send_all(small, futures)
                 small = []
-                self._send_one(future, task)
-        self._send_all(small)
+                self._send_one(future, task, futures)
+        self._send_all(small, futures)
         if inbox.dropped:
             inbox.sweep()
         return futures
 
-    def _send_one(self, future: Future[Any], task: bytes | objects.Packed) -> None:
-        """Publish a task, or give its future the reason why not."""
+    def _send_one(
+        self, future: Future[Any], task: bytes | objects.Packed, futures: Sequence[Future[Any]] = ()
+    ) -> None:
+        """Publish a private pool's task, or give its future the reason why not."""
+        if self.durable:
+            self._entrust(task, futures)
+            return
         with self._lock:
             self._ready(1)
             try:
@@ -216,7 +226,7 @@ class Executor(concurrent.futures.Executor):
             except ShmqError as exc:
                 future._settle(None, exc)
 
-    def _send_all(self, small: list[bytes]) -> None:
+    def _send_all(self, small: list[bytes], futures: Sequence[Future[Any]]) -> None:
         """Publish small tasks together, or if there is no room for all of them, one by one."""
         with self._lock:
             self._ready(len(small))
@@ -224,8 +234,33 @@ class Executor(concurrent.futures.Executor):
                 with contextlib.suppress(Full, MessageTooBig):
                     self._site.producer.publish_many(small, timeout=0)
                     return
-            for task in small:
-                self._send(task)
+            if not self.durable:
+                for task in small:
+                    self._send(task)
+                return
+        for task in small:
+            self._entrust(task, futures)
+
+    def _entrust(self, task: bytes | objects.Packed, futures: Sequence[Future[Any]]) -> None:
+        """Publish a durable pool's task; wait for room, in which other threads may use the pool.
+        futures: of tasks before, whose outcomes are fetched meanwhile, because a worker may be
+        waiting for the room of these."""
+        patience, wait = Patience(), 0.0
+        while True:
+            with self._lock:
+                self._ready(0 if wait else 1)
+                site = self._site
+            assert site is not None
+            try:
+                self._publish(site, task, wait)
+                return
+            except Rejected:
+                raise
+            except Full as exc:
+                patience.refused(exc)
+                wait = _SLICE
+            for future in futures:
+                future.done()
 
     def _ready(self, count: int) -> None:
         """Check that the pool takes tasks, and have workers started for so many. The caller has the
@@ -427,8 +462,7 @@ class Executor(concurrent.futures.Executor):
     def _force(self, number: int) -> None:
         with self._lock:
             self._ended = self._ended or "the workers of this Executor were ended"
-            if not self.durable:
-                self._waiting.clear()
+            self._waiting.clear()
             crew = self._crew
         if crew is not None:
             crew.kill(number)

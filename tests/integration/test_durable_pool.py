@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import sys
@@ -72,6 +73,107 @@ def test_a_task_outlives_its_submitter_and_any_process_gets_its_value(
     assert len(broker.results("jobs")) == 0
 
 
+def submit_without_end(instance: str, size: int) -> None:
+    import itertools
+
+    from support import pool_tasks
+
+    pool = shmq.Executor(instance=instance, topic="jobs")
+    for number in itertools.count():
+        say("id", pool.submit(pool_tasks.add, bytes(size), b"%d" % number).id)  # noqa: F821
+
+
+def map_without_end(instance: str, size: int) -> None:
+    import itertools
+
+    from support import pool_tasks
+
+    calls = ((bytes(size), b"%d" % number) for number in itertools.count())
+    pool = shmq.Executor(instance=instance, topic="jobs")
+    while True:
+        for future in pool.submit_all(pool_tasks.add, itertools.islice(calls, 3)):
+            say("id", future.id)  # noqa: F821
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("submit", [submit_without_end, map_without_end])
+def test_what_submit_has_returned_is_held_by_the_broker(
+    open_broker: Callable[..., shmq.Broker],
+    start: Start,
+    child: Start,
+    submit: Callable[..., None],
+    size: int,
+) -> None:
+    broker = open_broker(disk=False, data_path=None, mem_queue_size=10)
+    submitter = child(submit, broker.instance, size, env=HELPERS)
+    eventually(lambda: "still waiting for room" in submitter.errors)
+    assert "publish to 'jobs'" in submitter.errors
+    submitter.kill()
+    returned = [line.split()[1] for line in submitter.lines]
+    assert returned
+    assert broker.channel_depth("jobs", "pool") >= len(returned)
+    start(instance=broker.instance)
+    pool = shmq.Executor(broker=broker, topic="jobs")
+    values = [pool.future(task).result() for task in returned]
+    assert values == [bytes(size) + b"%d" % number for number in range(len(returned))]
+
+
+def test_a_durable_submit_waits_for_room_and_for_nothing_else(
+    broker: shmq.Broker, executor: shmq.Executor, start: Start
+) -> None:
+    """Other threads use the pool meanwhile, and its end ends the wait."""
+    first = executor.submit(tasks.same, 0)
+    broker.configure("jobs", "pool", max_messages=4, overflow="block")
+    others = [executor.submit(tasks.same, number) for number in range(1, 4)]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(executor.submit, tasks.same, number) for number in range(4, 50)]
+        eventually(lambda: sum(call.running() for call in calls) == 8)
+        assert first.cancel()
+        assert not any(call.done() for call in calls)
+        start()
+        values = {call.result().result() for call in calls}
+        assert values | {other.result() for other in others} == set(range(1, 50))
+
+
+def test_the_end_of_a_pool_ends_a_wait_for_room(
+    broker: shmq.Broker, executor: shmq.Executor
+) -> None:
+    executor.submit(tasks.same, 0)
+    broker.configure("jobs", "pool", max_messages=1, overflow="block")
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(executor.submit, tasks.same, 1) for _ in range(8)]
+        eventually(lambda: all(call.running() for call in calls))
+        executor.shutdown()
+        assert {type(call.exception()) for call in calls} == {RuntimeError}
+    assert broker.channel_depth("jobs", "pool") == 1
+
+
+def test_a_map_larger_than_the_broker_is_done(
+    open_broker: Callable[..., shmq.Broker], start: Start
+) -> None:
+    broker = open_broker(disk=False, data_path=None, mem_queue_size=10)
+    start(instance=broker.instance)
+    pool = shmq.Executor(broker=broker, topic="jobs")
+    assert list(pool.map(tasks.same, range(2000))) == list(range(2000))
+
+
+def test_a_durable_submit_raises_what_keeps_the_task_from_its_broker(
+    open_broker: Callable[..., shmq.Broker],
+) -> None:
+    broker = open_broker(disk=False, data_path=None, max_msg_size=100_000)
+    pool = shmq.Executor(broker=broker, topic="jobs")
+    pool.submit(tasks.same, 1)
+    with pytest.raises(shmq.MessageTooBig):
+        pool.submit(tasks.same, bytes(200_000))
+    with pytest.raises(TypeError, match="a Closed cannot be pickled"):
+        pool.submit(tasks.same, tasks.Closed())
+    with pytest.raises(TypeError, match="a Closed cannot be pickled"):
+        pool.map(tasks.same, [1, tasks.Closed()])
+    broker.close()
+    with pytest.raises(shmq.Gone):
+        pool.submit(tasks.same, 2)
+
+
 def test_the_workers_of_all_submit_to_each_other(
     broker: shmq.Broker, executor: shmq.Executor, start: Start
 ) -> None:
@@ -102,7 +204,7 @@ def test_workers_finish_the_task_in_hand_at_a_signal(
     workers = start(1)
     until = tmp_path / "until"
     future = executor.submit(tasks.hold, str(tmp_path / "begun"), str(until))
-    for number_of_task in range(50_000):
+    for number_of_task in range(5000):
         executor.submit(tasks.square_slowly, number_of_task)
     eventually(lambda: holders(broker))
     [holder] = holders(broker)

@@ -429,18 +429,16 @@ def test_a_full_store_of_outcomes_holds_nobody_up(
     assert done == set(range(90, 100))
 
 
-def test_submit_never_waits_for_room(
-    pool: Callable[..., shmq.Executor],
-    open_broker: Callable[..., shmq.Broker],
-    tmp_path: Path,
+def test_submit_to_a_private_pool_never_waits_for_room(
+    pool: Callable[..., shmq.Executor], tmp_path: Path
 ) -> None:
-    broker = open_broker(disk=False, data_path=None, mem_queue_size=10)
-    executor = pool(1, broker=broker)
+    executor = pool(1)
     held = Held(executor, tmp_path)
-    futures = [executor.submit(tasks.same, number) for number in range(5000)]
+    large = bytes(20_000)
+    futures = [executor.submit(tasks.add, large, b"%d" % number) for number in range(500)]
     assert executor._feeder is not None
     held.release()
-    assert [future.result() for future in futures] == list(range(5000))
+    assert [future.result() for future in futures] == [large + b"%d" % n for n in range(500)]
 
 
 def test_a_task_may_be_larger_than_what_waits_in_the_channel(

@@ -221,11 +221,7 @@ class Submitter(Errands):
         key = next(self.keys)
         self.note(Errand.BEGUN, key)
         future = self.core(lambda: executor.submit(run_task, self.place.directory, key))
-        refused = future.done() and isinstance(future.exception(), NotRunning)
-        if refused:
-            return
-        if not executor._waiting:  # one for which there is no room waits in its submitter
-            self.note(Errand.SENT, key)
+        self.note(Errand.SENT, key)
         self.sent.append((key, future))
         if len(self.sent) > self.lead:
             self.collect()
