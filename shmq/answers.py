@@ -142,7 +142,11 @@ class Answers(Configurable):
                 return native, *found
             if time.monotonic() > deadline:
                 raise Gone(f"results store {name!r} was deleted each time it was made; try again")
-            native.request_store(name, max_keys, max_bytes, to_ns(REQUEST_SECONDS))
+            self._have_done(
+                lambda native: native.request_store(
+                    name, max_keys, max_bytes, to_ns(REQUEST_SECONDS)
+                )
+            )
 
 
 def _check_timeout(timeout: float | None) -> None:

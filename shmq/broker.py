@@ -522,6 +522,10 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             self.views()  # raises Gone unless it is still being stopped
         return native
 
+    def _comes_back(self, data_path: str) -> bool:
+        ours = self._server is not None and self._server.is_watched
+        return ours or super()._comes_back(data_path)
+
     def limit(self, name: str) -> int:
         """One of `limits`, without numpy, for the rest of the package. Raises as `native`."""
         return layout.number_in(self.native().view(), "directory", "limits", name)

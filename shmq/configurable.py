@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from shmq.client.dead_letters import check_no_cycle
 from shmq.errors import Gone
@@ -12,16 +12,9 @@ from shmq.names import check_name
 from shmq.option_fields import TRANSIT
 from shmq.settings import KEYS, Settings, SettingWords, unknown_keyword
 
-if TYPE_CHECKING:
-    from shmq.sources import NativeSource
-
 
 class Configurable(Finder):
     """The settings of a `Broker`."""
-
-    def views(self) -> NativeSource:
-        """Read-only views of the segments. Raises Gone."""
-        raise NotImplementedError
 
     @property
     def limits(self) -> dict[str, int]:

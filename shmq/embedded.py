@@ -98,6 +98,11 @@ class EmbeddedSupervisor:
             self._said.close()
             raise ShmqError(f"the supervisor of instance {self.options.instance!r} {what}{words}")
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether another supervisor is started when this one ends."""
+        return not self._stopping.is_set() and Process.look(self._owner) is not None
+
     def watch(self) -> None:
         """Start the thread that restarts the supervisor whenever it ends."""
         threading.Thread(target=self._watch, name="shmq-supervisor", daemon=True).start()

@@ -3,14 +3,19 @@ are missing."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from shmq import _native, layout
-from shmq.errors import Gone
+from shmq import _native, layout, shm
+from shmq.errors import Gone, NotRunning
 from shmq.names import check_name
 from shmq.option_types import to_ns
+from shmq.procfs import Process
+
+if TYPE_CHECKING:
+    from shmq.sources import NativeSource
 
 T = TypeVar("T")
 
@@ -19,6 +24,12 @@ REQUEST_SECONDS: Final = 10.0
 #: How long to wait before looking again at a results store, topic or channel whose deletion has
 #: begun.
 _DELETION_SECONDS: Final = 0.005
+#: How long to wait for a supervisor that the process of an embedded broker starts again.
+_RESTART_SECONDS: Final = 60.0
+_RESTART_PAUSE: Final = 0.01
+#: The instance, or the data path, of an embedded broker that was given no name or no disk: it has
+#: the number of the process that starts its supervisor again.
+_EMBEDDED: Final = re.compile(r"\b(?:tree|embedded|shmq-memory)-(\d+)-[0-9a-f]+$")
 
 
 class Finder:
@@ -31,7 +42,35 @@ class Finder:
         raise NotImplementedError
 
     def _request(self, kind: str, topic: str, channel: str | None = None) -> None:
-        self.native().request(layout.constant(kind), topic, channel, to_ns(REQUEST_SECONDS))
+        number = layout.constant(kind)
+        self._have_done(
+            lambda native: native.request(number, topic, channel, to_ns(REQUEST_SECONDS))
+        )
+
+    def views(self) -> NativeSource:
+        """Read-only views of the segments. Raises Gone."""
+        raise NotImplementedError
+
+    def _comes_back(self, data_path: str) -> bool:
+        """Whether a process lives that starts the supervisor again whenever it ends."""
+        found = _EMBEDDED.search(self.instance) or _EMBEDDED.search(data_path)
+        return found is not None and Process.look(int(found[1])) is not None
+
+    def _have_done(self, ask: Callable[[_native.Broker], object]) -> None:
+        """Have the supervisor do something. If there is none, wait for one that is being started.
+        Raises NotRunning, with the command that starts it."""
+        deadline = None
+        while True:
+            try:
+                ask(self.native())
+                return
+            except NotRunning as exc:
+                deadline = deadline or time.monotonic() + _RESTART_SECONDS
+                path = self.views().directory.data_path
+                if time.monotonic() > deadline or not self._comes_back(path):
+                    start = shm.to_start(self.instance, path)
+                    raise NotRunning(f"{exc}; start one with `{start}`") from None
+            time.sleep(_RESTART_PAUSE)
 
     def _opened(
         self,

@@ -20,7 +20,6 @@ from shmq.option_types import to_ns
 if TYPE_CHECKING:
     from shmq.client.disk import Files
     from shmq.peek import LeaseEntry
-    from shmq.sources import NativeSource
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,6 @@ class LeaseOwner:
 
 class Lessor(Finder):
     """Leases of any channel, for a `Broker`."""
-
-    def views(self) -> NativeSource:
-        """Read-only views of the segments. Raises Gone."""
-        raise NotImplementedError
 
     def lease_holder(
         self,

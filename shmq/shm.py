@@ -26,6 +26,7 @@ import functools
 import grp
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -180,12 +181,19 @@ def open_history(instance: str, owner: str | int | None = None) -> int:
         ) from exc
 
 
+def to_start(instance: str, data_path: str = "") -> str:
+    """The command that starts a broker of this name; data_path: where the files of the last one
+    are, if that is known."""
+    where = f" --data-path {shlex.quote(data_path)}" if data_path else ""
+    return f"shmq serve --instance {instance}{where}"
+
+
 def not_running(instance: str) -> NotRunning:
     """The error for an instance that does not exist."""
     path = path_of(directory_name(instance))
     return NotRunning(
         f"no shmq instance {instance!r} is running (there is no {path}): "
-        f"start it with `shmq serve --instance {instance}`, or name another (SHMQ_INSTANCE)"
+        f"start it with `{to_start(instance)}`, or name another (SHMQ_INSTANCE)"
     )
 
 

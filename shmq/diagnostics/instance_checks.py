@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -297,9 +296,8 @@ def _without_supervisor(
 ) -> Finding:
     directory, found = source.directory, contents_of(source)
     pid, path = directory.read("supervisor_pid"), directory.data_path
-    where = f" --data-path {shlex.quote(path)}" if path else ""
     remedy = (
-        f"start it again: shmq serve --instance {name}{where}; or write its {found.in_memory} "
+        f"start it again: {shm.to_start(name, path)}; or write its {found.in_memory} "
         f"messages in memory to disk: shmq serve --drain --instance {name}; or throw it away: "
         f"shmq rm {name}"
     )

@@ -10,6 +10,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -320,7 +321,7 @@ def test_a_message_whose_broker_was_stopped_says_so(
 
 
 def test_a_loop_goes_on_while_a_killed_supervisor_is_away(
-    serve: Callable[..., Child], attach: Callable[[], shmq.Broker]
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], data_path: Path
 ) -> None:
     server = serve()
     broker = attach()
@@ -331,8 +332,14 @@ def test_a_loop_goes_on_while_a_killed_supervisor_is_away(
     message = next(iter(consumer))
     assert message.body == b"x"
     message.finish()
-    with pytest.raises(shmq.NotRunning, match=f"shmq serve --instance {broker.instance}`"):
+    with pytest.raises(
+        shmq.NotRunning, match=f"instance {broker.instance} --data-path {data_path}`"
+    ):
         broker.create_topic("new")
+    with pytest.raises(
+        shmq.NotRunning, match=f"instance {broker.instance} --data-path {data_path}`"
+    ):
+        broker.results("new")
 
 
 def test_a_loop_over_a_deleted_channel_raises(broker: shmq.Broker) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import processes
-from support.processes import Child, eventually
+from support.processes import HELPERS, Child, eventually
 from support.queue_programs import METHODS, broker_of, left_of
 
+import shmq
 from shmq import shm
 
 
@@ -113,3 +115,33 @@ def test_owned_needs_a_parent(keep: Callable[[Any], Any], tmp_path: Path) -> Non
     assert child.wait() == 2
     assert "--parent-pid" in child.errors
     assert not (tmp_path / "d").exists()
+
+
+def make_things_while_the_supervisor_is_away():
+    """In the process that starts it again, and in children of each kind."""
+    import multiprocessing
+
+    from support import while_away
+
+    from shmq.queues import tree
+
+    shmq.Queue().put(1)
+    for method in ("here", "fork", "spawn"):
+        broker = tree.broker()
+        os.kill(broker.supervisor_pid, signal.SIGKILL)
+        while broker.supervisor_alive():
+            time.sleep(0.001)
+        if method == "here":
+            while_away.make()
+        else:
+            process = multiprocessing.get_context(method).Process(target=while_away.make)
+            process.start()
+            process.join()
+            say("exit", process.exitcode)  # noqa: F821
+
+
+def test_what_is_made_while_the_supervisor_is_away_waits_for_the_next(
+    child: Callable[..., Child],
+) -> None:
+    lines = child(make_things_while_the_supervisor_is_away, env=HELPERS).succeed()
+    assert lines == ["made 1 8 1", "made 1 8 1", "exit 0", "made 1 8 1", "exit 0"]
