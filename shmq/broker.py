@@ -76,6 +76,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
 
     _internal = frozenset(
         {
+            "check_free",
             "check_reader",
             "consumer_type",
             "directory",
@@ -83,6 +84,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             "lane",
             "lease_holder_again",
             "lease_holder_for",
+            "lease_holder_if_free",
             "lease_holder_known",
             "lease_owner",
             "leases_returned",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shmq import _native, procfs
 from shmq.arguments import number
 from shmq.client.lease import Elsewhere, LeasedBatch, LeaseHolder, read_lease
-from shmq.errors import LeaseFenced, LeaseLost
+from shmq.errors import Gone, LeaseFenced, LeaseLost
 from shmq.finder import Finder
 from shmq.layout import text
 from shmq.leased import READ_BYTES, READ_ROWS, proof_of
@@ -93,6 +93,39 @@ class Lessor(Finder):
             )
 
         return self._opened(functools.partial(self._queue, topic, channel), opened)
+
+    def lease_holder_if_free(
+        self,
+        topic: str,
+        channel: str,
+        name: str,
+        ttl: float | None,
+        keepalive: bool = False,
+        secret: str | None = None,
+    ) -> LeaseHolder:
+        """`lease_holder`, for the rest of the package, with a grace that is as long as ttl. Raises
+        LeaseFenced as `check_free`."""
+        self.check_free(topic, channel, name)
+        proof = (0, 0) if secret is None else proof_of(secret)
+        return self.lease_holder_for(topic, channel, name, (ttl, ttl), keepalive, proof)
+
+    def check_free(self, topic: str, channel: str, name: str, owner_is: str = "") -> None:
+        """Check, for the rest of the package, that no owner of a name of leases lives, and that no
+        lease of it was asked for by `look(replay=True)`, as those that a checkpoint names. Raises
+        LeaseFenced. owner_is: what the error says of the owner, instead of its process."""
+        try:
+            owner = self.lease_owner(topic, channel, name)
+        except Gone:  # there is no such channel yet
+            return
+        if owner is None:
+            return
+        if owner.process is not None:
+            who = owner_is or f"process {owner.process.split('-')[0]}"
+            raise LeaseFenced(f"{who} leases under this name, and lives")
+        if planned := [lease.id for lease in owner.leases if lease.replays]:
+            raise LeaseFenced(
+                f"the checkpoint of a streaming query names lease {planned[-1]} of this name"
+            )
 
     def read_lease(
         self,

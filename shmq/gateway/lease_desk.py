@@ -296,6 +296,8 @@ class LeaseDesk:
             return {"identity": identity, "holder": values["holder"]}
         topic, channel = names
         self._create_channel(topic, channel)
+        if values["free"]:
+            self._broker.check_free(topic, channel, values["name"], "somebody")
         longest = self._options().max_lease_ttl
         ttl = min(longest, values["ttl"] or longest)
         grace = min(longest, values["grace"] or ttl)

@@ -141,6 +141,7 @@ COMMANDS: Final[dict[bytes, Command]] = {
             "grace": _TIME,
             "holder": _Key(_is_holder, _HOLDER.words),
             "secret": _SECRET,
+            "free": _switch(),
             **_IDENTITY,
         },
     ),

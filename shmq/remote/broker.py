@@ -190,6 +190,16 @@ class RemoteBroker:
             self._connections, topic, channel, name, times, keepalive, self._secret, resume
         )
 
+    def lease_holder_if_free(
+        self, topic: str, channel: str, name: str, ttl: float | None, keepalive: bool = False
+    ) -> RemoteLeaseHolder:
+        """`lease_holder`, for the rest of the package, with a grace that is as long as ttl. Raises
+        LeaseFenced if the name has an owner that lives, or a lease that a checkpoint names."""
+        times = (ttl, ttl)
+        return RemoteLeaseHolder(
+            self._connections, topic, channel, name, times, keepalive, self._secret, None, True
+        )
+
     def read_lease(
         self,
         topic: str,

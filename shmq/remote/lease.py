@@ -50,7 +50,9 @@ class RemoteLeaseHolder:
         keepalive: bool,
         secret: str,
         resume: tuple[int, int] | None = None,
+        free: bool = False,
     ) -> None:
+        """free: of `RemoteBroker.lease_holder_if_free`."""
         self.topic = topic
         self.channel = channel
         self.name = name
@@ -61,6 +63,8 @@ class RemoteLeaseHolder:
         document: dict[str, Any] = {"name": name, "ttl": ttl, "grace": grace, "secret": secret}
         if resume is not None:
             document["holder"] = _words(resume)
+        if free:
+            document["free"] = True
         answer = connections.ask("LHOLD", (topic, channel), document)
         self.identity = str(answer["identity"])
         """The identity of the channel, see `RemoteBroker.channel_identity`."""

@@ -102,11 +102,53 @@ class Chain:
             until = time.monotonic() + _ENDING
             while True:
                 try:
-                    return self._check_owner(consumer, "")
+                    return self._begin(consumer)
                 except LeaseFenced:
                     if time.monotonic() > until:
                         raise
                     time.sleep(0.05)
+
+    def _begin(self, consumer: str) -> None:
+        settings = self._settings
+        if not settings.many:
+            return self._check_owner(consumer, "")
+        # over a network nothing can be looked at without being the holder
+        try:
+            holder = self._broker().lease_holder_if_free(
+                settings.topic,
+                settings.channel,
+                consumer,
+                settings.leaseTtl,
+                keepalive=True,
+                **self._proof(),
+            )
+        except LeaseFenced as exc:
+            raise self._another(consumer, str(exc)) from None
+        self._holder, self._query = holder, ""
+        return None
+
+    def _proof(self) -> dict[str, Any]:
+        """With what a holder on this host is opened that tasks may read over a network."""
+        is_here = isinstance(self._broker(), shmq.Broker)
+        return {"secret": self._settings.proof} if is_here else {}
+
+    def _another(self, consumer: str, who: str) -> LeaseFenced:
+        return LeaseFenced(
+            f"read {self.where} under {consumer!r}: {who}: it is another query's. Give each query "
+            "a consumer of its own, also each sink of one DataFrame, and a channel of its own if "
+            "each shall have all messages. A lease whose checkpoint is gone is ended by `shmq "
+            "lease finish`, if its messages were processed, or `shmq lease return`"
+        )
+
+    def _planned_by_another(self, consumer: str, lease: int) -> LeaseFenced:
+        settings = self._settings
+        where = f"--instance {self._instance} {settings.topic} {settings.channel} {lease}"
+        return LeaseFenced(
+            f"read {self.where} under {consumer!r}: lease {lease} is in the checkpoint of another "
+            "query. Give this query a consumer of its own; or, if that checkpoint is gone: `shmq "
+            f"lease finish {where}` if its messages were processed, else `shmq lease return "
+            f"{where}`"
+        )
 
     def _check_owner(self, consumer: str, query: str) -> None:
         """Raises LeaseFenced if the name's owner is another query than `query`, and lives; or, with
@@ -120,21 +162,12 @@ class Chain:
             return
         if owner is None or (query and owner.proof == proof_of(_secret(query))):
             return
-        what = f"read {self.where} under {consumer!r}"
         if owner.process is not None:
-            raise LeaseFenced(
-                f"{what}: another query, of process {owner.process.split('-')[0]}, leases under "
-                "this name and lives: give each query a consumer of its own, also each sink of one "
-                "DataFrame, and a channel of its own if each shall have all messages"
-            )
+            pid = owner.process.split("-")[0]
+            raise self._another(consumer, f"process {pid} leases under this name, and lives")
         planned = [lease.id for lease in owner.leases if query and lease.replays]
         if planned:
-            where = f"--instance {self._instance} {settings.topic} {settings.channel} {planned[-1]}"
-            raise LeaseFenced(
-                f"{what}: lease {planned[-1]} is in the checkpoint of another query. Give this "
-                "query a consumer of its own; or, if that checkpoint is gone: `shmq lease finish "
-                f"{where}` if its messages were processed, else `shmq lease return {where}`"
-            )
+            raise self._planned_by_another(consumer, planned[-1])
 
     def adopt(self, consumer: str, query: str = "") -> LeaseHolder:
         """The holder of the name that the offset has, which is opened if it is not open. query: of
@@ -142,10 +175,8 @@ class Chain:
         if self._holder is None or (self._holder.name, self._query) != (consumer, query):
             self.close()
             settings, broker = self._settings, self._broker()
-            more: dict[str, Any] = {}
-            if settings.many and isinstance(broker, shmq.Broker):  # tasks may read from elsewhere
-                more["secret"] = settings.proof
-            elif query:
+            more: dict[str, Any] = self._proof() if settings.many else {}
+            if query and not settings.many:
                 self._check_owner(consumer, query)
                 more["secret"] = _secret(query)
             self._query = query

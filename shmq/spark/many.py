@@ -16,10 +16,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from shmq.client import Lease
 from shmq.errors import NotRunning
 from shmq.spark.fleet import Fleet
+from shmq.spark.holding import Held, Holding
 from shmq.spark.hosts import Host, HostAway
 from shmq.spark.options import Settings
 from shmq.spark.reading import LeasePart, lease_holder_name, parts_for, read_part, reads_of
-from shmq.spark.reads import Application
 from shmq.spark.workers import exempt_modules
 
 _log = logging.getLogger(__name__)
@@ -155,59 +155,53 @@ class ManyReader(DataSourceReader):
         self._settings = settings
 
     def partitions(self) -> list[Group]:
-        """The parts of the open leases of this DataFrame, or of leases that are taken now."""
+        """The parts of the open leases of this DataFrame, or of leases that are taken now. Raises
+        as `ShmqReader.partitions`, and HostAway."""
         exempt_modules()
         settings = self._settings
         name = lease_holder_name(settings)
         fleet = Fleet(settings)
         try:
             with reads_of(settings, name).locked() as reads:
-                found = fleet.until(lambda: self._leases(fleet, name))
-                leases: dict[str, tuple[str, list[int]]] = {}
-                for host, identity, lease in found:
-                    leases.setdefault(host.identity, (identity, []))[1].append(lease.id)
-                reads.note(Application.mine(), leases)
+                holding = Holding(settings, name, reads)
+                found = fleet.until(lambda: self._leases(fleet, holding))
             most = groups_for(settings, (lease for _, _, lease in found))
             return grouped(settings, most, found)
         finally:
-            fleet.close()  # the planning process ends soon; `grace` keeps the leases open
+            fleet.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition. Called in a task."""
         return read_group(partition)
 
-    def _leases(self, fleet: Fleet, name: str) -> list[tuple[Host, str, Lease]]:
+    def _leases(self, fleet: Fleet, holding: Holding) -> list[tuple[Host, str, Lease]]:
         hosts = fleet.live({})
-        held = fleet.each(hosts, lambda host: host.chain.adopt(name).leases())
-        if not any(held.values()):
-            held = self._take(fleet, {key: hosts[key] for key in held}, name)
-        used = {key: hosts[key] for key, leases in held.items() if leases}
-        identities = fleet.each(used, lambda host: host.chain.identity)
+        held = holding.plan(hosts, fleet.each, lambda found: self._take(fleet, hosts, found))
         return [
-            (used[key], identities[key], lease) for key in sorted(identities) for lease in held[key]
+            (hosts[key], held[key].identity, lease)
+            for key in sorted(held)
+            for lease in held[key].leases
         ]
 
-    def _take(self, fleet: Fleet, hosts: Mapping[str, Host], name: str) -> dict[str, list[Lease]]:
+    def _take(self, fleet: Fleet, hosts: Mapping[str, Host], held: dict[str, Held]) -> None:
         settings = self._settings
-        waiting = fleet.each(hosts, lambda host: host.chain.waiting())
+        waiting = fleet.each({key: hosts[key] for key in held}, lambda host: host.chain.waiting())
         portions = portions_of(
             settings, settings.maxMessagesPerTrigger, settings.maxBytesPerTrigger, waiting
         )
-        taken: dict[str, Lease] = {}
 
         def take(host: Host) -> None:
-            portion = portions[host.identity]
-            lease = host.chain.adopt(name).lease(
+            portion, one = portions[host.identity], held[host.identity]
+            lease = one.holder.lease(
                 portion.rows, portion.bytes, portion.parts(waiting[host.identity])
             )
-            if lease is not None:
-                taken[host.identity] = lease
+            one.leases = [] if lease is None else [lease]
 
         try:
             fleet.each({key: hosts[key] for key in portions}, take)
         except HostAway:  # the next attempt takes all that wait, so these go back
-            for key, lease in taken.items():
-                _log.warning("%s: lease %d goes back", hosts[key].chain.where, lease.id)
-                hosts[key].chain.adopt(name).return_lease(lease.id)
+            for key, one in held.items():
+                for lease in one.leases:
+                    _log.warning("%s: lease %d goes back", hosts[key].chain.where, lease.id)
+                    one.holder.return_lease(lease.id)
             raise
-        return {key: [lease] for key, lease in taken.items()}

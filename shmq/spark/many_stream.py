@@ -141,6 +141,8 @@ class ManyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def follow(host: Host) -> tuple[str, int, Lease | None]:
             return host.chain.follow(start.get(host.identity) or _zero(consumer))
 
+        if not start:
+            fleet.each(hosts, lambda host: host.chain.begin(consumer))
         known = {key: host for key, host in hosts.items() if host.chain.is_open}
         followed = fleet.each(known, follow)
         followed |= fleet.each({key: hosts[key] for key in hosts.keys() - known.keys()}, follow)

@@ -163,6 +163,7 @@ OPTIONS: Final = (
         10.0,
         _limited,
         "how long one of many instances may take for an answer until it counts as missing",
+        is_listed=False,
     ),
     SparkOption(
         "tls",
@@ -202,6 +203,7 @@ OPTIONS: Final = (
         "how an executor reads one of many instances: auto: in shared memory if it is on the "
         "executor's host, else over TCP; tcp: always over TCP",
         "read",
+        is_listed=False,
     ),
     SparkOption(
         "owner",

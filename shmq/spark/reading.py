@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -17,10 +16,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 import shmq
 from shmq.client import LeasedBatch
 from shmq.client.message import arrow_properties
-from shmq.errors import Gone, LeaseFenced, LeaseLost, NotRunning, ShmqError
+from shmq.errors import Gone, LeaseFenced, LeaseLost, NotRunning
 from shmq.spark import staging
+from shmq.spark.holding import Held, Holding
+from shmq.spark.keeper import holder_again
 from shmq.spark.options import Settings
-from shmq.spark.reads import Application, Lookout, Read, Reads, gone, this_process
+from shmq.spark.reads import Lookout, Read, Reads, gone
 from shmq.spark.workers import exempt_modules
 
 if TYPE_CHECKING:
@@ -146,6 +147,15 @@ def lease_holder_name(settings: Settings) -> str:
     return settings.consumer or f"spark-{settings.stamp}"
 
 
+class _Here:
+    """The one instance of a read."""
+
+    place: Final = None
+
+    def __init__(self, broker: shmq.Broker, instance: str) -> None:
+        self.broker, self.identity, self.address = broker, broker.identity, instance
+
+
 class ShmqReader(DataSourceReader):
     """A batch read: the messages that a channel holds when the DataFrame is first used, up to
     maxMessagesPerTrigger and to the messages that one lease can have. These are the messages in
@@ -158,143 +168,65 @@ class ShmqReader(DataSourceReader):
 
     def partitions(self) -> list[LeasePart]:
         """The parts of the open leases of this DataFrame, or of a lease that is taken now. Raises
-        LeaseFenced if the name is another application's, or a streaming query's."""
+        LeaseFenced if the name is another application's, or a streaming query's, and LeaseLost,
+        once, if what this application has read under it went back to the channel."""
         exempt_modules()
         settings = self._settings
-        broker = attached(settings.instance, settings.owner)
+        here = _Here(attached(settings.instance, settings.owner), settings.instance)
         name = lease_holder_name(settings)
         with reads_of(settings, name).locked() as reads:
-            identity, leases = self._leases(broker, name, reads)
+            held = Holding(settings, name, reads).plan(
+                {here.identity: here},
+                lambda hosts, call: {key: call(host) for key, host in hosts.items()},
+                lambda held: self._take(here, held),
+            )
         return [
             LeasePart(
                 settings.instance,
                 settings.topic,
                 settings.channel,
-                identity,
+                one.identity,
                 lease.id,
                 part,
                 settings.columns,
                 settings.owner,
             )
-            for lease in leases
+            for one in held.values()
+            for lease in one.leases
             for part in range(lease.parts)
         ]
 
-    def _leases(self, broker: Any, name: str, reads: Reads) -> tuple[str, Sequence[_Split]]:
-        """The identity of the channel, and the leases that this application reads under the name:
-        those that it has, else those that a dead one left, else a new one."""
-        settings, application = self._settings, Application.mine()
-        broker.create_channel(settings.topic, settings.channel)
-        identity: str = broker.channel_identity(settings.topic, settings.channel)
-        owner = broker.lease_owner(settings.topic, settings.channel, name)
-        before = reads.of(application)
-        if owner is not None:
-            _check_owner(settings, name, owner, before)
-            known = before.leases.get(broker.identity) if before is not None else None
-            if owner.process and owner.leases and known == (identity, _ids(owner.leases)):
-                return identity, owner.leases
-        ttl = settings.leaseTtl
-        holder = broker.lease_holder(settings.topic, settings.channel, name, ttl=ttl, grace=ttl)
-        leases = holder.leases()
-        if not leases:
-            waiting = broker.channel_depth(settings.topic, settings.channel)
-            lease = holder.lease(
-                settings.maxMessagesPerTrigger,
-                settings.maxBytesPerTrigger,
-                parts_for(settings, waiting),
-            )
-            leases = [] if lease is None else [lease]
-        read = reads.note(application, {broker.identity: (identity, _ids(leases))})
-        if not leases:
-            holder.close()
-            return identity, leases
-        keeper = keeping(settings, holder, identity, _ids(leases))
-        read.keepers = [this_process(), keeper]  # the holder is this process's until it is adopted
-        reads.store(read)
-        if ttl is not None:
-            waiter = (broker, holder, ttl)
-            threading.Thread(target=_keep_until_adopted, args=waiter, daemon=True).start()
-        return identity, leases
+    def _take(self, here: _Here, held: dict[str, Held]) -> None:
+        settings, one = self._settings, held[here.identity]
+        waiting = here.broker.channel_depth(settings.topic, settings.channel)
+        parts = parts_for(settings, waiting)
+        if settings.numPartitions > 1:
+            parts = max(parts, 2)  # so that a look is told from a use, see `Lookout`
+        lease = one.holder.lease(settings.maxMessagesPerTrigger, settings.maxBytesPerTrigger, parts)
+        one.leases = [] if lease is None else [lease]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition. Called in a task. Without a lease there is no partition,
         and Spark passes one of its own, which has no rows."""
         if isinstance(partition, LeasePart):
             lookout = Lookout(partition.instance, partition.identity, partition.lease)
-            with lookout.reading() as done:
+            with lookout.reading(partition.part) as done:
                 yield from read_part(partition)
                 done()
-
-
-def _keep_until_adopted(broker: shmq.Broker, holder: shmq.LeaseHolder, ttl: float) -> None:
-    """Give the signs of life of a holder until its keeper does, which may take long to start."""
-    me = this_process()
-    with contextlib.suppress(ShmqError):
-        while True:
-            time.sleep(min(1.0, ttl / 4))
-            owner = broker.lease_owner(holder.topic, holder.channel, holder.name)
-            if owner is None or owner.process != me:
-                return
-            holder.touch()
-
-
-class _Split(Protocol):
-    """A lease: its id, and the number of its parts."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def parts(self) -> int: ...
 
 
 def reads_of(settings: Settings, name: str) -> Reads:
     """The reads under a name. A process that may not attach cannot foretell their place."""
     if settings.many:
         secret = (settings.proof.encode()[:64], "many")
-        return Reads(None, settings.topic, settings.channel, name, lambda: secret)
+        where = settings.instances or settings.lookupd
+        return Reads(None, settings.topic, settings.channel, name, lambda: secret, where)
     return Reads(
         settings.instance,
         settings.topic,
         settings.channel,
         name,
         lambda: staging.secret_of(settings),
-    )
-
-
-def _ids(leases: Iterable[_Split]) -> list[int]:
-    return [lease.id for lease in leases]
-
-
-def _check_owner(settings: Settings, name: str, owner: Any, before: Read | None) -> None:
-    """Raises LeaseFenced if a read would take leases from another query that needs them."""
-    mine = before is not None and owner.process in before.keepers
-    if owner.process is not None and not mine:
-        raise LeaseFenced(
-            f"read {settings.where} under {name!r}: process {owner.process.split('-')[0]} leases "
-            "under this name, for another application or a streaming query, and lives: give each "
-            "of them a consumer of its own"
-        )
-    planned = [lease for lease in owner.leases if lease.replays]
-    if planned:
-        raise LeaseFenced(
-            f"read {settings.where} under {name!r}: the checkpoint of a streaming query names "
-            f"lease {planned[0].id} of this name: give this read a consumer of its own"
-        )
-
-
-def keeping(settings: Settings, holder: Any, identity: str, leases: Iterable[int]) -> str:
-    """Start the keeper of a holder's leases. Returns it as `PID-START`."""
-    from shmq.spark import keeper
-
-    return keeper.start(
-        settings.instance,
-        settings.owner,
-        holder,
-        identity,
-        leases,
-        settings.leaseTtl,
-        staging.application(),
     )
 
 
@@ -367,7 +299,7 @@ class Ending:
 
     def _end(self, broker: shmq.Broker, lease: int) -> int:
         owner = broker.lease_owner(self.topic, self.channel, self.name)
-        if owner is None or lease not in _ids(owner.leases):
+        if owner is None or lease not in [one.id for one in owner.leases]:
             raise gone(self.what, lease)
         end = broker.finish_lease if self.done else broker.return_lease
         try:
@@ -376,14 +308,22 @@ class Ending:
             raise gone(self.what, lease) from None
 
     def _at_remote(self, broker: Any, ids: list[int]) -> int:
-        with broker.lease_holder(self.topic, self.channel, self.name) as holder:
+        where = (self.topic, self.channel, self.name)
+        known = self.read.holders.get(broker.identity)
+        holder = None
+        if known is not None:
+            with contextlib.suppress(LeaseFenced):
+                holder = holder_again(broker, where, known)
+                there = {lease.id for lease in holder.leases()}
+        if holder is None:  # the next run of the program has it, or nobody
+            holder = broker.lease_holder_if_free(*where, None)
             there = {lease.id for lease in holder.leases()}
-            lost = [lease for lease in ids if lease not in there]
-            if lost:
-                raise gone(self.what, lost[-1])
-            if self.done:
-                return int(holder.finish_lease(ids[-1]))
-            return sum(holder.return_lease(lease) for lease in reversed(ids))
+        lost = [lease for lease in ids if lease not in there]
+        if lost:
+            raise gone(self.what, lost[-1])
+        if self.done:
+            return int(holder.finish_lease(ids[-1]))
+        return sum(holder.return_lease(lease) for lease in reversed(ids))
 
 
 def _end(

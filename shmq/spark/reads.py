@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Final, Self
 
@@ -69,12 +69,15 @@ class Application:
 class Read:
     """The leases of one name that the DataFrames of one application have read.
 
-    leases: from the identity of an instance's memory to that of the channel, and the ids. keepers:
-    the processes that keep them alive."""
+    leases: from the identity of an instance's memory to that of the channel, and the ids. holders:
+    from the same to the incarnation of their holder, a secret. looked: those leases that were only
+    looked at, and went back. keepers: the processes that keep them alive."""
 
     application: str
     above: list[str]
     leases: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    holders: dict[str, tuple[int, int]] = field(default_factory=dict)
+    looked: list[int] = field(default_factory=list)
     keepers: list[str] = field(default_factory=list)
 
     @property
@@ -93,11 +96,13 @@ class Reads:
         channel: str,
         name: str,
         secret: Callable[[], tuple[bytes, str]],
+        many: Iterable[str] = (),
     ) -> None:
-        """instance: None for the reads of many instances. secret: of `StagingPlace`."""
+        """instance: None for the reads of many instances; many: how they are named, in any order.
+        secret: of `StagingPlace`."""
         self._place = StagingPlace(f"{instance or ''}{_DIRECTORY}", secret)
         self.what = f"{topic}/{channel} under {name!r}"
-        words = "\0".join((instance or "", topic, channel, name))
+        words = "\0".join((instance or " ".join(sorted(many)), topic, channel, name))
         self._key = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
         self._here: Private | None = None
 
@@ -120,12 +125,20 @@ class Reads:
         """The read of an application; None: it has none."""
         return self._load(f"{self._key}.{application.name}")
 
-    def note(self, application: Application, leases: dict[str, tuple[str, list[int]]]) -> Read:
+    def note(self, read: Read) -> None:
         """Write down what an application reads from now on."""
-        read = Read(application.name, list(application.above), leases)
         self.store(read)
         self._sweep()
-        return read
+
+    def gave_back(self, identity: str, lease: int) -> None:
+        """This lease, which was only looked at, goes back. identity: of its channel."""
+        assert self._here is not None
+        for name in self._here.names():
+            read = self._load(name) if name.startswith(f"{self._key}.") else None
+            ids = () if read is None else [*read.leases.values()]
+            if read is not None and any(at == identity and lease in one for at, one in ids):
+                read.looked.append(lease)
+                self.store(read)
 
     def store(self, read: Read) -> None:
         """Write a read down again, which has changed."""
@@ -154,7 +167,6 @@ class Reads:
         over = [read for read in found if read.is_over or _is_remote()]
         if found and not over:
             pid = found[0].application.split("-")[0]
-            pid = found[0].application.split("-")[0]
             raise LeaseFenced(
                 f"{self.what}: what was read is held by process {pid}, another Spark application, "
                 "which lives: only it ends what it reads. Give each application a consumer of its "
@@ -167,6 +179,7 @@ class Reads:
         try:
             found = json.loads(bytes(self._here.read(name)))
             found["leases"] = {key: (at, ids) for key, (at, ids) in found["leases"].items()}
+            found["holders"] = {key: (at, bits) for key, (at, bits) in found["holders"].items()}
             return Read(**found)
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
@@ -182,46 +195,100 @@ class Reads:
 
 
 class Lookout:
-    """Whether tasks read a lease now, and whether one of them ever has read a part to its end.
-    If none has, somebody only had a look (`show`, `limit`), and the lease may run out."""
+    """Which parts of a lease tasks have begun to read, and whether they read now.
 
-    def __init__(self, instance: str, identity: str, lease: int) -> None:
-        self._place = StagingPlace(f"{instance}{_DIRECTORY}", _no_secret)
+    `show`, `limit` and `take` begin with the first part, and if it has enough rows for them they
+    begin no other. Any other use reads all parts. So a lease of which only the first part was ever
+    begun, and nothing is read now, was only looked at; one that has a single part, if that was not
+    read to its end either. Spark says no more to a source.
+
+    The file of a lease has a byte for each part. Readers have a shared lock of it."""
+
+    _BEGUN, _READ = b"b", b"r"
+    _GIVEN_BACK = 64  # the place of a byte that is there if the lease went back; beyond all parts
+
+    def __init__(self, instance: str | None, identity: str, lease: int, parts: int = 1) -> None:
+        """instance: None for a lease on one of many instances, of which nothing is known: who reads
+        it may be on another host."""
+        self._place = None if instance is None else _place(instance)
         self._name = f"read.{identity}.{lease}"
+        self._parts = parts
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Callable[[], None]]:
+    def reading(self, part: int) -> Iterator[Callable[[], None]]:
         """The block is a task that reads. It calls what it is given when it has read all."""
         fd = -1
-        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
+        with contextlib.suppress(OSError, ShmqError), self._open() as here:
             fd = here.append(self._name)
             fcntl.flock(fd, fcntl.LOCK_SH)
+        self._note(fd, part, self._BEGUN)
         try:
-            yield lambda: None if fd < 0 else os.ftruncate(fd, 1)
+            yield lambda: self._note(fd, part, self._READ)
+        except LeaseLost as exc:
+            if fd < 0 or not os.pread(fd, 1, self._GIVEN_BACK):
+                raise
+            raise LeaseLost(
+                f"{exc}. It was only looked at (show, limit or take), and for a minute nobody read "
+                "more of it, so its messages went back to the channel, for consumers: load() "
+                'again. To look without taking: .option("peek", "true")'
+            ) from None
         finally:
             if fd >= 0:
                 os.close(fd)
 
+    def _note(self, fd: int, part: int, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # no room: then it is kept
+            if fd >= 0 and os.pread(fd, 1, part) != self._READ:
+                os.pwrite(fd, what, part)
+
     def only_looked(self) -> bool:
-        """Whether tasks have begun to read, none has read to the end, and none reads now."""
-        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
-            if not here.exists(self._name) or here.size(self._name):
-                return False
+        """Whether the lease was only looked at."""
+        with self.alone() as found:
+            return found
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """The same; if it is so, no task begins to read in the block."""
+        fd, found = -1, False
+        try:
+            with contextlib.suppress(OSError, ShmqError), self._open() as here:
+                if here.exists(self._name):
+                    fd = here.append(self._name)
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    begun = os.pread(fd, self._parts, 0)
+                    others = begun[1:].strip(b"\0")
+                    found = bool(begun[:1].strip(b"\0")) and not others
+                    found = found and not (self._parts == 1 and begun == self._READ)
+            yield found
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def note_given_back(self) -> None:
+        """Have who reads the lease after this know why it has ended."""
+        with contextlib.suppress(OSError, ShmqError), self._open() as here:
             fd = here.append(self._name)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                os.pwrite(fd, b"g", self._GIVEN_BACK)
             finally:
                 os.close(fd)
-        return False
 
     def forget(self) -> None:
         """Remove what is known."""
-        with contextlib.suppress(OSError, ShmqError), self._place.open() as here:
+        with contextlib.suppress(OSError, ShmqError), self._open() as here:
             here.unlink(self._name)
 
+    def _open(self) -> Private:
+        if self._place is None:
+            raise FileNotFoundError
+        return self._place.open()
 
-def _no_secret() -> tuple[bytes, str]:
+
+def _place(instance: str) -> StagingPlace:
+    return StagingPlace(f"{instance}{_DIRECTORY}", no_secret)
+
+
+def no_secret() -> tuple[bytes, str]:
     """For a place that exists, because reads are planned there."""
     raise FileNotFoundError
 

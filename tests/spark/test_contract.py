@@ -254,7 +254,7 @@ def test_a_second_query_of_one_consumer_reads_nothing(
     start = first.begin()
     end = first.latest(start)
     assert first.read(start, end) == bodies
-    with pytest.raises(LeaseFenced, match=f"process {os.getpid()}, leases .* consumer of its own"):
+    with pytest.raises(LeaseFenced, match=f"process {os.getpid()} leases .* consumer of its own"):
         Query(broker).begin()
     other = {**start, "q": "another checkpoint"}
     with pytest.raises(LeaseFenced, match="consumer of its own"):

@@ -23,13 +23,14 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from shmq.spark import fleet, hosts, many, reading
+from shmq.spark import chain, fleet, hosts, keeper, many, reading
 from shmq.spark.chain import DataLoss
 from shmq.spark.hosts import HostAway, NoLookupd
 from shmq.spark.many import ManyReader, shared
 from shmq.spark.many_stream import ManyStreamReader
 from shmq.spark.options import OPTIONS, Settings
 from shmq.spark.reading import finish_lease, return_lease
+from shmq.spark.reads import this_process
 
 A, B, C = "a:4150", "b:4150", "c:4150"
 ALL = f"{A},{B},{C}"
@@ -107,6 +108,14 @@ class Remote:
     def check(self) -> None:
         self._network.check(self._address)
 
+    def lease_holder(self, *names: Any, resume: Any = None, **named: Any) -> Remote:
+        """As over a network, where a holder may be resumed."""
+        if resume is None:
+            return self.__getattr__("lease_holder")(*names, **named)
+        found = self.__getattr__("lease_holder_known")(*names[:2], resume, 0)
+        found.leases()
+        return found
+
     def read_lease(self, *arguments: Any, **named: Any) -> Any:
         return self.__getattr__("read_lease")(*arguments, **named)
 
@@ -147,6 +156,8 @@ def network(
     monkeypatch.setattr(hosts, "local_instance", lambda identity, owner: None)
     monkeypatch.setattr(fleet.Failure, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(hosts, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(chain, "_ENDING", 0.05)
+    monkeypatch.setattr(keeper, "start", lambda *_: this_process())  # of real instances
     yield made
     hosts.disconnect()
     for one in three:
@@ -164,6 +175,13 @@ class Query:
             del given["instances"]
         self.settings = Settings(given)
         self.reader: ManyStreamReader = pickle.loads(pickle.dumps(ManyStreamReader(self.settings)))
+
+    def die(self) -> Query:
+        """The connections of its process end."""
+        for host in self.reader._fleet._hosts.values():
+            if host.chain._holder is not None:
+                host.chain._holder.leave()
+        return self
 
     def latest(self, start: Offsets, rows: int = 100) -> Offsets:
         """As Spark has it, which keeps the text."""
@@ -335,7 +353,9 @@ def test_a_skipped_instance_comes_back_with_what_it_held(network: Network) -> No
 def test_a_lease_that_no_offset_names_is_found_when_its_instance_is_back(network: Network) -> None:
     network.publish(A, b"a1")
     network.publish(B, b"b1")
-    Query().latest({})  # Spark dies before it writes this down
+    dead = Query()
+    dead.latest({})  # Spark dies before it writes this down
+    dead.die()
     query = Query(onMissingHost="skip")
     network.away.add(B)
     first = query.latest({})
@@ -462,7 +482,9 @@ def test_what_spark_did_not_write_down_is_given_again(
 ) -> None:
     for address in taken:
         network.publish(address, address.encode())
-    lost = Query().latest({})
+    dead = Query()
+    lost = dead.latest({})
+    dead.die()
     for address in (A, B, C):
         network.publish(address, b"later")
     again = Query()
@@ -488,7 +510,7 @@ def test_the_newest_run_of_a_query_wins_on_every_instance(network: Network) -> N
     network.publish(B, b"b1")
     before, after = Query(), Query()
     end = before.latest({})
-    assert after.latest({}) == end
+    assert after.latest(end) == end
     joined = network.start("d:4150")
     joined.producer("t").publish(b"d1")
     before.settings._values["instances"] = after.settings._values["instances"] = (A, B, C, "d:4150")
