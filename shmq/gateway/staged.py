@@ -133,7 +133,10 @@ class StagedRows:
             raise BadArgument(f"stage {count} rows: the sizes are not those of the bodies")
         most = self._broker.limit("max_msg_size")
         if int(sizes.max()) > most:
-            raise MessageTooBig(f"stage a row of {int(sizes.max())} bytes: max_msg_size is {most}")
+            raise MessageTooBig(
+                f"stage a row of {int(sizes.max())} bytes: max_msg_size is {most}: make it "
+                "smaller, or raise the broker's --max-msg-size"
+            )
 
     # ---- COMMIT ----
 

@@ -56,6 +56,8 @@ _SUM: Final = 1 << 31
 #: Rows, and bytes, that are published at once: their slots stay in a core's cache meanwhile.
 _ROWS: Final = 2048
 _BYTES: Final = 4 << 20
+#: Bytes of a body up to which no limit is asked for: a batch of larger ones has few rows.
+_SMALL: Final = 64 << 10
 #: Pages that are looked at in one call.
 _TOUCHED: Final = 1024
 #: Files that a commit keeps mapped at most: each has a descriptor.
@@ -120,7 +122,8 @@ def _key(key: str) -> tuple[int, int]:
 
 def bodies_of(batch: pa.RecordBatch, settings: Settings) -> pa.Array:
     """The column that is published, as large_binary. Raises ValueError for a column or a value that
-    cannot be a message."""
+    cannot be a message, and MessageTooBig for one that this host's instance does not take: in the
+    task, before a row of the write is published."""
     index = batch.schema.get_field_index(settings.body)
     if index < 0:
         raise ValueError(
@@ -141,10 +144,22 @@ def bodies_of(batch: pa.RecordBatch, settings: Settings) -> pa.Array:
     if column.null_count:
         raise ValueError(f"{column.null_count} of column {settings.body!r} are null")
     column = column.cast(pa.large_binary())
-    if len(column) and not pc.min(pc.binary_length(column)).as_py():
+    if not len(column):
+        return column
+    sizes = pc.min_max(pc.binary_length(column)).as_py()
+    if not sizes["min"]:
         raise ValueError(
             f"column {settings.body!r} has an empty value: a message has 1 byte or more"
         )
+    if sizes["max"] > _SMALL and not settings.many:  # a gateway says it of its own instance
+        with sources.open_readonly(settings.instance, owner=settings.owner) as source:
+            most = source.directory.limits["max_msg_size"]
+        if sizes["max"] > most:
+            raise shmq.MessageTooBig(
+                f"publish to {settings.topic}: a row of column {settings.body!r} has "
+                f"{sizes['max']} bytes, and instance {settings.instance!r} takes {most}: make it "
+                "smaller, or raise the broker's --max-msg-size"
+            )
     return column
 
 
