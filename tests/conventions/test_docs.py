@@ -42,6 +42,8 @@ FOREIGN = {
     "--core",
     "--streaming",
     "--spark",
+    "--spark-jobs",
+    "--round-kills",
     "--fleet",
     "--write",
     "--no-write",

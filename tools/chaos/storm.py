@@ -137,6 +137,11 @@ def on_sigterm(number: int, frame: object) -> NoReturn:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the logs go.  [a new directory under the temporary one]",
 )
+@click.option(
+    "--spark-jobs",
+    is_flag=True,
+    help="With a driver of Spark that runs batch jobs; for rounds of 1000 kills or more.",
+)
 @click.option("--keep", is_flag=True, help="Keep the logs of every round.")
 @click.option(
     "--json",
@@ -153,6 +158,7 @@ def main(
     late: float,
     seconds: float | None,
     directory: Path | None,
+    spark_jobs: bool,
     keep: bool,
     json_file: Path | None,
 ) -> None:
@@ -163,6 +169,7 @@ def main(
     base = directory or Path(tempfile.mkdtemp(prefix="shmq-storm-"))
     base.mkdir(parents=True, exist_ok=True)
     total, began = Total(), time.monotonic()
+    Round.spark_jobs = spark_jobs
     try:
         with line() as show:
             while (left := kills - total.killed.total()) > 0:

@@ -15,6 +15,7 @@ from chaos.storm import (
     policy_actors,
     remote,
     result_actors,
+    spark_actors,
 )
 from chaos.storm.actors import Actor
 from chaos.storm.history import Promise
@@ -87,6 +88,12 @@ ROLES = (
         if celery_actors.INSTALLED
         else ()
     ),
+)
+
+#: Only if they are asked for: a driver takes some ten seconds to start.
+SPARK_ROLES = (
+    Role(spark_actors.Feeder, spark_actors.FEED, weight=3),
+    Role(spark_actors.SparkJobs, spark_actors.FEED, weight=1),
 )
 
 

@@ -29,6 +29,7 @@ from chaos.storm import (
     operators,
     policy_actors,
     result_actors,
+    spark_actors,
 )
 from chaos.storm.actors import Actor, Control, Place
 from chaos.storm.aim import Aim, aimed
@@ -43,6 +44,7 @@ from storm_roles import (
     CHANNELS,
     GATEWAY_WEIGHT,
     ROLES,
+    SPARK_ROLES,
     SUPERVISOR_CALLS,
     UNAIMED,
     Role,
@@ -124,6 +126,8 @@ def gateways_from(nursery: Nursery) -> Callable[..., Born]:
 class Round:
     """One round."""
 
+    spark_jobs = False  # whether a driver of Spark's is among the actors
+
     def __init__(
         self, seed: int, kills: int, directory: Path, pace: float, long_stop: float, late: float
     ) -> None:
@@ -154,7 +158,7 @@ class Round:
         self.serving = False
         self.serves_since = 0.0
         self.seats = [self.supervisor]
-        for role in [*ROLES, *self.policies.roles]:
+        for role in [*ROLES, *self.policies.roles, *(SPARK_ROLES if self.spark_jobs else ())]:
             for place in range(role.seats):
                 self.seats.append(Seat(len(self.seats), role, place >= role.survivors))
         #: The processes that are left of the groups of those who have ended.
@@ -482,12 +486,15 @@ class Round:
         self.employ([(errand_actors.POOL, "")], errand_actors.Finisher)
         if celery_actors.INSTALLED:
             self.employ([(errand_actors.CALLS, "")], celery_actors.CeleryFinisher)
+        if self.spark_jobs:
+            self.end_spark()
         self.everything_is_back()
         self.employ([("work", "")], operators.Unpauser)
         if self.choice.random() < 0.3:
             self.flush()
             self.until("a supervisor answers", lambda: self.serving)
-        errands = (errand_actors.POOL, *errand_actors.QUEUES, celery_actors.TOPICS)
+        errands = (*errand_actors.QUEUES, celery_actors.TOPICS, spark_actors.TOPICS)
+        errands = (errand_actors.POOL, *errands)
         places = [place for place in self.channels() if not place[0].startswith(errands)]
         dead = {promise.dead for promise in self.promises}
         self.employ([place for place in places if place[0] not in dead], actors.Drainer)
@@ -499,6 +506,13 @@ class Round:
         self.flush()
         if left := shm.list_objects(self.instance):
             self.problem("left", f"in shared memory: {left}")
+
+    def end_spark(self) -> None:
+        """Leases of the dead go back by themselves; what they staged goes with the next commit."""
+        topics = [(spark_actors.FEED, ""), (spark_actors.OUT, "")]
+        self.employ(topics, spark_actors.SparkSweeper)
+        if left := spark_actors.staged(self.instance):
+            self.problem("left", f"staged rows: {left}")
 
     def everything_is_back(self) -> None:
         """Nobody is at work, so every place is free but the supervisor's and its gateway's, the

@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from chaos.storm import errand_rules, letters, policies, results
+from chaos.storm import errand_rules, letters, policies, results, spark_rules
 from chaos.storm.history import (
     Outcome,
     Settling,
@@ -81,6 +81,7 @@ def check(directory: Path) -> Verdict:
         letters.letters,
         results.results,
         errand_rules.errands,
+        spark_rules.written_once,
     ):
         rule(history, verdict)
     return verdict

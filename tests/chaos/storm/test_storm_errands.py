@@ -10,6 +10,7 @@ import pytest
 from chaos.storm.checker import check
 from chaos.storm.errand_actors import CALL_RUNS, CALLS, POOL, RUN, RUNS
 from chaos.storm.history import Errand, What
+from chaos.storm.spark_actors import OUT
 from chaos.storm.story import Story, Teller
 
 TOPIC = "item-queue"
@@ -67,6 +68,13 @@ def an_item_that_comes_after_its_end(story: Story, broken: bool) -> None:
     errand(story.actor("getter", TOPIC), 20, *GET, *END)
     # who asked before the end may have been given it before
     errand(story.actor("getter", TOPIC), 30 if broken else 15, *GET, apart=10)
+
+
+@plant
+def a_row_of_spark_that_comes_twice(story: Story, broken: bool) -> None:
+    errand(story.actor("spark-jobs", OUT), 10, *SEND)
+    for at in (20, 30) if broken else (20,):
+        errand(story.actor("spark-sweeper", OUT), at, *GET)
 
 
 @plant
