@@ -132,6 +132,12 @@ class LeasedBatch:
     def _unpacked(block: bytes) -> Mapping[str, bytes]:
         raise NotImplementedError
 
+    @property
+    def has_properties(self) -> bool:
+        """Whether any of the messages has properties, for the rest of the package. False if they
+        were not read."""
+        return self._blocks is not None and len(self._blocks[1]) > 0
+
     def columns(
         self,
     ) -> tuple[bytes, bytes, bytes, bytes, bytes, tuple[bytes, bytes] | None]:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import shlex
 import signal
 import socket
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 import shmq
 from shmq.cli.output import print_json, progress, say
@@ -26,14 +29,17 @@ from shmq.cli.parameters import (
     read_token,
     token_option,
 )
-from shmq.cli.status import INTERRUPTED, OK
+from shmq.cli.status import INTERRUPTED, OK, REFUSED
 from shmq.printing import printable
 
 if TYPE_CHECKING:
+    from shmq.forward import Stopped
     from shmq.forward.loop import Loop
     from shmq.remote import RemoteBroker
 
 _EVERY = 2.0  # seconds between two progress lines
+#: Parameters that are left out when the command is shown again.
+_ONCE = frozenset({"refused", "until_empty", "as_json", "metrics_address"})
 
 
 @click.command()
@@ -71,6 +77,19 @@ _EVERY = 2.0  # seconds between two progress lines
     help="Messages of one batch, at most [999, into Kafka 4999].",
 )
 @click.option(
+    "--refused",
+    type=click.Choice(["stop", "dead", "skip"]),
+    default="stop",
+    show_default=True,
+    help="What to do with a message that the other side never takes, for its size or its headers: "
+    "stop and say how to go on; make it a dead letter of the channel; or leave it out.",
+)
+@click.option(
+    "--bodies-only",
+    is_flag=True,
+    help="Leave out properties; without it they travel as headers to NATS and Kafka, and back.",
+)
+@click.option(
     "--host",
     metavar="NAME",
     help="Name of this host for the target, if its host name may change [host name, or --from].",
@@ -93,6 +112,8 @@ def forward(
     create: bool,
     until_empty: bool,
     batch: int | None,
+    refused: str,
+    bodies_only: bool,
     host: str | None,
     metrics_address: str | None,
 ) -> int:
@@ -111,12 +132,17 @@ def forward(
     from shmq.forward.origin import is_origin
 
     held = {} if login is None else read_login(login)
-    words = _Words(until_empty, as_json, _split(metrics_address))
+    words = _Words(until_empty, as_json, _split(metrics_address), refused, bodies_only)
     if tls and (address is None or is_origin(address)):
         raise ValueError("--tls is for --from=HOST:PORT; a --login says how NATS and Kafka use it")
     if address is not None and is_origin(address):
         if channel is not None or create:
             raise ValueError(f"from {address.partition('://')[0]} only the TOPIC is named")
+        if refused == "dead":
+            raise ValueError(
+                "--refused=dead needs a channel whose dead letters they become: on the way back "
+                "give --refused=stop or skip"
+            )
         return _back(instance, topic, address, held, host, batch, words)
     if channel is None or target is None:
         raise ValueError("name the CHANNEL and the TARGET; or --from=nats://... for the way back")
@@ -140,6 +166,8 @@ class _Words:
     until_empty: bool
     as_json: bool
     metrics: tuple[str, int] | None
+    refused: str
+    bodies_only: bool
 
 
 def _split(address: str | None) -> tuple[str, int] | None:
@@ -165,9 +193,15 @@ def _there(
 ) -> int:
     """From a channel to a target."""
     from shmq.forward import Forwarder, open_target
+    from shmq.forward.letters import Letters
     from shmq.forward.target import Source
 
     topic, channel, target = names
+    if gateway is not None and words.refused == "dead":
+        raise ValueError(
+            "--refused=dead needs the broker's own host: forward there, or give --refused=stop or "
+            "skip"
+        )
     with _broker(instance, gateway, names, login) as broker:
         own = socket.gethostname() if gateway is None else gateway.address
         source = Source(host or own, broker.instance, topic, channel)
@@ -179,7 +213,20 @@ def _there(
             def depth() -> int:
                 return broker.channel_depth(topic, channel)
 
-            forwarder = Forwarder(holder, identity, depth, source, to, batch)
+            letters = None
+            if isinstance(broker, shmq.Broker) and words.refused == "dead":
+                letters = Letters(broker, topic, channel, identity)
+            forwarder = Forwarder(
+                holder,
+                identity,
+                depth,
+                source,
+                to,
+                batch,
+                words.refused,
+                letters,
+                words.bodies_only,
+            )
             labels = {"broker": broker.instance, "topic": topic, "channel": channel}
             return _run(forwarder, (f"{topic}/{channel}", str(to)), labels, words, depth)
 
@@ -199,8 +246,8 @@ def _back(
 
     with shmq.attach(instance) as broker:
         sink = Sink(host or socket.gethostname(), broker.instance, topic)
-        origin = open_origin(url, sink, login)
-        receiver = Receiver(broker, topic, origin, batch)
+        origin = open_origin(url, sink, login, words.bodies_only)
+        receiver = Receiver(broker, topic, origin, batch, words.refused)
         labels = {"broker": broker.instance, "topic": topic, "channel": ""}
         return _run(receiver, (str(origin), topic), labels, words, None)
 
@@ -213,6 +260,9 @@ def _run(
     depth: Callable[[], int] | None,
 ) -> int:
     """Run until the end, and say what was done. ends: from where, to where."""
+    from shmq.forward import Stopped
+
+    stopped: Stopped | None = None
     with contextlib.ExitStack() as stack:
         if words.metrics is not None:
             from shmq.forward.metrics import served
@@ -221,9 +271,65 @@ def _run(
             stack.enter_context(served(loop, {**labels, "peer": far}, *words.metrics))
         interrupted = stack.enter_context(_signals(loop))
         stack.enter_context(_shown(loop, depth))
-        loop.run(words.until_empty, lambda text: say(f"shmq: {printable(text)}", err=True))
+        try:
+            loop.run(words.until_empty, _log)
+        except Stopped as exc:
+            stopped = exc
+    if stopped is not None:
+        _explain(stopped, labels["channel"])
+        if words.as_json:
+            _sum_up(loop, True, *ends)
+        return REFUSED
     _sum_up(loop, words.as_json, *ends)
     return INTERRUPTED if interrupted.is_set() else OK
+
+
+def _log(text: str) -> None:
+    say(f"shmq: {printable(text)}", err=True)
+
+
+def _explain(stopped: Stopped, channel: str) -> None:
+    """Say on stderr why a forwarder stopped, and the commands that get past the message."""
+    _log(str(stopped))
+    _log(
+        f"nothing is lost: {stopped.waits}; raise that limit and start the same again, or get past "
+        "it by one of these, which end when there is nothing left:"
+    )
+    command, is_short = _again()
+    ways = {"--refused=skip": "leaves out what is refused"}
+    if stopped.refusal.of_headers:
+        ways["--bodies-only"] = "leaves out the properties of all"
+    if channel and not any(word.startswith("--from=") for word in command):
+        ways["--refused=dead"] = "makes a dead letter of what is refused, see `shmq dead ls`"
+    for option, what in reversed(ways.items()):
+        words = [*command, option, "--until-empty"]
+        say(f"  {printable(shlex.join(words))}  # {what}", err=True)
+    if is_short:
+        _log("put the user and the password into the address again; they are not shown here")
+
+
+def _again() -> tuple[list[str], bool]:
+    """The words of this command without its options of one run, and whether a password was left out
+    of them."""
+    context = click.get_current_context()
+    found, is_short = ["shmq", "forward"], False
+    options: list[str] = []
+    for each in context.command.params:
+        name = each.name or ""
+        value = context.params.get(name)
+        is_given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if value in (None, False) or name in _ONCE or not (is_given or name == "instance"):
+            continue
+        text = str(value)
+        if "://" in text and "@" in text:
+            place = urllib.parse.urlsplit(text)
+            text = place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
+            is_short = True
+        if isinstance(each, click.Option):
+            options.append(each.opts[0] if each.is_flag else f"{each.opts[0]}={text}")
+        else:
+            found.append(text)
+    return found + options, is_short
 
 
 def _broker(
@@ -305,5 +411,7 @@ def _sum_up(loop: Loop, as_json: bool, source: str, target: str) -> None:
     if done.resumed:
         text += f"; {done.resumed:,} were there already"
     if done.skipped:
-        text += f"; {done.skipped:,} without a body were left out"
+        text += f"; {done.skipped:,} without a body, or refused, were left out"
+    if done.dead:
+        text += f"; {done.dead:,} that were refused are dead letters"
     say(text)

@@ -12,7 +12,8 @@ from shmq.forward.forwarder import Forwarder
 from shmq.forward.loop import Loop, Progress
 from shmq.forward.origin import Origin, open_origin
 from shmq.forward.receiver import Receiver
+from shmq.forward.refusal import POLICIES, Stopped
 from shmq.forward.target import Target, open_target
 
-__all__ = ["Forwarder", "Loop", "Origin", "Progress", "Receiver", "Target"]
-__all__ += ["open_origin", "open_target"]
+__all__ = ["Forwarder", "Loop", "Origin", "Progress", "Receiver", "Stopped", "Target"]
+__all__ += ["POLICIES", "open_origin", "open_target"]

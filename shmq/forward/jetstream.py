@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import MessageTooBig, ShmqError
+from shmq.forward.headers import nats_lines
 from shmq.forward.login import NatsLogin
 from shmq.forward.marker import Marker
 from shmq.forward.nats_connection import NatsConnection, document_of
@@ -24,8 +25,12 @@ from shmq.printing import LONGEST, printable
 #: A batch has at most 1000 messages, and one of them is the marker.
 _MOST: Final = 999
 _MOST_BYTES: Final = 8 << 20
-#: Room in a message for the headers of a batch.
-_HEADERS: Final = 256
+#: The most bytes of the headers of a batch, in any message but the marker.
+_HEADERS: Final = 96
+#: The most bytes of the headers of a marker.
+_MARKER_HEADERS: Final = 256
+#: The most bytes of a marker but for its ids and the names of its source.
+_MARKER: Final = 256
 #: Batches between two purges of old markers.
 _PURGE_EVERY: Final = 500
 
@@ -38,6 +43,7 @@ class JetStream:
     most = _MOST
     most_bytes = _MOST_BYTES
     exact = True
+    has_headers = True
 
     def __init__(
         self,
@@ -85,8 +91,9 @@ class JetStream:
                 f"forward to {self}: there is no such stream; make one with allow_atomic and the "
                 f"subjects {self._subject} and {self._marker}, or give --create"
             )
-        self._check(inner(found, "config"))
-        self._limit = connection.max_payload - _HEADERS
+        config = inner(found, "config")
+        self._check(config)
+        self._learn(connection.max_payload, config)
         self._purge()
         return self._read_marker()
 
@@ -129,6 +136,21 @@ class JetStream:
                     "add it, or name another with ?subject= and ?marker="
                 )
 
+    def _learn(self, payload: int, config: dict[str, Any]) -> None:
+        """Learn how large a message may be, with its headers, and how many ids a marker has room
+        for. Raises ShmqError if there is none."""
+        self._limit, self._limited = payload, f"the server's max_payload is {payload} bytes"
+        for name in ("max_msg_size", "max_bytes"):
+            most = config.get(name, -1)
+            if type(most) is int and 0 < most < self._limit:
+                self._limit, self._limited = most, f"the stream's {name} is {most} bytes"
+        room = self._limit - _MARKER_HEADERS - _MARKER - 2 * len(str(self._source))
+        self.most = min(_MOST, room // 16)  # as many may be in doubt
+        if self.most < 1:
+            raise ShmqError(
+                f"forward to {self}: {self._limited}, which has no room for a marker; raise it"
+            )
+
     def _read_marker(self) -> Marker | None:
         answer = self._ask("STREAM.MSG.GET", {"last_by_subj": self._marker})
         if answer is None:
@@ -151,10 +173,31 @@ class JetStream:
 
     # ---- batches ----
 
-    def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
-        """Begin to store the bodies and the marker. Raises MessageTooBig."""
+    def too_big(
+        self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, bytes]] | None
+    ) -> Mapping[int, str]:
+        """The messages that are too big with their headers."""
+        room = self._limit - _HEADERS
+        if properties is None:
+            sizes = list(map(len, bodies))
+        else:
+            pairs = zip(bodies, properties, strict=True)
+            sizes = [len(body) + len(nats_lines(own)) for body, own in pairs]
+        if max(sizes) <= room:
+            return {}
+        why = f"{self._limited}, of which {_HEADERS} are for the headers of a batch"
+        return {place: why for place, size in enumerate(sizes) if size > room}
+
+    def send(
+        self,
+        bodies: Sequence[bytes],
+        marker: Marker,
+        properties: Sequence[Mapping[str, bytes]] | None = None,
+    ) -> None:
+        """Begin to store the bodies and the marker. Raises Refused, and MessageTooBig for the
+        marker."""
         assert self._connection is not None
-        frames = self._frames(bodies)
+        frames = self._frames(bodies, properties)
         if self._batches % _PURGE_EVERY == _PURGE_EVERY - 1:
             self._purge()
         last = self._last_frame(len(bodies), marker.encoded())
@@ -167,20 +210,15 @@ class JetStream:
         batch = f"{self._batch}{self._batches:x}".encode()
         return b"NATS/1.0\r\nNats-Batch-Id:%b\r\nNats-Batch-Sequence:" % batch
 
-    def _check_size(self, size: int) -> None:
-        if size > self._limit:
-            raise MessageTooBig(
-                f"forward to {self}: a message has {size} bytes and the server takes "
-                f"{self._limit}; raise its max_payload, or take the message out of the channel"
-            )
-
-    def _frames(self, bodies: Sequence[bytes]) -> bytes:
-        self._check_size(max(map(len, bodies)))
+    def _frames(
+        self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, bytes]] | None
+    ) -> bytes:
         start = self._head()
         verb = b"HPUB %b " % self._subject.encode()
         frames = []
         for place, body in enumerate(bodies, 1):
-            head = b"%b%d\r\n\r\n" % (start, place)
+            own = b"" if properties is None else nats_lines(properties[place - 1])
+            head = b"%b%d\r\n%b\r\n" % (start, place, own)
             size = len(head)
             frames.append(b"%b%d %d\r\n%b%b\r\n" % (verb, size, size + len(body), head, body))
         return b"".join(frames)
@@ -188,7 +226,11 @@ class JetStream:
     def _last_frame(self, count: int, marker: bytes) -> bytes:
         """Of the marker, which ends a batch behind `count` messages."""
         assert self._connection is not None
-        self._check_size(len(marker))
+        if len(marker) + _MARKER_HEADERS > self._limit:
+            raise MessageTooBig(
+                f"forward to {self}: the marker of a batch has {len(marker)} bytes, and "
+                f"{self._limited}; raise it, or give a lower --batch"
+            )
         fence = self._fence()
         head = b"%b%d\r\nNats-Batch-Commit:1\r\n%b\r\n" % (self._head(), count + 1, fence)
         size = len(head)

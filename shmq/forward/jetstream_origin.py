@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import ShmqError
+from shmq.forward.headers import of_nats, read
 from shmq.forward.login import NatsLogin
 from shmq.forward.nats_connection import Message, NatsConnection
 from shmq.forward.nats_streams import asked, check_stream, stream_name
@@ -48,11 +49,12 @@ class JetStreamOrigin:
         stream: str,
         wishes: Mapping[str, str],
         sink: Sink,
+        with_headers: bool = True,
     ) -> None:
         """wishes: `consumer`, its name, and `subject`, which may have wildcards (default: all).
         Raises ValueError."""
         self._servers, self._login = servers, login
-        self._stream, self._sink = stream, sink
+        self._stream, self._sink, self._with_headers = stream, sink, with_headers
         self._name, self._filter = wishes["consumer"], wishes.get("subject", "")
         check_stream(stream)
         check_stream(self._name, "consumer")
@@ -154,6 +156,10 @@ class JetStreamOrigin:
 
     # ---- messages ----
 
+    def named(self, lane: str, number: int) -> str:
+        """By its number in the stream."""
+        return f"{number} of the stream {self._stream}"
+
     def take(self, most: int, timeout: float) -> Sequence[Portion]:
         """The next messages."""
         self._drained = False
@@ -167,7 +173,9 @@ class JetStreamOrigin:
             return ()
         numbers = [self._number(message) for message in found]
         self._reply = found[-1].reply
-        return (Portion(self._lane, numbers, [message.body for message in found]),)
+        bodies = [message.body for message in found]
+        own = read(of_nats, [message.head for message in found]) if self._with_headers else None
+        return (Portion(self._lane, numbers, bodies, own),)
 
     def _pull(self, wish: dict[str, Any]) -> list[Message]:
         assert self._connection is not None

@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from shmq.errors import MessageTooBig, ShmqError
+from shmq.errors import ShmqError
+from shmq.forward.refusal import Refused
 from shmq.forward.target import Away
+from shmq.printing import LONGEST, printable
 
 TopicNames: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 #: Seconds within which Kafka answers. librdkafka repeats requests by itself within them.
@@ -57,15 +59,16 @@ def _library() -> Any:
 def refused(tried: str, error: Any) -> ShmqError | None:
     """Our error for a KafkaError that another try gets again; None if one may help."""
     kind = type(error)
-    if error.code() in [getattr(kind, name) for name in _TOO_BIG]:
-        return MessageTooBig(
-            f"{tried}: a message is larger than the topic takes ({error}); raise its "
-            "max.message.bytes, or take the message out of the channel"
-        )
     alert = error.code() == kind._TRANSPORT and _ALERT.search(error.str())
     if alert or error.code() in [getattr(kind, name) for name in _LASTING]:
         return ShmqError(f"{tried}: Kafka refused: {error.name()}: {error.str()}")
     return None
+
+
+def is_too_big(error: Any) -> bool:
+    """Whether a KafkaError says that a record, or a batch of them, is too big."""
+    kind = type(error)
+    return error.code() in [getattr(kind, name) for name in _TOO_BIG]
 
 
 class Kafkas:
@@ -80,7 +83,7 @@ class Kafkas:
             raise ValueError(f"the settings {', '.join(bad)} of Kafka are not free: leave them out")
         self._library = _library()
         self._servers = servers
-        self._settings = {"client.id": "shmq-forward", "log_level": 0, **settings}
+        self._settings: dict[str, Any] = {"client.id": "shmq-forward", "log_level": 0, **settings}
         self._met = False
         self._said: Any = None
         """The error that the client told last, of those that another try gets again."""
@@ -88,6 +91,10 @@ class Kafkas:
 
     def __str__(self) -> str:
         return f"kafka://{self._servers}"
+
+    def setting(self, name: str) -> str | None:
+        """A setting that was given."""
+        return self._settings.get(name)
 
     def _conf(self, more: Mapping[str, Any]) -> dict[str, Any]:
         self._said = None
@@ -111,8 +118,9 @@ class Kafkas:
                 with contextlib.suppress(self.Error):  # a producer that was fenced refuses it
                     client.poll(0)
             error = self._said or (exc.args[0] if exc.args else "it does not answer")
-            found = refused(tried, error) if hasattr(error, "code") else None
-            raise (found or Away(f"{self}: {error}")) from exc
+            if hasattr(error, "code"):
+                raise self.error(tried, error) from exc
+            raise Away(f"{self}: {error}") from exc
 
     def met(self) -> None:
         """Take note that the topics are there."""
@@ -124,7 +132,9 @@ class Kafkas:
         return Away(text) if self._met else ShmqError(text)
 
     def error(self, tried: str, error: Any) -> Exception:
-        """Our error for a KafkaError: Away if another try may help."""
+        """Our error for a KafkaError: Away if another try may help, Refused for a record's size."""
+        if is_too_big(error):
+            return Refused(f"it refused: {error.name()}: {printable(error.str(), LONGEST)}")
         return refused(tried, error) or Away(f"{self}: {error}")
 
     def _made(self, kind: Any, conf: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from shmq.errors import ShmqError
+from shmq.forward.headers import NoProperties, packed, read
 from shmq.forward.kafka_client import Admin, Kafkas, TopicNames
 from shmq.forward.origin import Portion, Reached, Sink
 from shmq.forward.target import Away
@@ -23,7 +24,13 @@ class KafkaOrigin:
     """
 
     def __init__(
-        self, servers: str, settings: Mapping[str, str], topic: str, group: str, sink: Sink
+        self,
+        servers: str,
+        settings: Mapping[str, str],
+        topic: str,
+        group: str,
+        sink: Sink,
+        with_headers: bool = True,
     ) -> None:
         """Raises ValueError, and ShmqError if librdkafka is missing."""
         self._kafkas = Kafkas(servers, settings)
@@ -32,6 +39,7 @@ class KafkaOrigin:
         if not group:
             raise ValueError("a group needs a name")
         self._topic, self._group, self._sink = topic, group, sink
+        self._with_headers = with_headers
         self._consumer: Any = None
         self._asker: Admin | None = None
         self._lanes: dict[int, str] = {}
@@ -121,9 +129,20 @@ class KafkaOrigin:
                 self._lanes[partition],
                 [record.offset() + 1 for record in found],
                 [record.value() or b"" for record in found],
+                self._properties(found),
             )
             for partition, found in rows.items()
         ]
+
+    def _properties(self, records: list[Any]) -> list[bytes | NoProperties] | None:
+        if not self._with_headers:
+            return None
+        return read(packed, [record.headers() or () for record in records])
+
+    def named(self, lane: str, number: int) -> str:
+        """By its offset."""
+        numbers = {lane: number for number, lane in self._lanes.items()}
+        return f"at offset {number - 1} of partition {numbers[lane]} of {self._topic}"
 
     def done(self, portions: Sequence[Portion]) -> None:
         """Commit the offsets. The metadata says which topic of shmq they are for."""

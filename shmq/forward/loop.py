@@ -29,11 +29,20 @@ class Progress:
     resumed: int = 0
     """Messages that were stored already when they came."""
     skipped: int = 0
-    """Messages without a body, which no topic of shmq takes."""
+    """Messages that were left out: without a body, which no topic of shmq takes, or refused with
+    --refused=skip."""
+    refused: int = 0
+    """Messages that the other side, or the topic, never takes."""
+    dead: int = 0
+    """Of them, those that became dead letters."""
     away: int = 0
     """How often the other system was away."""
     seconds: float = 0.0
     """How long this process forwarded."""
+
+
+class Again(Exception):
+    """Connect to the other system again, without a pause: its limits may have changed."""
 
 
 class Other(Protocol):
@@ -54,6 +63,9 @@ class Loop:
         self._stopping = threading.Event()
         self._pause = _FIRST_PAUSE
         self._began = time.monotonic()
+        self._said = ""
+        """The text that was said of the other system, since it was away."""
+        self._say: Callable[[str], None] = lambda text: None
         self.progress = Progress()
         self.connected = False
         """Whether the other system answered last."""
@@ -71,27 +83,27 @@ class Loop:
         LeaseFenced if another forwarder of the channel began, and ShmqError for what does not end
         by itself.
         """
-        self._began = time.monotonic()
-        said = ""
+        self._began, self._say = time.monotonic(), say
         try:
             while True:
                 try:
                     self._connect()
                     self.connected = True
-                    if said:
-                        said = ""
-                        say(f"{self._other} is back")
                     if self._move(until_empty):
                         return
+                except Again:
+                    if self._stopping.is_set():
+                        return
+                    continue
                 except (Away, BadAnswer) as exc:
                     self.connected = False
                     self.progress.away += 1
                     text = str(exc)
                     if isinstance(exc, BadAnswer):
                         text = f"{self._other}: its answer is not as it should be: {exc}"
-                    if text != said:
-                        said = text
-                        say(f"{said}; trying again")
+                    if text != self._said:
+                        self._said = text
+                        say(f"{text}; trying again")
                 if self._stopping.wait(self._pause):
                     return
                 self._pause = min(2 * self._pause, _MOST_PAUSE)
@@ -101,11 +113,19 @@ class Loop:
 
     def _stored(self, messages: int, size: int) -> None:
         """Count a batch."""
+        self._well()
         self._pause = _FIRST_PAUSE
         self.progress.messages += messages
         self.progress.bytes += size
         self.progress.batches += 1
         self.stored_at = time.time()
+
+    def _well(self) -> None:
+        """Say that the other system is back, if it was away: it has stored something, or there is
+        nothing to store. That it lets us connect says little: it may be full."""
+        if self._said:
+            self._said = ""
+            self._say(f"{self._other} is back")
 
     def _connect(self) -> None:
         raise NotImplementedError

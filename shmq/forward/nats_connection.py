@@ -20,6 +20,7 @@ from typing import Any, Final
 from shmq import __version__
 from shmq.errors import ShmqError
 from shmq.forward.login import NatsLogin
+from shmq.forward.refusal import Refused
 from shmq.forward.target import Away
 from shmq.peers.documents import BadAnswer, number, parsed, table
 from shmq.peers.sockets import connected, left, secured
@@ -34,7 +35,8 @@ _LONGEST_LINE: Final = 256 << 10
 _MOST_PAYLOAD: Final = 64 << 20
 _HEADROOM: Final = 64 << 10
 #: Errors that do not end by themselves.
-_LASTING: Final = ("authorization", "permissions", "maximum payload", "user authentication")
+_LASTING: Final = ("authorization", "permissions", "user authentication")
+_TOO_BIG: Final = "maximum payload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,8 @@ class NatsConnection:
     def _refused(self, line: bytes) -> None:
         words = said(line[4:].strip()).strip("'")
         text = f"{self._name} refused: {words}"
+        if words.lower().startswith(_TOO_BIG):
+            raise Refused(text)
         if words.lower().startswith(_LASTING):
             raise ShmqError(f"{text}; see the user's name, password and permissions there")
         raise Away(text)

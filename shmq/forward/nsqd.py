@@ -5,17 +5,18 @@ It keeps no markers: a batch whose answer got lost is published again.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shmq import __version__
 from shmq.errors import ShmqError
 from shmq.forward.marker import Marker
+from shmq.forward.refusal import Refused
 from shmq.forward.target import Away
 from shmq.names import check_name
 from shmq.peers.sockets import connected, left, received
@@ -29,17 +30,25 @@ _RESPONSE: Final = 0
 _ERROR: Final = 1
 _MOST_FRAME: Final = 64 << 10
 _HEARTBEAT: Final = b"_heartbeat_"
+#: nsqd refuses an MPUB of more than max_body_size, 5 MiB by default.
+_MOST_BODY: Final = 5 << 20
+_MOST_BYTES: Final = 2 << 20
 #: Errors that the same batch gets again.
-_LASTING: Final = ("E_BAD", "E_INVALID", "E_AUTH", "E_UNAUTHORIZED", "E_MESSAGE_TOO_BIG")
+_LASTING: Final = ("E_BAD", "E_INVALID", "E_AUTH", "E_UNAUTHORIZED")
+#: Errors that may say that a message is too big, or a batch.
+_REFUSALS: Final = ("E_BAD_MESSAGE", "E_BAD_BODY", "E_MPUB_FAILED")
+#: Seconds for which a limit that nsqd has said is believed: it may be started with another.
+_REMEMBERED: Final = 10.0
+_LIMIT: Final = re.compile(r"(message|body) too big [0-9]{1,12} > ([0-9]{1,12})\b")
 
 
 class Nsqd:
     """A topic of an nsqd, or of another shmq's gateway."""
 
     most = 999
-    #: nsqd refuses an MPUB of more than max_body_size, 5 MiB.
-    most_bytes = 2 << 20
+    most_bytes = _MOST_BYTES
     exact = False
+    has_headers = False
 
     def __init__(self, host: str, port: int, topic: str) -> None:
         """Raises BadName."""
@@ -47,13 +56,20 @@ class Nsqd:
         self._topic = check_name(topic, "topic")
         self._sock: socket.socket | None = None
         self._deadline = 0.0
+        self._limit: int | None = None
+        self._body_limit: int | None = None
+        """The sizes of a message and of a batch that it has said, when it refused one."""
+        self._said_at = 0.0
 
     def __str__(self) -> str:
         return f"nsq://{self._where[0]}:{self._where[1]}/{self._topic}"
 
     def open(self) -> Marker | None:
-        """Connect; there are no markers."""
+        """Connect; there are no markers. The limits that nsqd has just said hold on."""
         self.close()
+        if time.monotonic() - self._said_at > _REMEMBERED:
+            self._limit = self._body_limit = None
+        self.most_bytes = min(_MOST_BYTES, max((self._body_limit or _MOST_BODY) // 2, 1))
         wishes = {
             "client_id": socket.gethostname(),
             "hostname": socket.gethostname(),
@@ -72,8 +88,25 @@ class Nsqd:
         self._answer()
         return None
 
-    def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
-        """Begin to publish the bodies."""
+    def too_big(
+        self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, bytes]] | None
+    ) -> Mapping[int, str]:
+        """The messages that are too big, if it has said what that is."""
+        found = {}
+        for place, body in enumerate(bodies):
+            if self._limit is not None and len(body) > self._limit:
+                found[place] = f"its max-msg-size is {self._limit} bytes"
+            elif self._body_limit is not None and len(body) + 8 > self._body_limit:
+                found[place] = f"its max-body-size is {self._body_limit} bytes"
+        return found
+
+    def send(
+        self,
+        bodies: Sequence[bytes],
+        marker: Marker,
+        properties: Sequence[Mapping[str, bytes]] | None = None,
+    ) -> None:
+        """Begin to publish the bodies; nsqd has no place for properties."""
         assert self._sock is not None
         parts = [_SIZE.pack(len(bodies))]
         for body in bodies:
@@ -86,8 +119,12 @@ class Nsqd:
                 b"MPUB %b\n%b%b" % (self._topic.encode(), _SIZE.pack(len(data)), data)
             )
         except OSError as exc:
-            with contextlib.suppress(Away):  # the error that the server sent before it closed
+            try:  # the error that the server sent before it closed
                 self.confirm()
+            except Refused:
+                raise
+            except Away:
+                pass
             raise Away(f"{self}: {exc}") from exc
 
     def confirm(self) -> None:
@@ -107,6 +144,9 @@ class Nsqd:
             if kind == _ERROR:
                 words = said(found)
                 text = f"{self}: {words}"
+                if words.startswith(_REFUSALS) and "too big" in words:
+                    self._learn(words)
+                    raise Refused(f"it refused: {words}")
                 lasts = words.startswith(_LASTING)
                 raise ShmqError(f"forward to {text}") if lasts else Away(text)
             if found == b"OK":
@@ -114,6 +154,16 @@ class Nsqd:
             if found != _HEARTBEAT:
                 raise Away(f"{self}: the answer is {said(found, 80)!r}, not OK")
             self._send_nop()
+
+    def _learn(self, words: str) -> None:
+        """Learn a limit from the words of an error."""
+        if (match := _LIMIT.search(words)) is None:
+            return
+        self._said_at = time.monotonic()
+        if match[1] == "message":
+            self._limit = int(match[2])
+        else:
+            self._body_limit = int(match[2])
 
     def _send_nop(self) -> None:
         assert self._sock is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from shmq.forward.headers import NoProperties
 from shmq.forward.place import Place, nats_login
 
 
@@ -30,6 +31,9 @@ class Portion:
     numbers: Sequence[int]
     """Of each message, 1 or more. They rise, and the same message has the same one again."""
     bodies: Sequence[bytes]
+    properties: Sequence[bytes | NoProperties] | None = None
+    """Of each message: the block of its properties, or why its headers are none. None: they have
+    none."""
 
 
 Reached = Callable[[str], int]
@@ -42,6 +46,9 @@ class Origin(Protocol):
 
     def open(self, reached: Reached) -> None:
         """Connect, and begin behind what was acknowledged and what was published."""
+
+    def named(self, lane: str, number: int) -> str:
+        """The name of a message there."""
 
     def take(self, most: int, timeout: float) -> Sequence[Portion]:
         """The next messages, about `most` in all; empty if none come within `timeout` seconds."""
@@ -67,8 +74,11 @@ def is_origin(text: str) -> bool:
     return "://" in text
 
 
-def open_origin(url: str, sink: Sink, login: Mapping[str, str] | None = None) -> Origin:
+def open_origin(
+    url: str, sink: Sink, login: Mapping[str, str] | None = None, bodies_only: bool = False
+) -> Origin:
     """The origin of an address; nothing is connected yet. login: see `shmq.forward.login`.
+    bodies_only: headers are left out.
 
     url: `nats://host:4222/STREAM?consumer=NAME&subject=FILTER` or
     `kafka://host:9092/TOPIC?group=NAME`. Raises ValueError, and ShmqError if an extra is missing.
@@ -80,7 +90,8 @@ def open_origin(url: str, sink: Sink, login: Mapping[str, str] | None = None) ->
         from shmq.forward.kafka_origin import KafkaOrigin
 
         group = place.wishes.get("group", name)
-        return KafkaOrigin(place.servers(), login or {}, place.name, group, sink)
+        names = (place.name, group)
+        return KafkaOrigin(place.servers(), login or {}, *names, sink, not bodies_only)
     if place.scheme not in ("nats", "tls"):
         raise ValueError(f"the source must be {_FORMS}, not {place.shown!r}")
     place.check({"consumer", "subject"})
@@ -88,4 +99,4 @@ def open_origin(url: str, sink: Sink, login: Mapping[str, str] | None = None) ->
 
     wishes = {"consumer": name, **place.wishes}
     entry = nats_login(place, login)
-    return JetStreamOrigin(place.hosts(4222), entry, place.name, wishes, sink)
+    return JetStreamOrigin(place.hosts(4222), entry, place.name, wishes, sink, not bodies_only)

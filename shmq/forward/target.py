@@ -33,20 +33,34 @@ class Target(Protocol):
     itself."""
 
     most: int
-    """Messages that one batch may have."""
+    """Messages that one batch may have. This and `most_bytes` may change with `open`."""
     most_bytes: int
     """Bytes of the bodies of one batch; a single message may have more."""
     exact: bool
     """Whether it keeps markers, and so gets every message once."""
+    has_headers: bool
+    """Whether it takes properties."""
 
     def open(self) -> Marker | None:
         """Connect, and return the marker that was stored last."""
 
-    def send(self, bodies: Sequence[bytes], marker: Marker) -> None:
-        """Begin to store a batch."""
+    def too_big(
+        self, bodies: Sequence[bytes], properties: Sequence[Mapping[str, bytes]] | None
+    ) -> Mapping[int, str]:
+        """The messages that it is known to refuse, and the limit that each is over, in printable
+        words. properties: of each message; None: there are none."""
+
+    def send(
+        self,
+        bodies: Sequence[bytes],
+        marker: Marker,
+        properties: Sequence[Mapping[str, bytes]] | None = None,
+    ) -> None:
+        """Begin to store a batch. Raises Refused if it stored nothing, because of one or several of
+        the messages: only `open` may be called then."""
 
     def confirm(self) -> None:
-        """Wait until the batch is stored."""
+        """Wait until the batch is stored. Raises as `send`."""
 
     def idle(self) -> None:
         """Answer what the target may have asked. Called every second while nothing is sent."""

@@ -22,7 +22,16 @@ import pytest
 
 import shmq
 from shmq import cli, errors, names, settings, shm, stats
-from shmq.cli.status import DEGRADED, ERROR, EXIT_CODES, INTERRUPTED, NOT_RUNNING, OK, USAGE
+from shmq.cli.status import (
+    DEGRADED,
+    ERROR,
+    EXIT_CODES,
+    INTERRUPTED,
+    NOT_RUNNING,
+    OK,
+    REFUSED,
+    USAGE,
+)
 from shmq.option_types import Kind
 from shmq.options import OPTIONS
 
@@ -243,7 +252,7 @@ def test_every_table_has_json() -> None:
 
 
 def test_exit_statuses_are_those_of_the_module() -> None:
-    numbers = {OK, ERROR, USAGE, NOT_RUNNING, DEGRADED, INTERRUPTED}
+    numbers = {OK, ERROR, USAGE, NOT_RUNNING, DEGRADED, REFUSED, INTERRUPTED}
     assert set(EXIT_CODES) == numbers
 
 

@@ -18,6 +18,9 @@ POINTS = {
     "before the batch is sent": ("jetstream.JetStream", "send", "before"),
     "when the batch was sent": ("jetstream.JetStream", "send", "after"),
     "when the batch was stored": ("jetstream.JetStream", "confirm", "after"),
+    "when a part was sent": ("forwarder.Forwarder", "_try", "before"),
+    "when a part was stored": ("forwarder.Forwarder", "_try", "after"),
+    "when the letters were put": ("letters.Letters", "put", "after"),
     "when the lease was finished": ("forwarder.Forwarder", "_finish", "after"),
     "when nsqd got the batch": ("nsqd.Nsqd", "send", "after"),
     "before the transaction": ("kafka.Kafka", "send", "before"),
@@ -41,6 +44,14 @@ import os, shmq.forward.receiver
 shmq.forward.receiver._key = lambda lane: (os.getpid(), hash(lane) & 0xFFFFFFFF)
 """
 
+#: As if no target knew its limits before it refuses, as over TLS, or with compression.
+BLIND = """
+import importlib
+for module, kind in (("jetstream", "JetStream"), ("kafka", "Kafka"), ("nsqd", "Nsqd")):
+    target = getattr(importlib.import_module("shmq.forward." + module), kind)
+    target.too_big = lambda self, bodies, properties: {}
+"""
+
 _DEATH = """
 import importlib, os
 kind = getattr(importlib.import_module("shmq.forward.{module}"), "{kind}")
@@ -48,10 +59,10 @@ real, calls = kind.{method}, []
 def dying(*args):
     calls.append(1)
     if len(calls) == {count} and "{when}" == "before":
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), {number})
     answer = real(*args)
     if len(calls) == {count}:
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), {number})
     return answer
 kind.{method} = dying
 """
@@ -87,16 +98,27 @@ def out(kafka: KafkaServer) -> str:
     return name
 
 
-def _started(words: list[str], die: str = "", count: int = 3, fault: bool = False) -> Child:
+def _started(
+    words: list[str],
+    die: str = "",
+    count: int = 3,
+    fault: bool = False,
+    blind: bool = False,
+    number: int = 9,
+) -> Child:
     """`shmq forward` with these words. die: a name of POINTS; it kills itself there at the
-    `count`-th time. fault: with FAULT."""
+    `count`-th time, with the signal `number`. fault: with FAULT; blind: with BLIND."""
     code = "import sys, shmq\n"
+    if blind:
+        code += BLIND
     if fault:
         code += FAULT
     if die:
         name, method, when = POINTS[die]
         module, kind = name.split(".")
-        code += _DEATH.format(module=module, kind=kind, method=method, when=when, count=count)
+        code += _DEATH.format(
+            module=module, kind=kind, method=method, when=when, count=count, number=number
+        )
     code += "from shmq.__main__ import main\nsys.exit(main())\n"
     return Child([sys.executable, "-c", code, "forward", *words, "--json"])
 

@@ -187,18 +187,6 @@ def test_a_topic_that_cannot_take_it_is_named(
     assert kafka.bodies(f"{out}-new") == [b"000000"]
 
 
-def test_a_message_that_is_too_large_is_named(
-    serve: Serve, attach: Attach, kafka: KafkaServer, forward: Forward, out: str
-) -> None:
-    serve()
-    kafka.make(f"{out}-small", max_message_bytes="1000")
-    attach().create_channel("t", "c")
-    attach().producer("t").publish(b"x" * 5000)
-    child = forward(f"{kafka.url}/{out}-small?marker={out}-markers", "--until-empty")
-    assert child.wait() == 1
-    assert "a message is larger than the topic takes" in child.errors
-
-
 def test_an_open_transaction_is_not_in_the_topic(kafka: KafkaServer, out: str) -> None:
     """The planted fault of these tests' own reader: uncommitted records would show."""
     producer = confluent_kafka.Producer(

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from support.external_programs import peer
 from support.processes import WATCHDOG, Child, eventually
@@ -144,7 +151,11 @@ class KafkaServer:
 
     def bodies(self, topic: str) -> list[bytes]:
         """The committed messages of all partitions, one partition after the other."""
-        found: list[bytes] = []
+        return [value for _, value in self.messages(topic)]
+
+    def messages(self, topic: str) -> list[tuple[dict[str, bytes], bytes]]:
+        """As `bodies`, each with its headers."""
+        found: list[tuple[dict[str, bytes], bytes]] = []
         with self._reader("read_committed") as reader:
             for number in reader.list_topics(topic, timeout=WATCHDOG).topics[topic].partitions:
                 reader.assign([confluent_kafka.TopicPartition(topic, number, 0)])
@@ -152,7 +163,9 @@ class KafkaServer:
                     pass
         return found
 
-    def _read(self, reader: confluent_kafka.Consumer, found: list[bytes]) -> bool:
+    def _read(
+        self, reader: confluent_kafka.Consumer, found: list[tuple[dict[str, bytes], bytes]]
+    ) -> bool:
         """Add what comes; True at the end."""
         record = reader.poll(WATCHDOG)
         assert record is not None
@@ -162,8 +175,23 @@ class KafkaServer:
             return True
         value = record.value()
         assert isinstance(value, bytes)
-        found.append(value)
+        headers: Any = record.headers() or []
+        found.append((dict(headers), value))
         return False
+
+    def change(self, topic: str, name: str, value: str) -> None:
+        """Give a topic another setting."""
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        wish = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin = self.admin()  # must live until the answer
+        (changed,) = admin.incremental_alter_configs([wish]).values()
+        changed.result(WATCHDOG)
+
+    def put(self, topic: str, headers: list[tuple[str, bytes]], body: bytes) -> None:
+        """Publish a message with headers."""
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.servers, "log_level": 0})
+        producer.produce(topic, body, headers=headers)
+        assert producer.flush(WATCHDOG) == 0
 
     def fill(self, topic: str, bodies: Sequence[bytes | None], partition: int = -1) -> None:
         """Publish."""

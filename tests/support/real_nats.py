@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import socket
 from collections.abc import Sequence
@@ -83,6 +84,19 @@ class NatsServer:
             client.send(b"".join(lines))
             client.ask(f"$JS.API.STREAM.INFO.{stream}", {})  # behind them
 
+    def put(self, stream: str, subject: str, head: bytes, body: bytes) -> None:
+        """Publish a message with headers, whose lines are `head`."""
+        with _Client(self.port) as client:
+            whole = b"NATS/1.0\r\n%b\r\n" % head
+            sizes = (len(whole), len(whole) + len(body))
+            client.send(b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode(), *sizes, whole, body))
+            client.ask(f"$JS.API.STREAM.INFO.{stream}", {})  # behind it
+
+    def change(self, stream: str, *subjects: str, **config: Any) -> None:
+        """Give a stream other settings."""
+        wish = {"name": stream, "subjects": subjects, "allow_atomic": True, **config}
+        assert "error" not in self.ask(f"STREAM.UPDATE.{stream}", wish)
+
     def consumers(self, stream: str) -> dict[str, int]:
         """The last message that each consumer has acknowledged, with those before it."""
         found = self.ask(f"CONSUMER.LIST.{stream}", {}).get("consumers") or []
@@ -90,11 +104,17 @@ class NatsServer:
 
     def bodies(self, stream: str, subject: str) -> list[bytes]:
         """All messages of one subject, in their order."""
+        return [body for _, body in self.messages(stream, subject)]
+
+    def messages(self, stream: str, subject: str) -> list[tuple[bytes, bytes]]:
+        """The head and the body of each message of one subject, in their order."""
         with _Client(self.port) as client:
-            wish = {"deliver_subject": "all", "ack_policy": "none", "filter_subject": subject}
+            # of its own: the consumer of an earlier question may still live
+            place = f"all.{secrets.token_hex(8)}"
+            wish = {"deliver_subject": place, "ack_policy": "none", "filter_subject": subject}
             found = client.ask(f"$JS.API.STREAM.INFO.{stream}", {"subjects_filter": subject})
             count = (found["state"].get("subjects") or {}).get(subject, 0)
-            client.send(b"SUB all 2\r\n")
+            client.send(b"SUB %b 2\r\n" % place.encode())
             made = client.ask(
                 f"$JS.API.CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": wish}
             )
@@ -105,12 +125,12 @@ class NatsServer:
 
 
 class _Client:
-    """A connection that keeps the bodies that come to subscription 2."""
+    """A connection that keeps the messages that come to subscription 2."""
 
     def __init__(self, port: int) -> None:
         self._sock = socket.create_connection(("127.0.0.1", port), WATCHDOG)
         self._file = self._sock.makefile("rb")
-        self.came: list[bytes] = []
+        self.came: list[tuple[bytes, bytes]] = []
         self._file.readline()
         self.send(b'CONNECT {"verbose":false,"headers":true}\r\nSUB answer 1\r\n')
 
@@ -135,9 +155,10 @@ class _Client:
             assert words[0] != b"-ERR", words
             return None
         data = self._file.read(int(words[-1]) + 2)[:-2]
-        body = data[int(words[-2]) :] if words[0] == b"HMSG" else data
+        size = int(words[-2]) if words[0] == b"HMSG" else 0
+        head, body = data[:size], data[size:]
         if words[2] == b"2":
-            self.came.append(body)
+            self.came.append((head, body))
             return None
         return body
 
