@@ -243,7 +243,7 @@ static void note_place(level *here, const plan *p, place found)
 	uint64_t room = here->death_count;
 
 	here->stops += found.nth;
-	if (p->stops && here->stops > p->stops * found.n) {
+	if (p->sparing && here->stops > found.n / p->sparing) {
 		here->stops -= found.nth;
 		return;
 	}
@@ -269,7 +269,8 @@ static void inspect(job *j, unsigned at, tracee *t, uint64_t *changes)
 		return;
 	image_follow(&here->now, &here->files);
 	marks_read(&m, t->pid, &here->files, t->entered);
-	if (++*changes % (at ? j->plan->within * at * at : j->plan->every) && !t->complete)
+	if ((++*changes + j->plan->phase) % (at ? j->plan->within * at * at : j->plan->every) &&
+	    !t->complete)
 		return;
 	here->at = t->count;
 	judge_copies(j, at, &m, tracee_at(t));
@@ -293,7 +294,7 @@ static void walk(job *j, unsigned at)
 			break;
 		if (t.count && (!rarest.nth || nth < rarest.nth))
 			rarest = (place){t.count, address, nth};
-		if (real && t.count && t.count % real == 0) {
+		if (real && t.count && (t.count + j->plan->phase) % real == 0) {
 			note_place(here, j->plan, rarest);
 			rarest.nth = 0;
 		}
@@ -324,7 +325,7 @@ static void explore(job *j, unsigned at)
 		/* spread evenly: `wanted` of the operation, one of each repair */
 		uint64_t before = n;
 
-		n = i * wanted / deaths;
+		n = (i * wanted + j->plan->phase % deaths) / deaths;
 		die_at(j, at, here->deaths[i * here->death_count / deaths - 1],
 		       at + 1 < LEVELS && n != before);
 	}

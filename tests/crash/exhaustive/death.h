@@ -16,12 +16,13 @@
 
 /* How much of it. */
 typedef struct plan {
-	uint32_t every;  /* judge every n-th change */
-	uint32_t real;   /* a real death in every n instructions; 0: none */
-	uint32_t stops;  /* at most so many stops for each instruction, to get to them; 0: no limit */
-	uint32_t nested; /* repairs that are stepped through, */
-	uint32_t within; /* judging there every n-th change */
-	uint32_t depth;  /* if not 0: only one death, at[0], of its repair at[1], ... */
+	uint32_t every;   /* judge every n-th change */
+	uint32_t real;    /* a real death in every n instructions; 0: none */
+	uint32_t sparing; /* to get to them at most one stop for so many instructions; 0: no limit */
+	uint32_t phase;   /* which of each n changes, instructions and deaths; 0: the last */
+	uint32_t nested;  /* repairs that are stepped through, */
+	uint32_t within;  /* judging there every n-th change */
+	uint32_t depth;   /* if not 0: only one death, at[0], of its repair at[1], ... */
 	uint64_t at[LEVELS];
 	bool first; /* the first violation is enough */
 } plan;

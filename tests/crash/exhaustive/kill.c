@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -163,7 +164,8 @@ static void sweep(count *counts)
 static const char usage[] =
 		"usage: tools/dev kill [--operation NAME] [--at N[,N[,N]]] [--every N] "
 		"[--real N] [--nested N]\n"
-		"                      [--within N] [--share N] [--jobs N] [--sample] [--list]\n"
+		"                      [--within N] [--phase N] [--share N] [--jobs N] [--sample] "
+		"[--list]\n"
 		"  --operation  only this one (--list names them)\n"
 		"  --at         one death at instruction N (of its repair at the second N, "
 		"...), for real\n"
@@ -171,9 +173,12 @@ static const char usage[] =
 		"  --real       really kill once in every n instructions (50; 0: never)\n"
 		"  --nested     step through n repairs of each operation (6), judging "
 		"every --within changes (7)\n"
+		"  --phase      which of each n changes and instructions (0: the last)\n"
 		"  --share      only every n-th operation (1: all)\n"
-		"  --sample     --every 20 --real 1000 --nested 1 --within 150, and fewer real deaths in "
-		"loops\n";
+		"  --sample     --every 20 --real 1000 --nested 1 --within 150, fewer real deaths in "
+		"loops, and "
+		"a --phase\n"
+		"               that is drawn anew and shown\n";
 
 static uint64_t number(const char *text)
 {
@@ -194,6 +199,16 @@ static void read_path(char *text)
 		how.at[how.depth++] = number(part);
 }
 
+/* Each run of a sample looks at other places than the one before. */
+static void draw_phase(void)
+{
+	uint32_t drawn;
+
+	if (getrandom(&drawn, sizeof(drawn), 0) != sizeof(drawn))
+		drawn = (uint32_t)time(NULL);
+	how.phase = drawn % 3000; /* as many as differ: 20 and 1000 divide 3000, and so does 150 */
+}
+
 static void read_options(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
@@ -212,7 +227,8 @@ static void read_options(int argc, char **argv)
 			how.real = 1000;
 			how.nested = 1;
 			how.within = 150;
-			how.stops = 1;
+			how.sparing = 8;
+			draw_phase();
 			continue;
 		}
 		i++;
@@ -228,6 +244,8 @@ static void read_options(int argc, char **argv)
 			how.nested = (uint32_t)number(value);
 		else if (!strcmp(argv[i - 1], "--within"))
 			how.within = (uint32_t)number(value);
+		else if (!strcmp(argv[i - 1], "--phase"))
+			how.phase = (uint32_t)number(value);
 		else if (!strcmp(argv[i - 1], "--share"))
 			opt.share = (uint32_t)number(value);
 		else if (!strcmp(argv[i - 1], "--jobs"))
@@ -260,6 +278,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	began = time(NULL);
+	if (how.phase)
+		printf("--phase %u\n", how.phase);
 	sweep(counts);
 	return report(counts);
 }
