@@ -318,14 +318,16 @@ class Gateway:
             self._say({})
             yield
             return
-        import tempfile  # slow to import, as are the modules of the gateway
+        from shmq.gateway.listeners import (
+            control_directory,
+        )  # slow to import, as is all of the gateway
 
         passed = [(item.fd, item.name) for item in self._passed]
         self._listeners = listeners = self._open(passed)
         try:
             self._say(listeners.addresses)
             self._warn(listeners)
-            with tempfile.TemporaryDirectory(prefix="shmq-gateway-") as self._control:
+            with control_directory() as self._control:
                 yield
         finally:
             listeners.close()

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import ipaddress
 import os
 import re
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shmq import ownership
@@ -173,6 +175,12 @@ def _open(address: str, count: int, listeners: Listeners, rights: tuple[int, int
     if where is None and (port := _not_a_port(address)):
         said = f"listen ({address}) failed - listen tcp: address {port}: invalid port"
         raise OSError(errno.EINVAL, said)
+    if where is None and _is_host(address):
+        said = (
+            f"listen ({address}) failed - it has no port: give {address}:PORT, or ./{address} for "
+            "a Unix socket of that name"
+        )
+        raise OSError(errno.EINVAL, said)
     try:
         if where is None:
             fd = _open_unix(address, *rights)
@@ -184,6 +192,15 @@ def _open(address: str, count: int, listeners: Listeners, rights: tuple[int, int
         what = (exc.strerror or str(exc)).lower()
         said = f"listen ({address}) failed - listen {kind} {address}: bind: {what}"
         raise OSError(exc.errno, said) from exc
+
+
+def _is_host(address: str) -> bool:
+    """Returns True if an address without a port names a host: nobody means a socket's file."""
+    try:
+        ipaddress.ip_address(address.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return address == "localhost"
+    return True
 
 
 def _open_unix(path: str, mode: int, group: int) -> int:
@@ -312,3 +329,48 @@ def _bind(
     except BaseException:
         sock.close()
         raise
+
+
+# ---- where the processes of a gateway meet ----
+
+_CONTROL = "shmq-gateway-"
+
+
+@contextlib.contextmanager
+def control_directory() -> Iterator[str]:
+    """A directory for the sockets between the processes of one gateway, which goes after the block.
+    The directories of supervisors that were killed go at once: a supervisor holds a lock on its
+    own, which ends with it."""
+    import shutil
+    import tempfile  # both are slow to import
+
+    _sweep_control(tempfile.gettempdir(), shutil.rmtree)
+    while True:
+        path = tempfile.mkdtemp(prefix=_CONTROL)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.path.isdir(path):
+            break
+        os.close(fd)  # another start took it for a dead one's before it was locked
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(fd)
+
+
+def _sweep_control(place: str, remove: Callable[[str], object]) -> None:
+    """Remove this user's directories that nobody has locked."""
+    with contextlib.suppress(OSError), os.scandir(place) as found:
+        for entry in found:
+            if not entry.name.startswith(_CONTROL):
+                continue
+            with contextlib.suppress(OSError):
+                flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(entry.path, flags)
+                try:
+                    if os.fstat(fd).st_uid == os.geteuid():
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        remove(entry.path)
+                finally:
+                    os.close(fd)

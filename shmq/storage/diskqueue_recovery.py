@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,9 +19,20 @@ from shmq.storage.data_path import bad_name
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.metadata import atomic_write, sync_directory
 from shmq.storage.positions import LAST_FILE, MAX_FILE, Meta, pack, unpack
-from shmq.storage.records import RECORD_OVERHEAD, Scanner, count_records, is_record, most_prefix
+from shmq.storage.records import (
+    RECORD_OVERHEAD,
+    Scanner,
+    count_records,
+    is_record,
+    most_prefix,
+    record_length,
+)
 
 _COUNT_BLOCK = 8 << 20  # bytes read at once by recount
+_SEARCH_BLOCK = 1 << 20  # bytes searched at once
+
+_IDS = re.compile(rb"(?=[0-9a-fA-F]{16})")  # every place where 16 digits begin
+_BEFORE_ID = RECORD_OVERHEAD - 16  # bytes of a record before its id
 
 _LOW = MAX_FILE // 2  # numbers above are high: they get others if any is above LAST_FILE
 
@@ -274,6 +286,52 @@ def recount(
             total += 1
             offset += length
     return total
+
+
+def find_record(queue: DiskQueue, position: int, write_position: int) -> int | None:
+    """The position of the first whole record behind a damaged one, in the same file; None if there
+    is none.
+
+    A record is recognised by the digits of its id, by a length that fits, and because another such
+    record, or the end of the file, follows. Raises OSError.
+    """
+    file, offset = unpack(position)
+    write_file, write_offset = unpack(write_position)
+    try:
+        end = os.stat(queue.file_path(file)).st_size
+    except FileNotFoundError:
+        return None
+    if file == write_file:
+        end = min(end, write_offset)
+    at = offset + 1
+    while at + RECORD_OVERHEAD <= end:
+        size = min(_SEARCH_BLOCK + RECORD_OVERHEAD, end - at)
+        block = bytes(queue.read_at(file, at, size))
+        for match in _IDS.finditer(block, _BEFORE_ID):
+            begin = at + match.start() - _BEFORE_ID
+            head = block[match.start() - _BEFORE_ID : match.start() + 16]
+            if is_record(head, end - begin) and _is_followed(queue, file, begin, head, end):
+                return pack(file, begin)
+        if len(block) < size:  # the disk cannot read the rest
+            return None
+        at += _SEARCH_BLOCK
+    return None
+
+
+def _is_followed(queue: DiskQueue, file: int, begin: int, head: bytes, end: int) -> bool:
+    """True if the record at `begin` ends where another one begins, or with the file."""
+    following = begin + record_length(head, end - begin)
+    rest = end - following
+    return not rest or is_record(
+        bytes(queue.read_at(file, following, min(RECORD_OVERHEAD, rest))), rest
+    )
+
+
+def keep_piece(queue: DiskQueue, position: int, end: int) -> Path:
+    """Write the bytes of a file from one position to another into a `.bad` file of their own, and
+    sync it. Returns its path. Raises OSError; nothing is left then."""
+    file, offset = unpack(position)
+    return keep_record(queue, bytes(queue.read_at(file, offset, end - position)))
 
 
 def keep_record(queue: DiskQueue, record: bytes) -> Path:

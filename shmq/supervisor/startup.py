@@ -68,6 +68,7 @@ def enter(options: Options) -> Directory:
     """
     name = shm.directory_name(options.instance)
     mode, group = options.permissions()
+    data_path_text(options.data_path or ".")
     shm.Permits.check_name(options.instance)
     for _ in range(_TRIES):
         try:
@@ -86,6 +87,19 @@ def enter(options: Options) -> Directory:
             return directory
         os.close(fd)
     raise ShmqError(f"instance {options.instance!r}: others keep starting and stopping it")
+
+
+def data_path_text(path: str) -> str:
+    """The absolute data path as the directory segment has it, whatever the locale is. Raises
+    ShmqError if it is no UTF-8."""
+    absolute = os.path.abspath(path)
+    try:
+        return os.fsencode(absolute).decode()
+    except UnicodeDecodeError:
+        raise ShmqError(
+            f"data path {absolute!a}: its name is not UTF-8; rename it, or give a link to it "
+            "(--data-path)"
+        ) from None
 
 
 def _locked(options: Options, name: str, fd: int, made: bool) -> Directory | None:

@@ -280,7 +280,7 @@ class Supervisor:
         self._spiller = Spiller(broker, self._registry, options, trouble)
         trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
-        broker.set_data_path(str(self._data_path.absolute()))
+        broker.set_data_path(startup.data_path_text(str(self._data_path)))
         if directory.fresh:
             startup.recreate(self._manager, self._data_path, self._notifier)
             self._results.recreate()

@@ -45,6 +45,8 @@ ALLOWED = {
     "shmq/gateway/control.py:Control.changes": _PRIVATE,
     "shmq/gateway/control.py:Control._store": _PRIVATE,
     "shmq/gateway/listeners.py:_give": "a socket that was bound just now; its owner is checked",
+    "shmq/gateway/listeners.py:control_directory": _DIRECTORY,
+    "shmq/gateway/listeners.py:_sweep_control": _DIRECTORY,
     "shmq/gateway/staged.py:_decide": _CHECKED,
     "shmq/gateway/tls.py:server_context": "the path of a checked key, and a certificate",
     "shmq/gateway/worker.py:give_up_protection": _KERNEL,

@@ -64,13 +64,37 @@ def test_messages_that_a_cut_off_file_lacks_are_counted_in_the_log(
     assert f"t:c: its files had {12 - left} messages fewer than were counted" in server.errors
 
 
+@pytest.mark.parametrize("length", [b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\0\0\1\0"])
+@pytest.mark.parametrize("which", [[0], [3], [10], [3, 4], [1, 5, 9]], ids=str)
+def test_a_wrong_length_costs_its_own_message_alone(
+    serve: Serve, attach: Attach, data_path: Path, which: list[int], length: bytes
+) -> None:
+    """The messages behind it are found again, and the piece that is left out is kept and named."""
+    publish(serve, attach, BODIES, **SMALL_FILES)
+    first = data_path / "t:c.diskqueue.000001.dat"
+    content = bytearray(first.read_bytes())
+    size = len(content) // 12
+    for number in which:
+        content[number * size : number * size + 4] = length
+    first.write_bytes(content)
+    bodies, server = delivered(serve, attach, **SMALL_FILES)
+    kept = b"".join(path.read_bytes() for path in sorted(data_path.glob("*.bad*")))
+    for number in set(range(24)) - set(which):
+        if BODIES[number] not in bodies:  # a length that fits has swallowed it
+            assert length == b"\0\0\1\0"
+            assert BODIES[number] in kept or any(BODIES[number] in body for body in bodies)
+    assert [body for body in bodies if body in BODIES] == sorted(set(bodies) & set(BODIES))
+    assert server.errors.count("going on behind it") == len(list(data_path.glob("*.bad*"))) > 0
+    assert delivered(serve, attach, **SMALL_FILES)[0] == []
+
+
 def test_a_bad_file_that_gets_its_name_back_is_delivered(
     serve: Serve, attach: Attach, data_path: Path
 ) -> None:
     publish(serve, attach, BODIES, **SMALL_FILES)
     first = data_path / "t:c.diskqueue.000001.dat"
     content = first.read_bytes()
-    first.write_bytes(b"\xff" * 8 + content[8:])
+    first.write_bytes(b"\xff" * len(content))
     assert delivered(serve, attach, **SMALL_FILES)[0] == BODIES[12:]
     bad = first.with_name(first.name + ".bad")
     bad.rename(first)

@@ -17,7 +17,13 @@ from shmq import _native, peek
 from shmq._native import Broker, LeaseLost, Spill
 from shmq.layout import SpillSource
 from shmq.storage.diskqueue import DamagedFile
-from shmq.storage.diskqueue_recovery import keep_record, recount, set_aside
+from shmq.storage.diskqueue_recovery import (
+    find_record,
+    keep_piece,
+    keep_record,
+    recount,
+    set_aside,
+)
 from shmq.storage.positions import pack, unpack
 from shmq.storage.records import RecordRun
 from shmq.supervisor.overflow.deferred import DeferredMover
@@ -294,8 +300,13 @@ class Mover:
         return batch is not None and self._write_some(queue, batch)
 
     def _set_aside(self, queue: Queue, read: int, write: int, damage: DamagedFile) -> None:
-        """Set a damaged file aside and continue after it. Its intact messages before the damage
-        have been delivered. If it was the write file, writing continues after it too."""
+        """Set a damaged piece of a file aside and continue at the next whole record in it. If there
+        is none, set the file aside and continue after it; if it was the write file, writing
+        continues after it too. The intact messages before the damage have been delivered."""
+        found = find_record(queue.disk, damage.position, write)
+        if found is not None:
+            self._skip(queue, read, write, damage, found)
+            return
         bad = set_aside(queue.disk, damage.file)
         name = "it is gone" if bad is None else f"set aside as {bad}"
         following = damage.next_position
@@ -304,6 +315,25 @@ class Mover:
         self._broker.disk_set(queue.index, read, following, depth)
         self._files.active.add(queue)
         _log.error("%s: %s; %s, up to %d messages lost", queue, damage, name, max(lost, 0))
+
+    def _skip(self, queue: Queue, read: int, write: int, damage: DamagedFile, found: int) -> None:
+        """Set the piece of a file before the position `found` aside, and continue there."""
+        bad = keep_piece(queue.disk, damage.position, found)
+        depth = recount(queue.disk, found, write, _native.scan_records)
+        if not self._broker.disk_set(queue.index, read, found, depth):
+            bad.unlink()  # the queue was emptied meanwhile
+            return
+        self._files.active.add(queue)
+        _log.error(
+            "%s: %s: damaged from offset %d to %d (%s); this piece was set aside as %s, 1 message "
+            "or more lost, going on behind it",
+            queue,
+            damage.path,
+            unpack(damage.position)[1],
+            unpack(found)[1],
+            damage.reason,
+            bad,
+        )
 
     # -- the end
 
