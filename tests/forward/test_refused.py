@@ -422,3 +422,24 @@ def test_a_stream_that_is_full_is_waited_for_and_said_once(
     assert running.kill(signal.SIGTERM) == 0
     assert nats.bodies("FULL", "full") == good
     assert running.errors.count("trying again") == 1
+
+
+def test_the_largest_message_that_is_taken_is_sent(
+    serve: Serve, attach: Attach, far: Far, forward: Forward
+) -> None:
+    """One byte more is refused by us, so the target need not say so."""
+    room = {
+        Stream: LIMIT - 96,
+        Server: LIMIT - 96,
+        Topic: LIMIT - 61 - 2 - 7,
+        Queue: LIMIT,
+    }[type(far)]
+    serve()
+    broker = attach()
+    broker.create_channel("t", "c")
+    bodies = [b"%0*d" % (room, number) for number in range(150)]
+    broker.producer("t").publish_many([*bodies, b"x" * (room + 1)])
+    child = forward(far.url, "--refused=skip", "--until-empty")
+    done = summary(child)
+    assert (done["messages"], done["skipped"], done["away"]) == (150, 1, 0)
+    assert far.bodies() == bodies
