@@ -395,7 +395,8 @@ int request_await(broker_object *self, uint32_t ticket, int64_t deadline)
 PyObject *request_raise(broker_object *self, int status, const char *words, const char *topic,
                         const char *channel)
 {
-	return raise_status(self->state, status, status == SHMQ_NOT_RUNNING ? "" : NULL, "%s '%s%s%s' on '%U'", words, topic, channel ? "/" : "",
+	return raise_status(self->state, status, status == SHMQ_NOT_RUNNING ? "" : NULL,
+	                    "%s '%s%s%s' on '%U'", words, topic, channel ? "/" : "",
 	                    channel ? channel : "", self->instance);
 }
 

@@ -128,6 +128,12 @@ static int consumer_retry(consumer_object *self, attempt *a, int status)
 
 /* ---- take ----------------------------------------------------------------------------------- */
 
+void consumer_untake(consumer_object *self, const shmq_message *messages, uint32_t n)
+{
+	if (PyErr_Occurred() && self->handle)
+		shmq_release(self->handle, messages, n, 0, NULL, shmq_now() + LOCK_SLICE_NS);
+}
+
 /* The body of a sealed message that was taken, which is then finished; a Message if it is long or
  * not sealed. Returns
  * NULL without an exception if the message was lost before it was finished. */
@@ -144,9 +150,7 @@ static PyObject *body_new(consumer_object *self, const shmq_message *m)
 	if (LIKELY(status == SHMQ_OK))
 		return body;
 	Py_XDECREF(body);
-	if (status == CORE_RAISED) /* the caller does not know of the message: give it back */
-		shmq_release(self->handle, m, 1, 0, NULL, shmq_now() + LOCK_SLICE_NS);
-	else if (status != SHMQ_NOT_IN_FLIGHT)
+	if (status != CORE_RAISED && status != SHMQ_NOT_IN_FLIGHT)
 		settle_raise(self, status, SETTLE_FINISH, self->epoch, 1, 1, m->id);
 	return NULL;
 }
@@ -169,8 +173,11 @@ static inline PyObject *take_one(consumer_object *self, int64_t timeout,
 		if (LIKELY(status == SHMQ_OK)) {
 			PyObject *made = make(self, &m);
 
-			if (made || PyErr_Occurred())
+			if (made)
 				return made;
+			consumer_untake(self, &m, 1);
+			if (PyErr_Occurred())
+				return NULL;
 		} else {
 			again = consumer_retry(self, &a, status);
 		}
@@ -263,6 +270,8 @@ static FAST_METHOD(consumer, take_many)
 		CORE_CALL(self->broker, status, shmq_take(self->handle, scratch, n, until, &got));
 		if (LIKELY(status == SHMQ_OK)) {
 			batch = batch_new(self, scratch, got);
+			if (!batch)
+				consumer_untake(self, scratch, got);
 			again = batch || PyErr_Occurred() ? -1 : 1;
 		} else {
 			again = consumer_retry(self, &a, status);

@@ -241,6 +241,8 @@ static PyObject *take_some(lanes_object *self, attempt *a, uint32_t most, shmq_m
 		again = -1;
 		if (LIKELY(status == SHMQ_OK)) {
 			taken = most ? batch_new(lane, to, got) : message_new(lane, to);
+			if (!taken)
+				consumer_untake(lane, to, got);
 			again = taken || PyErr_Occurred() ? -1 : 1;
 		} else if (status != CORE_RAISED) {
 			again = lanes_retry(self, a, status, lane);

@@ -547,6 +547,9 @@ void unpin_pending(consumer_object *self);
 /* Tell whoever watches for messages that there was nothing to take. Returns 0, or -1 with an
  * exception. */
 int beacon_tell(PyObject *beacon);
+/* If an exception is set, the caller never learns of these messages, which were just taken: give
+ * them back, as ones that have not failed. */
+void consumer_untake(consumer_object *self, const shmq_message *messages, uint32_t n);
 
 /* Returns true if the error of a rejection is a str or None; else false with TypeError. */
 bool error_is_text(PyObject *error);

@@ -373,10 +373,12 @@ static PyObject *wait_any(store_object *self, PyObject *keys, int64_t timeout, b
 {
 	Py_ssize_t n = PyTuple_Size(keys), ready = 0, found = -1;
 	bytes_like *k = PyMem_Calloc((size_t)n + 1, sizeof(*k));
-	PyObject *value = NULL;
+	PyObject *value = NULL, *pair = k ? PyTuple_New(2) : NULL; /* before a value is taken */
 
-	if (!k)
+	if (!pair) {
+		PyMem_Free(k);
 		return PyErr_NoMemory();
+	}
 	while (ready < n && bytes_get(&k[ready], PyTuple_GetItem(keys, ready), "a key", true) == 0)
 		ready++;
 	if (ready == n)
@@ -384,11 +386,13 @@ static PyObject *wait_any(store_object *self, PyObject *keys, int64_t timeout, b
 	while (ready)
 		bytes_release(&k[--ready]);
 	PyMem_Free(k);
-	if (found < 0)
-		return NULL;
-	if (found == n)
-		Py_RETURN_NONE;
-	return Py_BuildValue("(ON)", PyTuple_GetItem(keys, found), value);
+	if (found < 0 || found == n) {
+		Py_DECREF(pair);
+		return found < 0 ? NULL : Py_NewRef(Py_None);
+	}
+	PyTuple_SetItem(pair, 0, Py_NewRef(PyTuple_GetItem(keys, found)));
+	PyTuple_SetItem(pair, 1, value);
+	return pair;
 }
 
 static METHOD(store, wait, (OBJECT, key), (TIMEOUT, timeout, FOR_EVER)(BOOL, delete, false))
