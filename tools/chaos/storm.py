@@ -31,6 +31,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import click
 from chaos.storm.verdict import Verdict
 from storm_looks import commit
+from storm_plants import PLANTS
 from storm_round import Round
 
 KILLS_OF_A_ROUND = 250
@@ -142,6 +143,11 @@ def on_sigterm(number: int, frame: object) -> NoReturn:
     is_flag=True,
     help="With a driver of Spark that runs batch jobs; for rounds of 1000 kills or more.",
 )
+@click.option(
+    "--plant",
+    type=click.Choice(sorted(PLANTS)),
+    help="Plant this fault, which the storm must find: exit status 0 if it did.",
+)
 @click.option("--keep", is_flag=True, help="Keep the logs of every round.")
 @click.option(
     "--json",
@@ -159,6 +165,7 @@ def main(
     seconds: float | None,
     directory: Path | None,
     spark_jobs: bool,
+    plant: str | None,
     keep: bool,
     json_file: Path | None,
 ) -> None:
@@ -170,6 +177,8 @@ def main(
     base.mkdir(parents=True, exist_ok=True)
     total, began = Total(), time.monotonic()
     Round.spark_jobs = spark_jobs
+    if plant is not None:
+        PLANTS[plant][0]()
     try:
         with line() as show:
             while (left := kills - total.killed.total()) > 0:
@@ -194,6 +203,11 @@ def main(
     if json_file is not None:
         with json_file.open("a") as file:
             file.write(json.dumps(total.as_json()) + "\n")
+    if plant is not None:
+        rules = {found.rule for found in total.verdict.violations}
+        rule = PLANTS[plant][1]
+        click.echo(f"storm: {plant}: {'found' if rule in rules else 'NOT FOUND'} ({rule})")
+        sys.exit(rule not in rules)
     sys.exit(1 if total.verdict.violations else 0)
 
 
