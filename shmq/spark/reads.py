@@ -23,10 +23,8 @@ import psutil
 from shmq import procfs
 from shmq.errors import LeaseFenced, LeaseLost, ShmqError
 from shmq.private import Private
-from shmq.staging_place import StagingPlace
+from shmq.staging_place import READS, StagingPlace
 
-#: No instance can have a name that ends so.
-_DIRECTORY: Final = "+reads"
 #: Seconds after which what a dead application has read is forgotten.
 _FORGOTTEN: Final = 86_400.0
 _LOCKS: Final = 64
@@ -100,7 +98,7 @@ class Reads:
     ) -> None:
         """instance: None for the reads of many instances; many: how they are named, in any order.
         secret: of `StagingPlace`."""
-        self._place = StagingPlace(f"{instance or ''}{_DIRECTORY}", secret)
+        self._place = StagingPlace(f"{instance or ''}{READS}", secret)
         self.what = f"{topic}/{channel} under {name!r}"
         words = "\0".join((instance or " ".join(sorted(many)), topic, channel, name))
         self._key = hashlib.blake2b(words.encode(), digest_size=16).hexdigest()
@@ -109,15 +107,19 @@ class Reads:
     @contextlib.contextmanager
     def locked(self) -> Iterator[Self]:
         """The block is the only one that plans or ends reads under this name."""
-        with self._place.open() as here:
-            fd = here.append(f"lock.{int(self._key, 16) % _LOCKS}")
-            try:
+        while True:
+            with self._place.open() as here, contextlib.ExitStack() as stack:
+                try:
+                    fd = here.append(f"lock.{int(self._key, 16) % _LOCKS}")
+                except FileNotFoundError:
+                    continue  # an instance ended, and took its empty directory with it
+                stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                self._here = here
-                yield self
-            finally:
-                self._here = None
-                os.close(fd)
+                if os.fstat(fd).st_nlink:  # else it took the file
+                    self._here = here
+                    stack.callback(setattr, self, "_here", None)
+                    yield self
+                    return
 
     # ---- what was read ----
 
@@ -285,7 +287,7 @@ class Lookout:
 
 
 def _place(instance: str) -> StagingPlace:
-    return StagingPlace(f"{instance}{_DIRECTORY}", no_secret)
+    return StagingPlace(f"{instance}{READS}", no_secret)
 
 
 def no_secret() -> tuple[bytes, str]:
