@@ -31,7 +31,6 @@ HEADER_FIELDS = (
     "requeue_head",
     "requeue_tail",
     "requeue_head_group_end",
-    "held",
     "in_use_bytes",
     "need_bytes",
     "need_slots",
