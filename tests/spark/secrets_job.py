@@ -84,6 +84,8 @@ def main(address: str, scratch: Path, token: str, secret: str) -> None:
     told("plans", lambda: plans(read()))
     told("count", lambda: print(read().count()))
     told("a task fails", lambda: read().mapInPandas(fails, "body binary").collect())
+    ends = {"token": token, "secret": secret}
+    told("the end of the read", lambda: print(shmq.spark.return_lease(read(), **ends)))
     told("stream", lambda: stream("right"))
     told("sql", sql)
     wrong = token[:-1] + "x"
