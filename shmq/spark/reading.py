@@ -322,8 +322,12 @@ class Ending:
         if lost:
             raise gone(self.what, lost[-1])
         if self.done:
-            return int(holder.finish_lease(ids[-1]))
-        return sum(holder.return_lease(lease) for lease in reversed(ids))
+            count = int(holder.finish_lease(ids[-1]))
+        else:
+            count = sum(holder.return_lease(lease) for lease in reversed(ids))
+        if there <= set(ids):  # Spark's planning process, which lives on, is not to be its owner
+            holder.close()
+        return count
 
 
 def _end(
