@@ -199,6 +199,8 @@ def _keep_one(kept: Kept, ttl: float | None, application: int, tell: Any) -> Non
                     tell()
                     return
                 if not open_ & {lease for lease, _ in kept.leases}:
+                    if not open_ and kept.instance is None:
+                        holder.close()  # the sign of life has taken the name over again
                     return
                 for look in looks:
                     if look.lease in open_:
