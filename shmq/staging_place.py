@@ -154,7 +154,7 @@ def _forget_reads(instance: str, uid: int) -> None:
                 if os.fstat(fd).st_uid != uid:
                     continue
                 for name in os.listdir(fd):
-                    with contextlib.suppress(OSError, ValueError):
+                    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
                         _forget_read(fd, name)
             finally:
                 os.close(fd)
@@ -163,7 +163,8 @@ def _forget_reads(instance: str, uid: int) -> None:
 
 def _forget_read(directory: int, name: str) -> None:
     """Remove a file that nobody uses any more: who uses one has it locked, or is in its name or at
-    the head of its processes. Raises OSError and ValueError if it is not known."""
+    the head of its processes. Raises OSError, ValueError, TypeError or LookupError if that is not
+    known."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         if name.startswith(("lock.", "read.")):

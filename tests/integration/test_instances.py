@@ -239,7 +239,13 @@ def test_notes_of_reads_end_with_their_application_and_instance(
         mine, dead = (f"{pid}-{procfs.start_time(pid)}" for pid in (os.getpid(), ended.pid))
     with place.open() as here:
         names = {f"a.{dead}": {}, "b.0-0": {"above": [dead]}, "read.x.1": {}, "lock.1": {}}
-        kept = {f"c.{mine}": {}, "d.0-0": {"above": [mine]}, "read.x.2": {}, "strange": {}}
+        kept = {
+            f"c.{mine}": {},
+            "d.0-0": {"above": [mine]},
+            "read.x.2": {},
+            "strange": {},
+            "e.0-0": {},
+        }
         for name, words in (names | kept).items():
             with open(here.create(name), "w") as file:
                 json.dump(words, file)
