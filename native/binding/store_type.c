@@ -190,6 +190,21 @@ static METHOD(store, add, (OBJECT, key)(OBJECT, value), (OBJECT, ttl, Py_None))
 	return PyBool_FromLong(stored);
 }
 
+/* Python had no memory for a value that was just taken: put it back, unless there is a newer one.
+ * When it would expire is not known any more, so it does not. */
+static void unfetch(store_object *self, const shmq_body *key, const char *data, uint64_t length)
+{
+	const shmq_body value = {data, length};
+	PyObject *type, *error, *trace;
+	bool stored;
+	int status;
+
+	PyErr_Fetch(&type, &error, &trace);
+	STORE_CALL(self, status, CORE_CALL,
+	           shmq_store_set(self->handle, key, &value, INT64_MAX, true, until, &stored));
+	PyErr_Restore(type, error, trace);
+}
+
 /* *out: the value as bytes; NULL if there is none. Returns a status. */
 static int fetch(store_object *self, const shmq_body *key, bool take, PyObject **out)
 {
@@ -202,6 +217,8 @@ static int fetch(store_object *self, const shmq_body *key, bool take, PyObject *
 	           shmq_store_get(self->handle, key, take, until, small, sizeof(small), &length));
 	if (status == SHMQ_OK)
 		*out = PyBytes_FromStringAndSize(small, (Py_ssize_t)length);
+	if (UNLIKELY(status == SHMQ_OK && !*out && take))
+		unfetch(self, key, small, length);
 	while (status == SHMQ_TOO_BIG) {
 		uint64_t room = length;
 		PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room);
@@ -215,6 +232,8 @@ static int fetch(store_object *self, const shmq_body *key, bool take, PyObject *
 		if (status == SHMQ_OK)
 			*out = length == room ? Py_NewRef(bytes)
 			                      : PyBytes_FromStringAndSize(data, (Py_ssize_t)length);
+		if (UNLIKELY(status == SHMQ_OK && !*out && take))
+			unfetch(self, key, data, length);
 		Py_DECREF(bytes);
 	}
 	return status == SHMQ_OK && !*out ? CORE_RAISED : status;

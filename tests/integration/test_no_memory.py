@@ -72,3 +72,35 @@ def test_what_was_taken_goes_back(
                         again.finish()
     assert errors > 5
     assert in_flight(broker) == 0
+
+
+POPS: dict[str, Callable[[Any], Any]] = {
+    "pop": lambda store: store.pop(b"key"),
+    "wait": lambda store: store.wait(b"key", 0, delete=True),
+    "wait_any": lambda store: store.wait_any([b"key", b"other"], 0, delete=True),
+}
+
+
+@pytest.mark.parametrize("way", POPS)
+def test_a_value_that_was_taken_goes_back(
+    open_broker: Callable[..., shmq.Broker], way: str
+) -> None:
+    store = open_broker(disk=False, data_path=None).results("r")
+    errors = 0
+    for size in (0, 10, 5000, 100_000):
+        for number in range(_MOST):
+            value = bytes([number]) * size
+            store.set(b"key", value)
+            try:
+                _testcapi.set_nomemory(number, number + 1)
+                try:
+                    got = POPS[way](store)
+                finally:
+                    _testcapi.remove_mem_hooks()
+            except MemoryError:
+                errors += 1
+                assert store.pop(b"key") == value
+            else:
+                assert got in (value, (b"key", value))
+                assert store.pop(b"key") is None
+    assert errors > 3
