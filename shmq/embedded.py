@@ -109,13 +109,17 @@ class EmbeddedSupervisor:
 
     def stop(self) -> None:
         """Send SIGTERM, wait for its end, and remove a temporary data path if no message is left
-        there."""
+        there. A process that has dropped its rights leaves that to the supervisor, which ends in
+        order when its parent does."""
         if os.getpid() != self._owner or self._stopping.is_set():
             return
         self._stopping.set()
         with self._lock:
             process = self._process
         assert process is not None
+        if _is_beyond(process):
+            self._said.close()
+            return
         self._wait_ready(process)  # before it has a handler, a signal would end it unflushed
         self._end(process)
         left = shm.list_objects(self.options.instance)
@@ -139,7 +143,7 @@ class EmbeddedSupervisor:
             self._abandoned = True
             self._stopping.set()
             with self._lock:
-                if self._process is not None:
+                if self._process is not None and not _is_beyond(self._process):
                     self._process.send_signal(self._last_signal)
 
     @property
@@ -230,6 +234,15 @@ class EmbeddedSupervisor:
         text = os.pread(fd, 4096, max(os.fstat(fd).st_size - 4096, 0))
         last = text.decode(errors="replace").strip().splitlines()[-8:]
         return "".join(["", *(f"\n    {line}" for line in last)])
+
+
+def _is_beyond(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it is another user's than this process, which has dropped its rights since."""
+    try:
+        process.send_signal(0)
+    except PermissionError:
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -203,6 +203,11 @@ def _forbidden(path: str) -> str:
     except OSError:
         return f"permission denied on {path}"
     remedy = "run as its owner, or start the supervisor with --group"
+    if os.path.basename(path).startswith("shmq.tree-"):
+        remedy = (
+            "drop rights before the first queue or executor is made, or give them a broker that "
+            "both users may use (instance=, `shmq serve --group`)"
+        )
     if status.st_mode & 0o060 == 0o060:
         group = str(status.st_gid)
         with contextlib.suppress(KeyError):

@@ -54,16 +54,19 @@ _AFTER_CHILDREN: Final = -100
 
 _lock = threading.Lock()
 _broker: Broker | None = None
+_user = -1  # whose that one is
 
 
 def broker() -> Broker:
     """The broker of this process's tree, which is started if there is none. Raises ShmqError if it
-    does not start."""
-    global _broker
-    if _broker is None or has_ended(_broker):
+    does not start. A process that has become another user's since starts one of its own; queues
+    that it has made before stay with the first."""
+    global _broker, _user
+    if _broker is None or _user != os.geteuid() or has_ended(_broker):
         with _lock:
-            if _broker is None or has_ended(_broker):
+            if _broker is None or _user != os.geteuid() or has_ended(_broker):
                 _broker = _joined() or _started()
+                _user = os.geteuid()
     return _broker
 
 
@@ -82,12 +85,20 @@ def _config() -> dict[str, Any]:
 
 
 def _joined() -> Broker | None:
-    """The broker of the tree that this process was started in, if it still runs."""
+    """The broker of the tree that this process was started in, if it still runs and this process
+    has not become another user's."""
     instance = _config().get(_KEY)
-    if instance is not None:
+    if instance is not None and _is_own(instance):
         with contextlib.suppress(NotRunning, Gone):
             return attach(instance)
     return None
+
+
+def _is_own(instance: str) -> bool:
+    try:
+        return os.lstat(shm.path_of(shm.directory_name(instance))).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _started() -> Broker:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support import processes
+from support.other_users import STRANGER
 from support.processes import HELPERS, Child, eventually
 from support.queue_programs import METHODS, broker_of, left_of
 
@@ -55,6 +56,18 @@ def test_the_death_of_the_root_ends_it(queue_program: Callable[..., Child], meth
     processes.wait_ended(child)
     eventually(lambda: not processes.supervisors(instance), what="the supervisor ended")
     assert not left_of(instance)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_who_drops_rights_makes_new_queues_as_the_new_user(
+    queue_program: Callable[..., Child], method: str
+) -> None:
+    root = queue_program("drop_rights", method)
+    lines = root.succeed()
+    assert lines[:2] == ["before 1 2", f"after 3 {STRANGER}"]
+    # nobody may signal the first supervisor, which sees by itself that its parent has ended
+    eventually(lambda: not left_of(broker_of(root)))
 
 
 def test_the_death_of_the_supervisor_is_not_noticed(queue_program: Callable[..., Child]) -> None:

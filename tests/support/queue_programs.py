@@ -23,7 +23,7 @@ import numpy as np
 import shmq
 from shmq import objects
 from shmq.queues import tree
-from support.processes import Child, eventually
+from support.processes import WATCHDOG, Child, eventually
 
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -105,6 +105,23 @@ def leave_first(context: BaseContext) -> None:
     start(context, use_later, told)
     threading.Thread(target=lambda: tell.send(sys.stdin.readline()), daemon=True).start()
     say("leaving")
+
+
+@program
+def drop_rights(context: BaseContext) -> None:
+    """A service makes a queue as root, and becomes another user's."""
+    from support.other_users import STRANGER, turn_into
+
+    before = shmq.Queue()
+    before.put(1)
+    turn_into(STRANGER)
+    before.put(2)
+    say("before", before.get(timeout=WATCHDOG), before.get(timeout=WATCHDOG))
+    after = shmq.Queue()
+    start(context, after.put, 3).join()
+    with shmq.Executor(1, context) as pool:
+        say("after", after.get(timeout=WATCHDOG), pool.submit(os.getuid).result(WATCHDOG))
+    say("broker", tree.broker().instance)
 
 
 def wait_for_ever() -> None:
