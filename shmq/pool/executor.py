@@ -22,7 +22,7 @@ from multiprocessing import util
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 
-from shmq import objects, shm
+from shmq import layout, objects, shm
 from shmq.arguments import whole
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MessageTooBig, Rejected, ShmqError
@@ -342,11 +342,7 @@ class Executor(concurrent.futures.Executor):
             if self.durable:
                 site = self.durable_site()
             else:
-                broker = tree.broker()
-                place = Place.private(broker, self._attempts, self._writable)
-                claim = place.claimed(broker)  # before there is anything that could stay
-                site = Site(place, broker)
-                site.claim = claim
+                site = self._private_site()
                 site.hold()
             inbox = Inbox(site)
             self._site = site  # before the fork, so that workers know whose pool it is
@@ -373,6 +369,25 @@ class Executor(concurrent.futures.Executor):
         if crew is not None:
             crew.at_end = forget
             weakref.finalize(self, crew.stop).atexit = False
+
+    def _private_site(self) -> Site:
+        broker = tree.broker()
+        place = Place.private(broker, self._attempts, self._writable)
+        claim = place.claimed(broker)  # before there is anything that could stay
+        try:
+            site = Site(place, broker)
+        except BaseException as exc:
+            place.remove(broker)
+            if claim is not None:
+                claim.close()
+            if isinstance(exc, ShmqError) and "a table is full" in str(exc):
+                raise ShmqError(
+                    f"open a private Executor: {exc}. The processes of one program have room for "
+                    f"{layout.constant('STORES') // len(place.stores)} at a time: shut one down"
+                ) from exc
+            raise
+        site.claim = claim
+        return site
 
     def durable_site(self) -> Site:
         """Open the site of a durable pool, for the rest of the package."""

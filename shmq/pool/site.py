@@ -67,6 +67,15 @@ class Place:
         fd = claimed(path, [self.topic, self.letters], self.stores)
         return None if fd is None else Claim(fd)
 
+    def remove(self, broker: Broker) -> None:
+        """Delete what there is of it."""
+        for name in self.stores:
+            with contextlib.suppress(ShmqError):
+                broker.delete_results(name)
+        for topic in (self.topic, self.letters):
+            with contextlib.suppress(ShmqError):
+                broker.delete_topic(topic)
+
     @property
     def letters(self) -> str:
         """The topic of the tasks whose workers died."""
@@ -150,12 +159,7 @@ class Site:
 
     def remove(self) -> None:
         """Delete a private pool's channel and store. Its outcomes must have been taken."""
-        for name in self.place.stores:
-            with contextlib.suppress(ShmqError):
-                self.broker.delete_results(name)
-        for topic in (self.place.topic, self.place.letters):
-            with contextlib.suppress(ShmqError):
-                self.broker.delete_topic(topic)
+        self.place.remove(self.broker)
         if self.claim is not None:
             self.claim.close()
 

@@ -591,3 +591,29 @@ def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_private_pool_has_no_futures_of_others(shared: shmq.Executor) -> None:
     with pytest.raises(ValueError, match="durable"):
         shared.future("0" * 20)
+
+
+def test_a_pool_without_room_for_its_stores_says_how_many_there_may_be() -> None:
+    """It leaves nothing of itself, and the next one works when there is room."""
+    broker = tree.broker()
+    made: list[str] = []
+
+    def fill() -> None:
+        for number in range(1000):
+            broker.results(f"fill-{number}#ephemeral", 1, 1 << 16)
+            made.append(f"fill-{number}#ephemeral")
+
+    refused = shmq.Executor(1)
+    try:
+        with pytest.raises(shmq.ShmqError, match="a table is full"):
+            fill()
+        broker.delete_results(made.pop())  # a pool has two
+        before = {topic.name for topic in broker.stats().topics}
+        with pytest.raises(shmq.ShmqError, match="have room for 64 at a time: shut one down"):
+            refused.submit(pow, 2, 3)
+        assert {topic.name for topic in broker.stats().topics} == before
+    finally:
+        for name in made:
+            broker.delete_results(name)
+    assert refused.submit(pow, 2, 3).result(WATCHDOG) == 8
+    refused.shutdown()
