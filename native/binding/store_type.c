@@ -176,9 +176,7 @@ static METHOD(store, set, (OBJECT, key)(OBJECT, value), (OBJECT, ttl, Py_None))
 {
 	bool stored;
 
-	if (!put(self, key, value, ttl, false, &stored))
-		return NULL;
-	Py_RETURN_NONE;
+	return Py_XNewRef(put(self, key, value, ttl, false, &stored));
 }
 
 static METHOD(store, add, (OBJECT, key)(OBJECT, value), (OBJECT, ttl, Py_None))
@@ -190,19 +188,23 @@ static METHOD(store, add, (OBJECT, key)(OBJECT, value), (OBJECT, ttl, Py_None))
 	return PyBool_FromLong(stored);
 }
 
-/* Python had no memory for a value that was just taken: put it back, unless there is a newer one.
- * When it would expire is not known any more, so it does not. */
-static void unfetch(store_object *self, const shmq_body *key, const char *data, uint64_t length)
+/* The value as bytes. If Python has no memory for one that was just taken, it goes back, unless there
+ * is a newer one. When it would expire is not known any more, so it does not. */
+static PyObject *value_new(store_object *self, const shmq_body *key, bool taken, const char *data,
+                           uint64_t length)
 {
+	PyObject *made = PyBytes_FromStringAndSize(data, (Py_ssize_t)length), *type, *error, *trace;
 	const shmq_body value = {data, length};
-	PyObject *type, *error, *trace;
 	bool stored;
 	int status;
 
+	if (LIKELY(made) || !taken)
+		return made;
 	PyErr_Fetch(&type, &error, &trace);
 	STORE_CALL(self, status, CORE_CALL,
 	           shmq_store_set(self->handle, key, &value, INT64_MAX, true, until, &stored));
 	PyErr_Restore(type, error, trace);
+	return NULL;
 }
 
 /* *out: the value as bytes; NULL if there is none. Returns a status. */
@@ -216,9 +218,7 @@ static int fetch(store_object *self, const shmq_body *key, bool take, PyObject *
 	STORE_CALL(self, status, CORE_CALL,
 	           shmq_store_get(self->handle, key, take, until, small, sizeof(small), &length));
 	if (status == SHMQ_OK)
-		*out = PyBytes_FromStringAndSize(small, (Py_ssize_t)length);
-	if (UNLIKELY(status == SHMQ_OK && !*out && take))
-		unfetch(self, key, small, length);
+		*out = value_new(self, key, take, small, length);
 	while (status == SHMQ_TOO_BIG) {
 		uint64_t room = length;
 		PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room);
@@ -230,10 +230,7 @@ static int fetch(store_object *self, const shmq_body *key, bool take, PyObject *
 		STORE_CALL(self, status, CORE_CALL_SLOWLY,
 		           shmq_store_get(self->handle, key, take, until, data, room, &length));
 		if (status == SHMQ_OK)
-			*out = length == room ? Py_NewRef(bytes)
-			                      : PyBytes_FromStringAndSize(data, (Py_ssize_t)length);
-		if (UNLIKELY(status == SHMQ_OK && !*out && take))
-			unfetch(self, key, data, length);
+			*out = length == room ? Py_NewRef(bytes) : value_new(self, key, take, data, length);
 		Py_DECREF(bytes);
 	}
 	return status == SHMQ_OK && !*out ? CORE_RAISED : status;
@@ -375,15 +372,13 @@ static Py_ssize_t wait_for(store_object *self, PyObject *keys, const bytes_like 
 			stripes |= UINT64_C(1) << shmq_store_stripe(self->handle, &k[i].body);
 		CORE_WAIT(self->broker, status, deadline, WAIT_SLICE_NS,
 		          shmq_store_wait(self->handle, NULL, stripes, seen, until));
-		if (status == SHMQ_FORKED && !store_reopen(self))
+		if ((status == SHMQ_FORKED && !store_reopen(self)) || PyErr_CheckSignals() < 0)
 			return -1;
 		if (status != SHMQ_OK && status != SHMQ_TIMEOUT && status != SHMQ_INTERRUPTED &&
 		    status != SHMQ_FORKED) {
 			store_raise(self, status, "wait for", PyTuple_GetItem(keys, 0));
 			return -1;
 		}
-		if (PyErr_CheckSignals() < 0)
-			return -1;
 	}
 }
 
@@ -497,9 +492,7 @@ static METHOD(store, wait_news, (OBJECT, waiter)(U64, stripes)(OBJECT, seen)(I64
 		shmq_waiter_close(with->handle);
 	if (status != SHMQ_OK && status != SHMQ_TIMEOUT && status != SHMQ_INTERRUPTED)
 		return store_raise(self, status, "wait for keys", Py_None);
-	if (PyErr_CheckSignals() < 0)
-		return NULL;
-	return PyBool_FromLong(status == SHMQ_OK);
+	return PyErr_CheckSignals() < 0 ? NULL : PyBool_FromLong(status == SHMQ_OK);
 }
 
 /* ---- walking -------------------------------------------------------------------------------- */
