@@ -125,7 +125,12 @@ def forget_staged(instance: str, uid: int) -> int:
     nothing else is in it. Call it when the memory has ended, because no commit is for other memory.
     Returns the number of files. Only what is in the user's own directory is removed, wherever a
     link in it may lead."""
-    _forget_reads(instance, uid)
+    for name in staged_by_instance(uid):
+        other = name.removesuffix(READS)
+        # of those whose application outlived their instance, and has ended since
+        is_gone = other and other != name and not os.path.lexists(f"{_BASE}/shmq.{other}")
+        if name == instance + READS or is_gone:
+            _forget_reads(name, uid)
     count = 0
     for path in staged_paths(instance, uid):
         with contextlib.suppress(OSError):
@@ -144,18 +149,18 @@ def forget_staged(instance: str, uid: int) -> int:
     return count
 
 
-def _forget_reads(instance: str, uid: int) -> None:
+def _forget_reads(name: str, uid: int) -> None:
     """Remove the notes of reads whose applications have ended, and the directory if nothing else is
     in it. A note of an application that lives says that its leases are lost."""
-    for path in staged_paths(instance + READS, uid):
+    for path in staged_paths(name, uid):
         with contextlib.suppress(OSError):
             fd = os.open(path, _DIRECTORY)
             try:
                 if os.fstat(fd).st_uid != uid:
                     continue
-                for name in os.listdir(fd):
+                for each in os.listdir(fd):
                     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-                        _forget_read(fd, name)
+                        _forget_read(fd, each)
             finally:
                 os.close(fd)
             os.rmdir(path)

@@ -230,6 +230,9 @@ def test_notes_of_reads_end_with_their_application_and_instance(
     """Doctor calls none of them left over while the instance lives. At its end only the notes of an
     application that lives stay: they say that what it has read is lost."""
     place = StagingPlace(instance + READS, lambda: (bytes(32), "memory"))
+    gone = StagingPlace(instance + "-gone" + READS, lambda: (bytes(32), "other memory"))
+    with gone.open() as here:
+        os.close(here.append("lock.1"))
 
     def doubted() -> bool:
         return any(item.instance == instance and READS in item.text for item in examine())
@@ -254,6 +257,7 @@ def test_notes_of_reads_end_with_their_application_and_instance(
         assert not doubted()
         server.kill(signal.SIGTERM)
         assert set(here.names()) == set(kept)
+        assert not staged_paths(instance + "-gone" + READS, os.geteuid())
         assert doubted()
         os.close(locked)
         for name in kept.keys() - {"read.x.2"}:
