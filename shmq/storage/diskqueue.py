@@ -406,8 +406,10 @@ class DiskQueue(DataFiles):
     def sync(
         self, depth: int, read_position: int, write_position: int, *, names: bool = False
     ) -> None:
-        """fsync the data files, then write the position file. After it, everything below the write
-        position survives a power loss. Raises OSError with `filename`; it then stays due.
+        """fsync the data files, delete those below the read position, then write the position file.
+        After it, everything below the write position survives a power loss, and a start knows that
+        reading left no file below the read position. Raises OSError with `filename`; it then stays
+        due.
 
         The directory is fsynced only if files were created, or if `names` asks for it. Without
         that, a power loss may leave an older position file: then `recover_positions` still finds
@@ -415,6 +417,7 @@ class DiskQueue(DataFiles):
         """
         self.sync_wanted = True
         self._sync_files()
+        self.drop_before(read_position)
         self._put_meta(depth, read_position, write_position)
         if self._new_names or names:
             sync_directory(self.data_path)
@@ -490,9 +493,9 @@ class DiskQueue(DataFiles):
 
     # -- removal
 
-    def find_lowest(self, read_position: int) -> int:
+    def _find_lowest(self, read_position: int) -> int:
         """The number of the lowest file that reading has left behind, or that of `read_position`.
-        It must be known before the position file leaves those files behind. Raises OSError."""
+        Raises OSError."""
         if self.lowest is None:  # probe downwards, as listing the directory takes too long
             # A file is deleted before the position file leaves it behind. One that is further down
             # was not left by reading: somebody gave it its name (back).
@@ -508,7 +511,7 @@ class DiskQueue(DataFiles):
 
         `read_position`: the lowest position that is still needed.
         """
-        file, lowest = unpack(read_position)[0], self.find_lowest(read_position)
+        file, lowest = unpack(read_position)[0], self._find_lowest(read_position)
         numbers: Iterable[int] = range(lowest, file)
         if len(range(lowest, file)) > _FEW_FILES:  # an overwritten position may name any file
             numbers = [number for number in self.files() if lowest <= number < file]

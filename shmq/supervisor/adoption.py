@@ -185,10 +185,11 @@ class _Adoption:
         self._broker.chunk_depth(queue.index, queue.deferred_store.depth)
         if pending:
             self._manager.rename(queue)
-        salvage.repair_positions(self._broker, queue)
+        repaired = salvage.repair_positions(self._broker, queue)
         read, write = queue.positions
         queue.disk.cut(write)
-        salvage.set_renamed_aside(queue, numbers)
+        if not repaired:
+            salvage.set_renamed_aside(queue, numbers)
         if read == write:
             return
         depth = recount(queue.disk, read, write, _native.scan_records, sorted(numbers))

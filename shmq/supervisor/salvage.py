@@ -24,12 +24,11 @@ from shmq._native import Broker, ShmqError
 from shmq.layout import Array
 from shmq.names import is_ephemeral, valid_name
 from shmq.options import Options
-from shmq.storage import deferred, key_file, own_files
+from shmq.storage import deferred, key_file
 from shmq.storage.deferred import CHUNK_SHIFT, ChunkFile, DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recount, recover_positions, set_aside
 from shmq.storage.positions import Meta, unpack
-from shmq.storage.records import decode_records
 from shmq.supervisor.registry import FIRST_POSITION, Queue
 
 #: Exceptions that using a queue may raise if something has overwritten its header.
@@ -69,20 +68,20 @@ def repair_positions(broker: Broker, queue: Queue) -> bool:
 
 
 def set_renamed_aside(queue: Queue, numbers: list[int]) -> None:
-    """Set files aside that somebody gave a number below the read position while the messages of
-    the queue were in memory. numbers: of its files. Raises OSError.
+    """Tell the files that reading left behind from those that somebody gave a number below the read
+    position while the messages of the queue were in memory, and set these aside. numbers: of the
+    queue's files. Raises OSError.
 
     A file is deleted before the position file leaves it behind. So what is below that was not left
-    by reading, unless it holds messages that were being written in front of the others.
+    by reading.
     """
     disk, read_file = queue.disk, unpack(queue.positions[0])[0]
     older = [number for number in numbers if number < read_file]
     meta = disk.load_meta() if older else None
+    least = unpack(meta.read_position)[0] if meta else 0
+    disk.lowest = min([number for number in older if number >= least], default=read_file)
     for number in older:
-        if meta is None or number >= unpack(meta.read_position)[0]:
-            continue
-        if number == read_file - 1 and _is_in_memory(queue, disk.file_path(number)):
-            disk.unlink([number])
+        if number >= least:
             continue
         bad = set_aside(disk, number)
         _log.error(
@@ -92,16 +91,6 @@ def set_renamed_aside(queue: Queue, numbers: list[int]) -> None:
             disk.file_path(number),
             bad,
         )
-
-
-def _is_in_memory(queue: Queue, path: Path) -> bool:
-    """True if all messages of a file are, or were a moment ago, in the slots of the queue."""
-    most = queue.view.read("arena_max")
-    if path.stat().st_size > 2 * most:  # each of them takes more in memory than half of its record
-        return False
-    records = decode_records(own_files.read_file(path, 2 * most), most)
-    ids = np.array([int(record.id, 16) for record in records], np.uint64)
-    return bool(np.isin(ids, queue.view.slots["id"]).all())
 
 
 # -- chunks of deferred messages

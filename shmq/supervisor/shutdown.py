@@ -113,7 +113,6 @@ def keep(registry: Registry, metadata_writer: MetadataWriter, spiller: Spiller) 
         read, write = queue.positions
         if queue.has_files and queue.disk.can_be(read, write):
             needed, again = spiller.needed(queue)
-            queue.disk.drop_before(needed)
             queue.disk.sync(queue.view.read("disk_depth") + again, needed, write)
         queue.disk.close()
         progress.step()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.deliveries import take_all
-from support.processes import Child, eventually
+from support.processes import WATCHDOG, Child, eventually
 
 import shmq
 from shmq import shm
@@ -38,6 +38,18 @@ def publish(serve: Serve, attach: Attach, bodies: list[bytes], **options: object
         for body in bodies:
             broker.producer("t").publish(body)
     assert server.kill(signal.SIGTERM) == 0
+
+
+def take(broker: shmq.Broker, count: int) -> list[bytes]:
+    """The bodies of so many messages, which are finished."""
+    bodies: list[bytes] = []
+    with broker.consumer("t", "c", max_in_flight=1000) as consumer:
+        while len(bodies) < count:
+            some = consumer.take_many(count - len(bodies), WATCHDOG)
+            assert some
+            bodies += some.bodies()
+            some.finish()
+    return bodies
 
 
 def delivered(serve: Serve, attach: Attach, **options: object) -> tuple[list[bytes], Child]:
@@ -128,6 +140,59 @@ def test_a_file_that_gets_its_name_back_while_memory_is_kept_is_set_aside_and_na
     assert f"set aside as {bad}" in server.errors
     bad.rename(first)
     assert delivered(serve, attach, **SMALL_FILES)[0] == BODIES[:12]
+
+
+@pytest.mark.parametrize("taken", [0, 100, 199])
+def test_the_file_in_front_of_those_on_disk_comes_once_after_a_death(
+    serve: Serve, attach: Attach, data_path: Path, taken: int
+) -> None:
+    """Messages that go in front of the disk become the file before. A supervisor is killed then,
+    and another when that file has been read. taken: messages finished before the first kill."""
+    options: dict[str, object] = {"mem_queue_size": 256, "in_flight_slots": 256}
+    bodies = [b"%07d" % number for number in range(500)]
+    meta = data_path / "t:c.diskqueue.meta.dat"
+
+    def files() -> list[int]:
+        return [int(path.name[14:20]) for path in sorted(data_path.glob("t:c.diskqueue.0*.dat"))]
+
+    def nothing_below() -> bool:
+        read_file = int(meta.read_text().split()[1].split(",")[0]) if meta.exists() else 0
+        return all(number >= read_file for number in files())
+
+    server = serve(**options)
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        producer = broker.producer("t")
+
+        def stats() -> shmq.ChannelStats:
+            return broker.channel_stats("t", "c")
+
+        producer.publish_many(bodies[:200])
+        eventually(lambda: stats().restored and not stats().backend_depth)
+        producer.publish_many(bodies[200:400])
+        eventually(lambda: stats().backend_depth and len(files()) == 1)
+        before = files()[0]
+        for _ in range(3):
+            producer.publish_many([b"later"] * 200, defer=600)
+        eventually(lambda: files()[0] < before)
+        assert nothing_below()
+        producer.publish_many(bodies[400:])
+        got = take(broker, taken)
+        server.kill()
+        assert nothing_below()
+    serve(**options).kill()
+    server = serve(**options)
+    with attach() as broker:
+        got += take(broker, len(bodies) - taken)
+    assert sorted(got) == bodies
+    assert server.kill(signal.SIGTERM) == 0
+    last = serve(**options)
+    with attach() as broker:
+        left = broker.channel_stats("t", "c")
+        assert (left.depth, left.backend_depth, left.deferred) == (0, 0, 600)
+    last.kill()
+    assert not list(data_path.glob("*.bad"))
+    assert "below the read position" not in server.errors + last.errors
 
 
 @pytest.mark.parametrize("on_stop", ["flush", "keep"])

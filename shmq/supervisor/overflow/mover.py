@@ -362,7 +362,6 @@ class Mover:
                     break
             read, write = queue.positions
             if queue.has_files:
-                disk.drop_before(read)
                 disk.sync(queue.view.read("disk_depth"), read, write, names=True)
             disk.close()
 

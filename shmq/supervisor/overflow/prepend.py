@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shmq._native import Broker
 from shmq.layout import SpillSource
+from shmq.storage.positions import pack, unpack
 from shmq.supervisor.overflow.files import Files
 from shmq.supervisor.registry import Queue
 
@@ -34,9 +35,12 @@ def prepend(broker: Broker, files: Files, queue: Queue, *, live: bool) -> bool:
     if batch is None:
         return False
     try:
-        queue.disk.find_lowest(read)
-        # so that no reader starts amid the overwritten records after a power loss
-        queue.disk.sync(depth, read, write)
+        # The position file is written first, so that no reader starts amid the overwritten records
+        # after a power loss, and so that the file before is never below the position file.
+        kept, again = files.needed(queue, read)
+        file, before = unpack(read)[0], unpack(batch.position)[0]
+        first = kept if before == file else min(kept, pack(before, 0))
+        queue.disk.sync(depth + again, first, write, names=before != file)
         queue.disk.prepend(batch.encode(), batch.position, read)
         queue.disk.note(batch.count)
         files.active.add(queue)

@@ -80,7 +80,11 @@ def test_a_file_below_the_read_position_is_read_after_the_others(queue: DiskQueu
     """A broker deletes what was read before its positions say so. Somebody renamed this file."""
     bodies = bodies_of([150] * 3)
     write = put(queue, 0, bodies)
+    kept = [(queue.file_path(number), queue.file_path(number).read_bytes()) for number in (0, 1)]
     queue.sync(1, pack(2, 0), write)
+    assert queue.files() == [2]
+    for path, content in kept:
+        path.write_bytes(content)
     meta = recovery.recover_positions(queue)
     assert meta == Meta(3, pack(2, 0), pack(5, 0))
     assert queue.files() == [2, 3, 4]
