@@ -99,6 +99,18 @@ def gate(name: str, path: str) -> str:
     return name
 
 
+@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
+def gate_twice(self: Any, name: str, path: str) -> str:
+    """Waits until a file is there, and is retried once."""
+    note("begin", name, os.getpid())
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    note("end", name, os.getpid())
+    return name
+
+
 @app.task(acks_late=True, reject_on_worker_lost=True)
 def dies_once(name: str, path: str) -> str:
     """Kills its process, unless it did so before."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from typing import Final
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import shmq
 from shmq._native import NotReady
-from shmq.errors import Gone
+from shmq.errors import Gone, NotRunning
+
+T = TypeVar("T")
 
 _SCHEME: Final = "shmq://"
+#: How long a call waits for a broker that was stopped, in seconds: as Celery's `retry_policy`.
+PATIENCE: Final = 20.0
+_PAUSE: Final = 0.05
 
 _brokers: dict[str | None, shmq.Broker] = {}
 _lock = threading.Lock()
@@ -39,8 +47,36 @@ def attach(instance: str | None) -> shmq.Broker:
             try:
                 broker = _brokers[instance] = shmq.attach(instance)
             except NotReady as exc:  # its next start has just begun
-                raise shmq.NotRunning(str(exc)) from exc
+                raise NotRunning(str(exc)) from exc
         return broker
+
+
+def ensure(instance: str | None, call: Callable[[], T], deadline: float | None = None) -> T:
+    """Call. If the broker was stopped, the call is made again when it runs: for 20 s, or until the
+    deadline of time.monotonic(). A program that never had the instance does not wait, unless a
+    worker's task calls: a process of its pool may call for the first time. Raises as the call."""
+    known, late = is_known(instance) or is_in_a_task(), time.monotonic() + PATIENCE
+    while True:
+        try:
+            return call()
+        except (Gone, NotRunning):
+            now = time.monotonic()
+            if not known or now >= late or (deadline is not None and now >= deadline):
+                raise
+            time.sleep(_PAUSE)
+
+
+def is_in_a_task() -> bool:
+    """Whether a worker of Celery runs a task in this thread."""
+    state = sys.modules.get("celery._state")  # who runs a task has imported it
+    return state is not None and state.get_current_worker_task() is not None
+
+
+def not_stopping(broker: shmq.Broker) -> None:
+    """Raise NotRunning if the broker is about to stop: it takes nothing any more. Raises Gone if it
+    has stopped."""
+    if broker.views().directory.read("stopping"):
+        raise NotRunning(f"the broker {broker.instance!r} is stopping")
 
 
 def is_known(instance: str | None) -> bool:

@@ -34,9 +34,6 @@ _UNREADY: Final = b".unready"
 #: The value of a group that is too long for one value begins with this; how many pieces it has
 #: follows. They are beside its key.
 _PIECES: Final = b"\0pieces "
-#: How long a call waits for a broker that was stopped, in seconds: as Celery's `retry_policy`.
-_PATIENCE: Final = 20.0
-_PAUSE: Final = 0.05
 
 
 class Backend(KeyValueStoreBackend):
@@ -81,15 +78,7 @@ class Backend(KeyValueStoreBackend):
     def ensure(self, call: Callable[[shmq.Results], T], deadline: float | None = None) -> T:
         """Call with the store. If the broker was stopped, the call is made again when it runs: for
         20 s, or until the deadline of time.monotonic(). Raises as the call and as `client`."""
-        known, late = attachment.is_known(self._instance), time.monotonic() + _PATIENCE
-        while True:
-            try:
-                return call(self.client)
-            except (Gone, NotRunning):
-                now = time.monotonic()
-                if not known or now >= late or (deadline is not None and now >= deadline):
-                    raise
-                time.sleep(_PAUSE)
+        return attachment.ensure(self._instance, lambda: call(self.client), deadline)
 
     # ---- keys ----
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from kombu.exceptions import ChannelError, OperationalError
@@ -30,6 +31,16 @@ from shmq.seal import refuse
 _STEPS: Final = (0, 3, 6, 9)
 #: A task that is due in less than this is not deferred: the worker waits for it.
 _SOON: Final = 0.001
+
+
+@contextlib.contextmanager
+def _for_good(queue: str) -> Iterator[None]:
+    """Errors that another try does not mend: kombu would try again what is among the transport's
+    own errors, without an end if its policy has none."""
+    try:
+        yield
+    except (shmq.MessageTooBig, shmq.BadName, shmq.BadArgument, shmq.Full) as exc:
+        raise OperationalError(f"queue {queue!r}: {exc}") from exc
 
 
 class Source:
@@ -218,7 +229,8 @@ class Channel(virtual.Channel):
                     "404",
                 )
         else:
-            self._queues.declare(queue, auto_delete or exclusive, arguments)
+            with _for_good(queue):
+                self._queues.declare(queue, auto_delete or exclusive, arguments)
         return queue_declare_ok_t(queue, self._size(queue), 0)
 
     def queue_delete(
@@ -287,7 +299,7 @@ class Channel(virtual.Channel):
         # dropped it, nobody who waits for the result would ever hear of it.
         expires = (message.get("headers") or {}).get("expires")
         ttl = None if expires else frame.seconds(properties.get("expiration"))
-        try:
+        with _for_good(queue):
             self._queues.publish(
                 queue,
                 frame.pack(message),
@@ -295,10 +307,8 @@ class Channel(virtual.Channel):
                 defer,
                 ttl,
                 frame.unpickles(message),
+                bool(properties["delivery_info"].get("exchange")),
             )
-        except shmq.MessageTooBig as exc:
-            # kombu would try again what is among the transport's own errors.
-            raise OperationalError(f"queue {queue!r}: {exc}") from exc
 
     def _step(self, message: Any) -> int:
         steps = self.priority_steps

@@ -53,6 +53,10 @@ def _hashed(kind: str, name: str) -> str:
     return f"{kind}/{hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def _packed(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
 class Exchanges:
     """The store of one instance."""
 
@@ -69,6 +73,10 @@ class Exchanges:
     def queue(self, name: str) -> dict[str, Any] | None:
         """The settings of a queue; None if nobody declared it."""
         return self._now().queues.get(name)
+
+    def is_known(self, name: str) -> bool:
+        """Whether somebody declared the queue, or bound it."""
+        return self.queue(name) is not None or any(True for _ in self.bindings_of(name))
 
     def ephemeral_queues(self) -> list[str]:
         """The queues that go with their last consumer."""
@@ -111,6 +119,19 @@ class Exchanges:
             self.unbind(binding)
         self._store.delete(_hashed("q", name))
 
+    def forget_queue(self, name: str, known: dict[str, Any]) -> bool:
+        """Delete a queue and its bindings, unless its settings are not `known` any more: somebody
+        has declared it again. Returns whether it was deleted."""
+        bindings = list(self.bindings_of(name))
+        if not self._store.delete(_hashed("q", name), _packed([name, known])):
+            return False
+        for binding in bindings:
+            self.unbind(binding)
+        if self.queue(name) is not None:  # declared since: it may have found the bindings there
+            for binding in bindings:
+                self.bind(binding)
+        return True
+
     def bind(self, binding: Binding) -> None:
         """Store a binding, unless it is there."""
         if binding.store_key not in self._now().bindings.get(binding.exchange, {}):
@@ -124,7 +145,7 @@ class Exchanges:
         self._store.delete(binding.store_key)
 
     def _put(self, key: str, value: Any) -> None:
-        self._store.set(key, json.dumps(value).encode())
+        self._store.set(key, _packed(value))
 
     def _now(self) -> Copy:
         stats = self._store.stats()

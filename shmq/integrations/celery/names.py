@@ -40,6 +40,11 @@ def topic_of(queue: str, ephemeral: bool, step: int = 0) -> str:
     return f"{PREFIX}{encoded(queue)}{lower}{EPHEMERAL if ephemeral else ''}"
 
 
+def topics_of(queue: str) -> list[str]:
+    """The topics that a queue may have that goes with its last consumer."""
+    return [topic_of(queue, True, step) for step in range(PRIORITIES)]
+
+
 def pattern(topic: str) -> str:
     """A pattern that only this topic matches: a consumer of it does not create the topic."""
     plain = topic.removesuffix(EPHEMERAL)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import shmq
 from shmq.errors import BadArgument, Gone
-from shmq.integrations.celery import frame, names
+from shmq.integrations.celery import frame, leftovers, names
 from shmq.integrations.celery.exchanges import Exchanges
 from shmq.settings import Settings
 
@@ -201,6 +201,7 @@ class Queues:
         self._told: set[str] = set()
         self._ignored: set[str] = set()
         self._known: dict[tuple[str, bool], Queue] = {}
+        self._leftovers = leftovers.Leftovers(broker, self.exchanges)
 
     def get(self, name: str) -> Queue:
         """The queue of this name."""
@@ -225,46 +226,31 @@ class Queues:
         elif ephemeral:
             self.sweep()
         queue = self._queue(name, ephemeral)
+        # Before it is made, so that nothing that nobody knows is left if this program is killed in
+        # between; and after it, because a sweep may have forgotten one that was not there yet.
+        self._note(queue, arguments or {})
         queue.make()
-        # after it was made: a queue that is not there is forgotten
-        self._note(name, known, ephemeral, arguments or {})
+        self._note(queue, arguments or {})
         if arguments:
             self._configure(queue, arguments)
 
-    def _note(
-        self, name: str, known: dict[str, Any] | None, ephemeral: bool, arguments: dict[str, Any]
-    ) -> None:
-        """Store that a queue was declared. One that is to end when nobody uses it any more has the
-        time of its last declaration."""
-        settings: dict[str, Any] = {"ephemeral": ephemeral}
-        if ephemeral and (expires := frame.seconds(arguments.get(_EXPIRES))) is not None:
-            now = time.time()
-            if known is not None and 0 <= now - known.get("used", 0) < _USED_SECONDS:
-                return
-            settings.update(expires=expires, used=now)
-        elif known is not None:
-            return
-        self.exchanges.declare_queue(name, settings)
+    def _note(self, queue: Queue, arguments: dict[str, Any]) -> None:
+        """Store that a queue was declared. One that goes with its last consumer has the time of its
+        last declaration."""
+        known = self.exchanges.queue(queue.name)
+        if not queue.ephemeral:
+            if known is None:
+                self.exchanges.declare_queue(queue.name, {"ephemeral": False})
+        elif known is None or not leftovers.is_younger(known, _USED_SECONDS):
+            settings = {**(known or {}), "ephemeral": True, "used": time.time()}
+            if (expires := frame.seconds(arguments.get(_EXPIRES))) is not None:
+                settings["expires"] = expires
+            self.exchanges.declare_queue(queue.name, settings)
 
     def sweep(self) -> None:
-        """Delete what programs that were killed left: the bindings of queues that have gone with
-        their consumer, and queues that have outlived their `x-expires` without one. A program that
-        asks all workers declares its queue of replies, and may be killed before it takes any."""
-        late = []
-        for name in self.exchanges.ephemeral_queues():
-            if not self._queue(name, True).exists():
-                self.exchanges.delete_queue(name)
-                self._known.pop((name, True), None)
-                continue
-            known = self.exchanges.queue(name) or {}
-            if "expires" in known and time.time() - known["used"] > known["expires"]:
-                late.append(name)
-        if late:
-            topics = self.broker.stats().topics
-            taken = {topic.name for topic in topics for one in topic.channels if one.sessions}
-            for name in late:
-                if names.topic_of(name, True) not in taken:
-                    self.delete(name)
+        """Delete what programs that were killed left; see `Leftovers`."""
+        for name in self._leftovers.sweep():
+            self._known.pop((name, True), None)
 
     def follow(self, queues: set[str]) -> None:
         """Give the channels of these queues' priorities the settings of their first one."""
@@ -305,10 +291,13 @@ class Queues:
         defer: float | None,
         ttl: float | None,
         seal: bool,
+        bound: bool = False,
     ) -> None:
-        """Publish to a queue. A message for a queue that has gone with its last consumer is
-        dropped, and so are the queue's bindings."""
+        """Publish to a queue. bound: a binding said which one. A message for a queue that has gone
+        with its last consumer is dropped, and so are the queue's bindings."""
         queue = self.get(name)
+        if bound and not self.exchanges.is_known(name):
+            return  # it was deleted since, with its bindings
         try:
             queue.publish(body, step, defer, ttl, seal)
             return
@@ -318,6 +307,9 @@ class Queues:
         # Another process has deleted it, and may have declared it again: a program that asks a
         # worker deletes its queue of replies after each, and its next question declares it.
         self._known.pop((name, queue.ephemeral), None)
+        known = self.exchanges.queue(name)
+        if known is None and queue.ephemeral:
+            return
         queue = self.get(name)
         try:
             queue.publish(body, step, defer, ttl, seal)
@@ -325,7 +317,7 @@ class Queues:
             if not queue.ephemeral or self.broker.ended:
                 raise
             self._known.pop((name, True), None)
-            self.exchanges.delete_queue(name)
+            self._leftovers.forget(name, known or {})
 
     def _configure(self, queue: Queue, arguments: dict[str, Any]) -> None:
         self._warn(queue, arguments)

@@ -17,7 +17,7 @@ from shmq.integrations.celery.queues import Queues
 
 #: How many messages an event loop is given before its other events have their turn.
 _TURN: Final = 16
-#: How often a worker tidies, in seconds.
+#: How often who takes messages tidies, in seconds.
 _TIDY_SECONDS: Final = 5.0
 
 
@@ -41,6 +41,10 @@ class Transport(virtual.Transport):
         TooManyClients,
     )
     channel_errors = (*virtual.Transport.channel_errors, shmq.ShmqError)
+    # Without these kombu would give up at the second error, whatever the policy of the call says: a
+    # broker that stops is there until it has stored all messages.
+    recoverable_connection_errors = (*connection_errors, *channel_errors)
+    recoverable_channel_errors = ()
 
     implements = base.Transport.implements.extend(
         asynchronous=True,
@@ -54,6 +58,7 @@ class Transport(virtual.Transport):
         self._queues: Queues | None = None
         self._loops: list[Any] = []
         self._timers: list[Any] = []
+        self._tidy_at = time.monotonic() + _TIDY_SECONDS
 
     def driver_version(self) -> str:
         """shmq's version."""
@@ -69,8 +74,12 @@ class Transport(virtual.Transport):
     def queues(self) -> Queues:
         """The queues of the instance. Raises as `shmq.attach`."""
         if self._queues is None:
-            self._queues = Queues(attachment.attach(attachment.instance_of(self.client.hostname)))
+            self._queues = Queues(attachment.attach(self._instance))
         return self._queues
+
+    @property
+    def _instance(self) -> str | None:
+        return attachment.instance_of(self.client.hostname)
 
     @property
     def inbox(self) -> Inbox | GreenInbox:
@@ -85,14 +94,26 @@ class Transport(virtual.Transport):
             self._inbox.arm()
 
     def establish_connection(self) -> Any:
-        """Attach to the instance. Raises as `shmq.attach`."""
-        self._queues = None
-        self.queues.broker.supervisor_alive()
+        """Attach to the instance. If it was stopped, the task of a worker waits for its next start:
+        what it sends now, a retry or the next task of a chain, would be lost. Any other program has
+        the patience of its call's policy. Raises as `shmq.attach`."""
+        if attachment.is_in_a_task():
+            attachment.ensure(self._instance, self._attach)
+        else:
+            self._attach()
         return super().establish_connection()
 
+    def _attach(self) -> None:
+        self._queues = None
+        attachment.not_stopping(self.queues.broker)
+
     def verify_connection(self, connection: Any) -> bool:
-        """Whether the instance is still there."""
-        return not self.queues.broker.ended
+        """Whether the instance is still there, and not about to stop."""
+        try:
+            attachment.not_stopping(self.queues.broker)
+        except (Gone, NotRunning):
+            return False
+        return True
 
     def close_connection(self, connection: Any) -> None:
         """Close the channels."""
@@ -114,6 +135,8 @@ class Transport(virtual.Transport):
         """Deliver one message. Raises TimeoutError if none comes within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            if time.monotonic() >= self._tidy_at:
+                self._tidy()
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             if self.inbox.deliver(left):
                 return
@@ -130,6 +153,7 @@ class Transport(virtual.Transport):
     def _tidy(self) -> None:
         """Delete what killed programs left, and have all priorities of the queues that are served
         follow the settings that somebody changed."""
+        self._tidy_at = time.monotonic() + _TIDY_SECONDS
         if self._queues is None:
             return
         with contextlib.suppress(shmq.ShmqError):  # the connection's own calls meet it, too

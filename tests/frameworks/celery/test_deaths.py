@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chord
+from celery import chain, chord
 from celery.exceptions import TimeoutError
 from celery.result import ResultSet
-from support.celery_app import add, dies_once, early, gate, late, names
+from kombu.exceptions import OperationalError
+from support.celery_app import add, dies_once, early, gate, gate_twice, late, names, noted
 from support.celery_worker import Worker, environment
 from support.processes import ROOT, WATCHDOG, Child, eventually
+
+from shmq.integrations.celery.attachment import PATIENCE
 
 Lines = Callable[[], list[list[str]]]
 
@@ -114,6 +120,51 @@ def test_workers_go_on_after_the_broker_was_stopped_and_started(
     server.succeed()
     serve()
     assert add.delay(2, 2).get(2 * WATCHDOG) == 4
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("kind", ["retry", "chain"])
+def test_what_a_task_sends_while_the_broker_is_away_is_done(
+    app: Any,
+    worker: Callable[..., Worker],
+    server: Child,
+    serve: Callable[..., Child],
+    lines: Lines,
+    tmp_path: Path,
+    kind: str,
+    pool: str,
+) -> None:
+    """It would be lost: the task cannot be asked to send it again."""
+    opened = tmp_path / "open"
+    own = worker(f"--pool={pool}", "--concurrency=1")
+    if kind == "retry":
+        result = gate_twice.delay("a", str(opened))
+    else:
+        result = chain(gate.s("a", str(opened)), noted.s("b")).delay()
+    eventually(lambda: begun(lines, "a"))
+    server.process.send_signal(signal.SIGTERM)
+    server.succeed()
+    opened.touch()
+
+    def gave_up() -> bool:
+        return bool(re.search("OperationalError|refused callback", own.child.errors))
+
+    with contextlib.suppress(AssertionError):
+        eventually(gave_up, 2.0)  # Celery's own policy is over after 0.6 s
+    assert not gave_up(), own.child.errors
+    serve()
+    assert result.get(2 * WATCHDOG) == ("a" if kind == "retry" else "a b")
+
+
+def test_another_program_has_the_patience_of_its_policy(app: Any, server: Child) -> None:
+    """A request of a web server does not wait for a broker that is away."""
+    assert add.delay(1, 2).id
+    server.process.send_signal(signal.SIGTERM)
+    server.succeed()
+    began = time.monotonic()
+    with pytest.raises(OperationalError, match="running"):
+        add.apply_async((1, 2), retry_policy={"max_retries": 1, "interval_start": 0})
+    assert time.monotonic() - began < PATIENCE
 
 
 def test_a_program_that_waits_outlives_a_stop_and_a_start_of_the_broker(

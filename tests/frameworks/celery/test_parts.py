@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +15,7 @@ import kombu
 import kombu.exceptions
 import pytest
 from support import traps
-from support.processes import HELPERS, WATCHDOG, Child, eventually
+from support.processes import WATCHDOG, eventually
 
 import shmq
 import shmq.integrations.celery.alias
@@ -299,37 +297,6 @@ def test_in_flight_slots_that_run_out_are_told(
     attachment.detach(broker.instance)
 
 
-def test_a_queue_of_replies_that_nobody_ever_took_from_goes(
-    connect: Callable[..., Any], broker: shmq.Broker, keep: Callable[[Any], Any], url: str
-) -> None:
-    """A program that asked all workers, and was killed before it waited for their answers."""
-    code = (
-        "import os, signal, kombu, shmq.integrations.celery.alias\n"
-        f"channel = kombu.Connection({url!r}).channel()\n"
-        "exchange = kombu.Exchange('replies')\n"
-        "kombu.Queue('mine', exchange, auto_delete=True, expires=0.1)(channel).declare()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    child = keep(Child([sys.executable, "-c", code], HELPERS))
-    assert child.wait() == -signal.SIGKILL, child.errors
-    channel = connect()
-
-    def topics() -> set[str]:
-        return {topic.name for topic in broker.stats().topics}
-
-    assert "kombu.mine#ephemeral" in topics()
-    taken = kombu.Queue("taken", auto_delete=True, expires=1)(channel)
-
-    def gone() -> bool:
-        kombu.Queue(f"other{time.monotonic_ns()}", auto_delete=True)(channel).declare()
-        return "kombu.mine#ephemeral" not in topics()
-
-    with kombu.Consumer(channel, [taken]):
-        eventually(gone)
-        assert "kombu.taken#ephemeral" in topics()
-    assert "mine" not in {binding[0] for binding in channel.list_bindings()}
-
-
 def test_a_prefetch_limit_holds_back_messages_until_one_is_acknowledged(
     connect: Callable[..., Any],
 ) -> None:
@@ -443,25 +410,6 @@ def test_rejected_messages_are_dropped_or_go_to_the_dead_letters(
         queue(channel).get().reject()
         assert queue(channel).get() is None
     eventually(lambda: len(broker.dead("kombu.q", "queue").peek()) == 1)
-
-
-def test_bindings_of_killed_programs_are_forgotten(
-    connect: Callable[..., Any], broker: shmq.Broker, keep: Callable[[Any], Any], url: str
-) -> None:
-    code = (
-        "import os, signal, kombu, shmq.integrations.celery.alias\n"
-        f"channel = kombu.Connection({url!r}).channel()\n"
-        "queue = kombu.Queue('mine', kombu.Exchange('x'), auto_delete=True)\n"
-        "kombu.Consumer(channel, [queue]).consume()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    child = keep(Child([sys.executable, "-c", code], HELPERS))
-    assert child.wait() == -signal.SIGKILL, child.errors
-    eventually(lambda: "kombu.mine#ephemeral" not in [t.name for t in broker.stats().topics])
-    channel = connect()
-    assert "mine" in {binding[0] for binding in channel.list_bindings()}
-    kombu.Queue("other", auto_delete=True)(channel).declare()
-    assert "mine" not in {binding[0] for binding in channel.list_bindings()}
 
 
 def test_a_forked_child_leaves_its_parents_messages_alone(connect: Callable[..., Any]) -> None:
