@@ -71,6 +71,14 @@ def finished_keys(history: History, channel: int) -> Array:
     return np.unique(items["key"][chosen & (items["outcome"] != Outcome.REFUSED)])
 
 
+def _perhaps_finished(history: History, channel: int) -> int:
+    """How many messages only a call may have finished in it that a death cut off."""
+    items = history.items
+    chosen = items[(items["home"] == channel) & (items["kind"] == Settling.FINISH)]
+    done = chosen["key"][chosen["outcome"] == Outcome.DONE]
+    return len(np.setdiff1d(chosen["key"][chosen["outcome"] == Outcome.UNKNOWN], done))
+
+
 def _earliest_end(history: History, channel: int, publishes: Array) -> Array:
     """When the time of these messages may have been over at the earliest."""
     lives = least(life(settings) for settings in history.in_force(channel))
@@ -178,19 +186,20 @@ def _counted(history: History, verdict: Verdict, channel: int, gone: int) -> Non
         history.roles.get(actor, ("", ""))[1] in (topic, history.promise(channel).dead)
         for actor in history.kills
     )
-    unknown = publishes[publishes["outcome"] == Outcome.UNKNOWN]
+    unknown = int(publishes["parts"][publishes["outcome"] == Outcome.UNKNOWN].sum())
+    unknown += _perhaps_finished(history, channel)
     counted = total[Counter.DROPPED] + total[Counter.DROPPED_OLDEST] + total[Counter.EXPIRED]
     quiet = all(count.quiet for count in mine)
     later = sum(count.waiting for count in mine if lives and count.counter == Counter.EXPIRED)
     for what, has, are, more in (
-        ("dropped or expired", counted, cast_out, int(unknown["parts"].sum())),
+        ("dropped or expired", counted, cast_out, unknown),
         ("dead letters", total[Counter.DEAD_LETTERED], letters, 0),
     ):
         if has > are + deaths + more or (quiet and has < are - deaths - later):
             verdict.add(
                 "count",
                 f"{name} has counted {has} messages {what}, and {are} are; "
-                f"{deaths} deaths may have cost one each, {more} are of publishes cut off",
+                f"{deaths} deaths may have cost one each, {more} are of calls cut off",
             )
         verdict.counts[f"messages that channels counted as {what}"] += has
 

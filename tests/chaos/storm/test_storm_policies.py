@@ -456,6 +456,19 @@ def expired_and_not_counted(story: PolicyStory, broken: bool) -> None:
     story.counted(300, Counter.EXPIRED, 0, waiting=1 if broken else 2)
 
 
+@plant("count", message_ttl=0.05)
+def expired_after_an_answer_that_was_cut_off(story: PolicyStory, broken: bool) -> None:
+    """Its consumer was killed in the call, which may have had no effect."""
+    holder = story.consumer("x")
+    sent = [story.send(3 * number, number) for number in range(1, 6)]
+    for number, each in enumerate(sent):
+        holder.take(20 + 2 * number, each)
+    for number, each in enumerate(sent):
+        holder.settle(40 + 2 * number, each, dies=not broken)
+    story.tell(What.KILL, 55, holder)
+    story.counted(300, Counter.EXPIRED, 5)
+
+
 @plant("count", max_messages=1, overflow="drop-newest")
 def more_counted_than_were_dropped(story: PolicyStory, broken: bool) -> None:
     story.x.take_and_finish(20, story.send(10, 1))
