@@ -14,6 +14,7 @@ from shmq import audit, shm
 from shmq.cli.output import say
 from shmq.cli.parameters import instance_option
 from shmq.cli.status import OK
+from shmq.errors import ShmqError
 from shmq.printing import Formatter
 
 
@@ -64,7 +65,10 @@ def page(
     things, too. It prints an address with a token, without which nobody sees anything. It ends with
     Ctrl-C. It needs the extra `gateway`.
     """
-    from shmq.page import server
+    try:
+        from shmq.page import server
+    except ImportError as exc:
+        raise ShmqError(str(exc)) from exc
     from shmq.page.guard import Guard
 
     token = None if path is not None else Guard.new_token()

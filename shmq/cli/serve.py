@@ -253,6 +253,15 @@ class _Source:
             raise OptionError(f"{self.config}: {'; '.join(wrong)} (or --config-unknown=warn)")
         return Options.load(self.flags, config, nsqd=self.nsqd)
 
+    def names_gateway(self) -> bool:
+        """Whether a flag, the file or --nsqd says anything of the gateway. Raises ValueError."""
+        config = _read_config(self.config) or {}
+        return self.nsqd or any(
+            bool(text := self.flags.get(option.name)) or text == "" or option.key in config
+            for option in OPTIONS.values()
+            if option.group == "gateway"
+        )
+
     def say_unknown(self) -> None:
         """Log a warning for each key of the file that is not an option."""
         with contextlib.suppress(ValueError):
@@ -288,6 +297,8 @@ class Gateway:
         self._source = source
         self._listeners: Listeners | None = None
         self._control = ""
+        self._absent = ""
+        """Why there is no gateway, if nobody has asked for one and it is not installed."""
         self._launched: list[Launched] = []
         self._reloads = 0
         self._changed: dict[str, Any] = {}
@@ -298,7 +309,15 @@ class Gateway:
         options = self._options
         asked = options.tcp_address or options.http_address
         if asked or (options.https_address and options.tls_cert) or self._passed:
-            _check_installed()
+            if missing := _missing():
+                how = f"{missing} is not installed: pip install 'shmq[gateway]'"
+                if self._passed or self._source.names_gateway():
+                    raise OSError(
+                        f"the gateway cannot serve: {how}, or serve shared memory only: "
+                        "--tcp-address= --http-address="
+                    )
+                self._absent = how
+                return
             from shmq.supervisor.workers import launch  # slow to import
 
             for _ in range(options.gateway_workers):
@@ -316,6 +335,8 @@ class Gateway:
         _check_access(self._options)
         if not self._launched:
             self._say({})
+            if self._absent:
+                _log.info("no gateway, shared memory only: %s to serve TCP and HTTP", self._absent)
             yield
             return
         from shmq.gateway.listeners import (
@@ -462,13 +483,10 @@ def _check_access(options: Options) -> None:
         rights.check(options)
 
 
-def _check_installed() -> None:
-    for name in ("aiohttp", "cramjam", "re2"):
-        if importlib.util.find_spec(name) is None:
-            raise OSError(
-                f"the gateway needs {name}: pip install 'shmq[gateway]', or serve shared memory "
-                "only: --tcp-address= --http-address="
-            )
+def _missing() -> str:
+    """The name of a module that the gateway needs and that is not installed, or an empty text."""
+    wanted = ("aiohttp", "cramjam", "re2")
+    return next((name for name in wanted if importlib.util.find_spec(name) is None), "")
 
 
 def _read_config(path: str | None) -> dict[str, Any] | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
+import os
 import secrets
 import select
 import signal
+import stat
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -29,13 +34,15 @@ from shmq.cli.output import (
 from shmq.cli.parameters import complete_channel, complete_topic, instance_option, json_option
 from shmq.cli.status import DEGRADED, ERROR, OK
 from shmq.diagnostics.readable import age, body_field, moment, property_fields, property_list
-from shmq.errors import NotInFlight
+from shmq.errors import Gone, NotInFlight
 from shmq.names import is_pattern
 from shmq.peek import Peeked
 from shmq.peek import peek as peek_queue
 from shmq.sources import ReadOnlySource
 
 _LOOK_EVERY = 0.25  # seconds between checks that the pipe still has a reader
+_FIRST_LOOK, _MOST_LOOK = 0.00002, 0.02  # seconds between looks whether a pipe was read
+_TOUCH_EVERY = 1.0  # seconds between touches of a message that waits in a pipe
 
 
 class _Seen(Protocol):
@@ -95,10 +102,11 @@ def tail(
     """Print the messages of TOPIC as they come, until Ctrl-C.
 
     Without CHANNEL, tail reads from an ephemeral channel of its own, as nsq_tail does, so that
-    other consumers miss nothing. With CHANNEL, it takes that channel's messages: it finishes a
-    message after writing it out, and returns it to the channel if it could not be written. With
-    CHANNEL, TOPIC may be a pattern ("tenant.*"): topics take turns, and each line begins with its
-    topic and a tab, or has it as "topic" (--json).
+    other consumers miss nothing. With CHANNEL, it takes that channel's messages, and makes the
+    channel if there is none: it finishes a message after writing it out, into a pipe after the
+    other end has read it, and returns it to the channel otherwise. With CHANNEL, TOPIC may be a
+    pattern ("tenant.*"): topics take turns, and each line begins with its topic and a tab, or has
+    it as "topic" (--json).
     """
     if raw and as_json:
         raise click.UsageError("choose --raw or --json")
@@ -167,21 +175,41 @@ def _follow(
     with shmq.attach(instance) as broker:
         if channel is None:
             _spare_backlog(broker, topic)
+        elif not is_pattern(topic):
+            _say_if_new(broker, topic, channel)
         name = channel or own_channel()
         with broker.consumer(topic, name, max_in_flight=1) as consumer:
             if sys.stderr.isatty():
                 say(f"{topic}/{name}: Ctrl-C ends", err=True)
             try:
-                _copy(consumer, count, form)
+                _copy(consumer, count, form, exact=channel is not None)
             except BrokenPipeError:
                 forget_output()  # the reader has gone; the message returns to its channel
     return OK
 
 
-def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[Any], bytes]) -> None:
-    """Take, print and finish `count` messages. Raises BrokenPipeError when the reader has gone."""
+def _say_if_new(broker: shmq.Broker, topic: str, channel: str) -> None:
+    """Say that a channel will be made: a name that was mistyped would collect messages for ever."""
+    try:
+        broker.settings(topic, channel)
+    except Gone:
+        words = f"shmq channel delete {topic} {channel} --instance={broker.instance}"
+        say(
+            f"shmq: there was no channel {topic}/{channel}; it is made, and keeps what comes from "
+            f"now on until somebody takes it ({words})",
+            err=True,
+        )
+
+
+def _copy(
+    consumer: shmq.Consumer, count: int | None, form: Callable[[Any], bytes], exact: bool
+) -> None:
+    """Take, print and finish `count` messages. exact: what goes into a pipe is finished when it was
+    read there, for a reader that ends leaves the rest unread. Raises BrokenPipeError when the
+    reader has gone."""
     out = sys.stdout.buffer
     gone = _watch_reader(out.fileno())
+    waits = exact and stat.S_ISFIFO(os.fstat(out.fileno()).st_mode)
     while count is None or count > 0:
         message = consumer.take(_LOOK_EVERY)
         if message is None:
@@ -191,8 +219,28 @@ def _copy(consumer: shmq.Consumer, count: int | None, form: Callable[[Any], byte
         with contextlib.suppress(NotInFlight):  # it timed out while the output was blocked
             out.write(form(message))
             out.flush()
+            if waits:
+                _wait_until_read(out.fileno(), gone, message)
             message.finish()
             count = None if count is None else count - 1
+
+
+def _wait_until_read(fd: int, gone: Callable[[], bool], message: shmq.Message) -> None:
+    """Wait until a pipe is empty, and keep the message meanwhile. Raises BrokenPipeError if the
+    reader goes before, and NotInFlight."""
+    left, pause, touched = array.array("i", [0]), _FIRST_LOOK, time.monotonic()
+    while True:
+        is_gone = gone()  # looked at first: what a reader leaves behind is not read any more
+        fcntl.ioctl(fd, termios.FIONREAD, left)
+        if not left[0]:
+            return
+        if is_gone:
+            raise BrokenPipeError
+        if time.monotonic() - touched > _TOUCH_EVERY:
+            touched = time.monotonic()
+            message.touch()
+        time.sleep(pause)
+        pause = min(2 * pause, _MOST_LOOK)
 
 
 def _watch_reader(fd: int) -> Callable[[], bool]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 try:
     from aiohttp import web
 except ImportError as exc:
-    raise ImportError("shmq page needs aiohttp: install shmq with the extra `gateway`") from exc
+    raise ImportError("the page needs aiohttp: pip install 'shmq[gateway]'") from exc
 
 from shmq import audit
 from shmq.door import http_server, wishes

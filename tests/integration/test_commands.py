@@ -221,6 +221,59 @@ def test_tail_gives_back_what_it_could_not_write(broker: shmq.Broker) -> None:
     assert broker.stats().channel("t", "c").in_flight == 0
 
 
+@pytest.mark.parametrize("size", [1, 3000, 200_000])
+def test_tail_finishes_what_the_reader_of_its_pipe_has_read(broker: shmq.Broker, size: int) -> None:
+    """A pipe has room for many messages that a reader which ends never sees."""
+    broker.create_channel("t", "c")
+    broker.producer("t").publish_many([b"%d" % number * size for number in range(1, 8)])
+    words = " ".join([*SHMQ, "tail", "t", "c", f"--instance={broker.instance}"])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -2"], capture_output=True, timeout=WATCHDOG
+    )
+    assert done.stdout == b"1" * size + b"\n" + b"2" * size + b"\n"
+    assert done.stderr == b""
+    channel = broker.stats().channel("t", "c")
+    assert (channel.finished, channel.depth, channel.in_flight) == (2, 5, 0)
+
+
+def test_tail_keeps_a_message_that_its_reader_has_not_read_yet(broker: shmq.Broker) -> None:
+    """Its timeout begins again and again, so that nobody else gets it meanwhile."""
+    broker.create_channel("t", "c")
+    broker.producer("t").publish_many([b"one", b"two"])
+    where = f"--instance={broker.instance}"
+
+    def until() -> float:
+        found = documents("peek", "t", "c", "--state=in_flight", "--json", where)
+        return float(found[0]["until"]) if found else 0.0
+
+    with subprocess.Popen([*SHMQ, "tail", "t", "c", where], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            first = eventually(until)
+            eventually(lambda: until() > first)
+            assert broker.stats().channel("t", "c").finished == 0
+            found = os.read(child.stdout.fileno(), 100)
+            eventually(lambda: broker.stats().channel("t", "c").finished == 1)
+        finally:
+            child.kill()
+    assert found == b"one\n"
+
+
+def test_tail_says_that_it_makes_a_channel(broker: shmq.Broker) -> None:
+    """A name that was mistyped would collect messages for ever."""
+    broker.create_channel("t", "c")
+    broker.producer("t").publish(b"x")
+    where = f"--instance={broker.instance}"
+    assert b"no channel" not in run("tail", "t", "c", "-n1", where).stderr
+    broker.create_topic("typo")
+    broker.producer("typo").publish(b"x")
+    done = run("tail", "typo", "c", "-n1", where)
+    assert done.stdout == b"x\n"
+    assert b"there was no channel typo/c; it is made" in done.stderr
+    command = done.stderr.decode().split("(shmq ")[1].split(")")[0]
+    assert run(*command.split()).returncode == 0
+
+
 def test_tail_ends_when_its_reader_has_gone(broker: shmq.Broker) -> None:
     broker.create_channel("t", "c")
     broker.producer("t").publish(b"first")
