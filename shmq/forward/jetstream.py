@@ -61,9 +61,9 @@ class JetStream:
         place = (source.host, source.instance, source.topic, source.channel)
         self._subject = wishes.get("subject", source.topic)
         self._marker = wishes.get("marker", ".".join(("shmq", stream, *place)))
-        for subject in (self._subject, self._marker):
+        for subject, name in ((self._subject, "subject"), (self._marker, "marker")):
             if not SUBJECT.fullmatch(subject):
-                raise ValueError(f"{subject!r} is no subject to publish to")
+                raise ValueError(f"{subject!r} is no subject to publish to; give ?{name}=SUBJECT")
         if self._subject == self._marker:
             raise ValueError("the marker needs a subject of its own")
         check_stream(stream)

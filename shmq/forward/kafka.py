@@ -27,6 +27,7 @@ from shmq.forward.kafka_client import Kafkas, TopicNames, is_too_big
 from shmq.forward.marker import Marker
 from shmq.forward.refusal import Refused
 from shmq.forward.target import Away, Source
+from shmq.peers.sockets import seconds_for
 
 #: The marker has eight bytes for each message, and a record has a megabyte at most by default.
 _MOST: Final = 4999
@@ -100,6 +101,8 @@ class Kafka:
         self._known: Marker | None = None
         """The last marker that is stored."""
         self._sent: Marker | None = None
+        self._seconds: float = 0
+        """Within which the batch that was sent is stored."""
         self._is_clean = False
         """Whether the transaction of a batch that was refused was aborted."""
         self._most_message = self._most_marker = 10**6
@@ -201,7 +204,7 @@ class Kafka:
     def _read_marker(self) -> Marker | None:
         with self._kafkas.admin(f"look for the end of {self._marker}") as admin:
             end = admin.end(self._marker, _PARTITION, committed=False)
-            until = time.monotonic() + self._kafkas.timeout + _TRANSACTION
+            until = time.monotonic() + self._kafkas.timeout
             while admin.end(self._marker, _PARTITION, committed=True) < end:
                 if time.monotonic() > until:
                     raise Away(f"{self}: a transaction of another source does not end")
@@ -250,6 +253,8 @@ class Kafka:
     ) -> None:
         """Begin a transaction with the bodies and the marker. Raises Refused."""
         self._errors, self._sent = [], marker
+        seconds = seconds_for(sum(map(len, bodies)), self._kafkas.timeout)
+        self._seconds = min(seconds, _TRANSACTION)
         with self._refusing(), self._kafkas.calling(f"forward to {self}", self._producer):
             self._producer.begin_transaction()
             if properties is None:
@@ -320,10 +325,11 @@ class Kafka:
     def confirm(self) -> None:
         """Commit. Whether a commit without an answer was made is seen by the next `open`."""
         with self._refusing(), self._kafkas.calling(f"forward to {self}", self._producer):
-            until = time.monotonic() + self._kafkas.timeout
+            until = time.monotonic() + self._seconds
             # A commit would wait for what librdkafka holds back behind a record that was refused.
-            while self._producer.flush(_LOOK) and not self._errors and time.monotonic() < until:
-                pass
+            while self._producer.flush(_LOOK) and not self._errors:
+                if time.monotonic() > until:  # the topic was deleted, perhaps: `open` looks
+                    raise Away(f"{self}: it did not store a batch within {self._seconds:.0f} s")
             try:
                 if not self._errors:
                     self._producer.commit_transaction(self._kafkas.timeout)

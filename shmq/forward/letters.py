@@ -93,10 +93,10 @@ class Letters:
                 except MessageTooBig:
                     if block is blocks[-1]:
                         raise
-        except Rejected:
-            raise
         except Full as exc:
             patience.refused(exc)
+            if isinstance(exc, Rejected):  # which waits for nothing
+                time.sleep(_WAIT)
             return False
         except Gone:  # the dead topic was deleted: it is made again
             self._producer = None

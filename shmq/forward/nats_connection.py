@@ -23,7 +23,7 @@ from shmq.forward.login import NatsLogin
 from shmq.forward.refusal import Refused
 from shmq.forward.target import Away
 from shmq.peers.documents import BadAnswer, number, parsed, table
-from shmq.peers.sockets import connected, left, secured
+from shmq.peers.sockets import connected, left, seconds_for, secured, sent
 from shmq.printing import said
 
 #: Seconds within which the server answers a request, to the last byte.
@@ -170,13 +170,12 @@ class NatsConnection:
 
     def send(self, data: bytes) -> None:
         """Send protocol lines, with which a request begins."""
-        self.begin()
+        self.begin(seconds_for(len(data), _TIMEOUT))
         self._send(data)
 
     def _send(self, data: bytes) -> None:
         try:
-            self._sock.settimeout(left(self._deadline))
-            self._sock.sendall(data)
+            sent(self._sock, data, self._deadline, _TIMEOUT)
         except OSError as exc:
             self._say_why()
             raise Away(f"{self._name}: {exc}") from exc

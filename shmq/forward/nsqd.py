@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import struct
 import time
@@ -19,7 +20,7 @@ from shmq.forward.marker import Marker
 from shmq.forward.refusal import Refused
 from shmq.forward.target import Away
 from shmq.names import check_name
-from shmq.peers.sockets import connected, left, received
+from shmq.peers.sockets import connected, left, received, seconds_for, sent
 from shmq.printing import said
 
 #: Seconds within which the server answers.
@@ -86,6 +87,8 @@ class Nsqd:
         except (OSError, UnicodeError) as exc:
             raise Away(f"{self}: {exc}") from exc
         self._answer()
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
         return None
 
     def too_big(
@@ -112,12 +115,11 @@ class Nsqd:
         for body in bodies:
             parts += (_SIZE.pack(len(body)), body)
         data = b"".join(parts)
-        self._deadline = time.monotonic() + _TIMEOUT
+        self.idle()
+        self._deadline = time.monotonic() + seconds_for(len(data), _TIMEOUT)
+        head = b"MPUB %b\n%b" % (self._topic.encode(), _SIZE.pack(len(data)))
         try:
-            self._sock.settimeout(_TIMEOUT)
-            self._sock.sendall(
-                b"MPUB %b\n%b%b" % (self._topic.encode(), _SIZE.pack(len(data)), data)
-            )
+            sent(self._sock, head + data, self._deadline, _TIMEOUT)
         except OSError as exc:
             try:  # the error that the server sent before it closed
                 self.confirm()
@@ -129,31 +131,34 @@ class Nsqd:
 
     def confirm(self) -> None:
         """Wait for the answer."""
-        self._deadline = time.monotonic() + _TIMEOUT
+        self._deadline = max(self._deadline, time.monotonic() + _TIMEOUT)
         self._answer()
 
     def _answer(self) -> None:
         """Read the answer, all of it before the deadline."""
-        while True:
-            size, kind = _HEAD.unpack(self._exactly(_HEAD.size))
-            if not 4 <= size <= _MOST_FRAME or kind not in (_RESPONSE, _ERROR):
-                raise ShmqError(
-                    f"forward to {self}: the server there does not speak nsqd's protocol"
-                )
-            found = self._exactly(size - 4)
-            if kind == _ERROR:
-                words = said(found)
-                text = f"{self}: {words}"
-                if words.startswith(_REFUSALS) and "too big" in words:
-                    self._learn(words)
-                    raise Refused(f"it refused: {words}")
-                lasts = words.startswith(_LASTING)
-                raise ShmqError(f"forward to {text}") if lasts else Away(text)
-            if found == b"OK":
-                return
-            if found != _HEARTBEAT:
-                raise Away(f"{self}: the answer is {said(found, 80)!r}, not OK")
-            self._send_nop()
+        while not self._is_answer():
+            pass
+
+    def _is_answer(self) -> bool:
+        """Read a frame: whether it is OK, and not a heartbeat."""
+        size, kind = _HEAD.unpack(self._exactly(_HEAD.size))
+        if not 4 <= size <= _MOST_FRAME or kind not in (_RESPONSE, _ERROR):
+            raise ShmqError(f"forward to {self}: the server there does not speak nsqd's protocol")
+        found = self._exactly(size - 4)
+        if kind == _ERROR:
+            words = said(found)
+            text = f"{self}: {words}"
+            if words.startswith(_REFUSALS) and "too big" in words:
+                self._learn(words)
+                raise Refused(f"it refused: {words}")
+            lasts = words.startswith(_LASTING)
+            raise ShmqError(f"forward to {text}") if lasts else Away(text)
+        if found == b"OK":
+            return True
+        if found != _HEARTBEAT:
+            raise Away(f"{self}: the answer is {said(found, 80)!r}, not OK")
+        self._send_nop()
+        return False
 
     def _learn(self, words: str) -> None:
         """Learn a limit from the words of an error."""
@@ -187,7 +192,14 @@ class Nsqd:
         return bytes(data)
 
     def idle(self) -> None:
-        """Do nothing: the connection has no heartbeats."""
+        """Read what came without a question: heartbeats. An OK among it would be taken for the
+        answer to the next batch, which it cannot be about. Raises Away if the connection has
+        ended, before a batch is sent into it."""
+        assert self._sock is not None
+        self._deadline = time.monotonic() + _TIMEOUT
+        while self._poll.poll(0):
+            if self._is_answer():
+                raise Away(f"{self}: it answers what it was not asked")
 
     def close(self) -> None:
         """Close the connection, if there is one."""

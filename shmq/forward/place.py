@@ -33,16 +33,21 @@ class Place:
     @classmethod
     def parsed(cls, url: str, what: str, forms: str) -> Self:
         """The parts of an address. what, forms: for the text of ValueError."""
+        if "#" in url:  # what follows would be lost: the end of an ephemeral topic's name
+            raise ValueError(f"the {what} has a #, which an address has as %23: {_shown(url)!r}")
         try:
             parts = urllib.parse.urlsplit(url)
         except ValueError as exc:
-            raise ValueError(f"the {what} {url!r} is no address: {exc}") from None
+            raise ValueError(f"the {what} {_shown(url)!r} is no address: {exc}") from None
         secret, _, netloc = parts.netloc.rpartition("@")
-        shown = parts._replace(netloc=netloc).geturl()
+        shown = parts._replace(netloc=netloc).geturl() if secret else _shown(url)
         name = urllib.parse.unquote(parts.path.strip("/"))
         if parts.scheme not in _SCHEMES or not netloc or not name or "/" in name:
             raise ValueError(f"the {what} must be {forms}, not {shown!r}")
-        wishes = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+        pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
+        wishes = dict(pairs)
+        if len(wishes) < len(pairs):
+            raise ValueError(f"the {what} {shown!r} has a setting twice")
         user, colon, password = secret.partition(":")
         return cls(
             parts.scheme,
@@ -81,6 +86,13 @@ class Place:
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             for host, port in self.hosts(9092)
         )
+
+
+def _shown(url: str) -> str:
+    """An address without what stands before its last @, which may be a password with a / or ? that
+    should be written with a percent sign."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def nats_login(place: Place, login: Mapping[str, str] | None) -> NatsLogin:

@@ -188,10 +188,10 @@ class Receiver(Loop):
         try:
             marks = (after, upto, _WAIT)
             return self._producer.publish_once(*arguments, *marks, blocks) is not None
-        except Rejected:
-            raise
         except Full as exc:
             patience.refused(exc)
+            if isinstance(exc, Rejected):  # which waits for nothing
+                self._stopping.wait(_WAIT)
             return None
         except BadArgument:
             if self._reached(lane) == after:

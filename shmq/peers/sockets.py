@@ -12,6 +12,8 @@ from shmq.errors import ShmqError
 #: Bytes that one `recv` takes at most.
 _PIECE: Final = 64 << 10
 _LATE: Final = "there was no whole answer in time"
+#: Bytes a second over the slowest line that is waited for.
+_SLOWEST: Final = 64 << 10
 
 
 def left(deadline: float) -> float:
@@ -29,6 +31,27 @@ def received(sock: socket.socket, most: int, deadline: float) -> bytes:
         return sock.recv(most)
     except TimeoutError:  # whose text would only be "timed out"
         raise TimeoutError(_LATE) from None
+
+
+def seconds_for(size: int, answer: float) -> float:
+    """Within how many seconds a request of so many bytes is answered over the slowest line that is
+    waited for. A time that does not grow with the request would end the same large one for ever.
+    answer: the seconds of a small request."""
+    return answer + size / _SLOWEST
+
+
+def sent(sock: socket.socket, data: bytes, deadline: float, stall: float) -> None:
+    """Send all of it until a deadline. stall: the seconds within which some of it must go. Raises
+    OSError."""
+    rest = memoryview(data)
+    while rest:
+        sock.settimeout(min(left(deadline), stall))
+        try:
+            rest = rest[sock.send(rest) :]
+        except TimeoutError:  # whose text would only be "timed out"
+            raise TimeoutError(
+                f"it took {len(data) - len(rest)} of {len(data)} bytes, and no more in time"
+            ) from None
 
 
 def connected(host: str, port: int, deadline: float) -> socket.socket:

@@ -61,7 +61,7 @@ def dying(*args):
     if len(calls) == {count} and "{when}" == "before":
         os.kill(os.getpid(), {number})
     answer = real(*args)
-    if len(calls) == {count}:
+    if len(calls) == {count} and "{when}" == "after":
         os.kill(os.getpid(), {number})
     return answer
 kind.{method} = dying

@@ -32,6 +32,9 @@ SOURCE = Source("host", "instance", "topic", "channel")
         "nats://host/a/b",
         "nsq://host/bad name",
         "nsq://user@host/topic",
+        "nsq://host/topic#ephemeral",
+        "nats://host/S?subject=a#b",
+        "nats://host/S?subject=a&subject=b",
         "nsq://host/topic?subject=s",
         "host:4222/S",
     ],
@@ -48,6 +51,29 @@ def test_errors_do_not_show_a_password() -> None:
     found = open_target("nats://me:secret@host/S", SOURCE)
     assert isinstance(found, JetStream)
     assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "password", ["sec#ret", "sec/ret", "sec?ret", "sec@ret", "sec]ret", "[sec"]
+)
+def test_errors_do_not_show_a_password_that_breaks_an_address(password: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        open_target(f"nats://me:{password}@host/S?wish=x", SOURCE)
+    assert "sec" not in str(raised.value)
+
+
+def test_the_name_of_an_ephemeral_topic_is_written_with_percent_signs() -> None:
+    assert str(open_target("nsq://host/t%23ephemeral", SOURCE)) == "nsq://host:4150/t#ephemeral"
+
+
+@pytest.mark.parametrize("topic", [".", "a..b", ".a", "a."])
+def test_a_topic_that_is_no_subject_needs_others(topic: str) -> None:
+    source = Source("host", "instance", topic, "channel")
+    with pytest.raises(ValueError, match=r"give \?subject=SUBJECT"):
+        open_target("nats://host/S", source)
+    with pytest.raises(ValueError, match=r"give \?marker=SUBJECT"):
+        open_target("nats://host/S?subject=s", source)
+    open_target("nats://host/S?subject=s&marker=m", source)
 
 
 def test_a_marker_is_read_as_it_was_written() -> None:
