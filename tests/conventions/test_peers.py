@@ -5,6 +5,7 @@ its reason here."""
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,15 +51,18 @@ ALLOWED: dict[str, dict[str, str]] = {
 FORBIDDEN = ("http.client", "urllib.request", "urllib.error", "requests", "httpx", "aiohttp.client")
 
 
-def calls(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def calls(path: Path) -> list[tuple[str, int]]:
     """The names of all that a file calls, with the line."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             function = node.func
             if isinstance(function, ast.Attribute):
-                yield function.attr, node.lineno
+                found.append((function.attr, node.lineno))
             elif isinstance(function, ast.Name):
-                yield function.id, node.lineno
+                found.append((function.id, node.lineno))
+    return found
 
 
 def places() -> Iterator[tuple[str, Path]]:

@@ -4,6 +4,7 @@ printable text alone pass."""
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -56,11 +57,14 @@ PRINTERS: dict[str, dict[str, str]] = {
 STYLED = {"cli/output.py", "cli/doctor.py", "cli/inspect.py", "cli/stat_screen.py"}
 
 
-def used(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def used(path: Path) -> list[tuple[str, int]]:
     """All names that a file calls, as they are written, with the line."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node.lineno
+    return [
+        (ast.unparse(node.func), node.lineno)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def places() -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,7 @@ To unpickle, to unmarshal and to evaluate is to run what somebody wrote.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -138,26 +139,26 @@ def test_what_is_permitted_is_still_there() -> None:
         assert name in dangers(ast.parse((ROOT / path).read_text())), (path, name)
 
 
+@functools.cache
+def taken(path: Path) -> set[str]:
+    """The functions of shmq/objects.py that a file names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "shmq.objects":
+            found.update(each.name for each in node.names)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "objects"
+        ):
+            found.add(node.attr)
+    return found
+
+
 @pytest.mark.parametrize("function", HANDED)
 def test_each_caller_has_checked_the_seal(function: str) -> None:
-    callers = set()
-    for path in sources():
-        if name_of(path) == "shmq/objects.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            imported = (
-                isinstance(node, ast.ImportFrom)
-                and node.module == "shmq.objects"
-                and function in {each.name for each in node.names}
-            )
-            named = (
-                isinstance(node, ast.Attribute)
-                and node.attr == function
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "objects"
-            )
-            if imported or named:
-                callers.add(name_of(path))
+    callers = {name_of(path) for path in sources() if function in taken(path)}
+    callers.discard("shmq/objects.py")
     assert callers == set(HANDED[function]), f"a new caller of objects.{function} checks the seal?"
 
 
