@@ -2,8 +2,10 @@
 test` and `tools/dev test --all` call it after they have installed what the parts need.
 
 Two parts run side by side: one that computes (compilers, the C tests, exhaustive searches) and one
-that mostly waits (tests with processes). Some run alone. Each part is a few commands that anybody
-can run by hand. A part that fails prints them after its log; the other parts still run.
+that mostly waits (tests with processes). When no part that waits is left, a second one that
+computes takes its place. Some run alone. Each part is a few commands that anybody can run by hand.
+A part that fails prints them after its log; the other parts still run. The line of a part has its
+seconds, and in brackets the seconds of processors that its processes took.
 
 The few tests of a part that failed run again at the end, with nothing beside them, as CPython's
 regrtest does: once in a part that uses programs of others, which have limits of seconds in them,
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,8 +185,13 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
 
 
 def deep_parts(fuzzed: bool) -> list[Part]:
-    """The parts that only `tools/dev test --all` has."""
+    """The parts that only `tools/dev test --all` has; the longest first, so that two of them end
+    at about the same time."""
     parts = [
+        Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=ONCE),
+        Part(
+            "schedule", "the core in every order within small bounds", [dev("schedule", "--some")]
+        ),
         Part("tsan", "C tests under ThreadSanitizer", [dev("tsan")]),
         Part(
             "asan-python",
@@ -191,19 +199,15 @@ def deep_parts(fuzzed: bool) -> list[Part]:
             [dev("asan-python", "-q", "tests/unit/messages", "tests/unit/test_leases.py")],
         ),
         Part(
-            "schedule", "the core in every order within small bounds", [dev("schedule", "--some")]
-        ),
-        Part(
             "kill-mutants",
             "the faults of tests/crash/mutants are found",
-            [["build/kill/test_sight"], dev("kill", "--mutants")],
+            [dev("kill", "--mutants"), ["build/kill/test_sight"]],
         ),
     ]
     if fuzzed:
         parts.append(Part("fuzz", "all readers fuzzed for a moment", [dev("fuzz")]))
         mutants = dev("fuzz", "--mutants", "--runs", "200000", "--seconds", "20")
         parts.append(Part("fuzz-mutants", "faults seeded in the readers are found", [mutants]))
-    parts.append(Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=ONCE))
     parts.append(Part("scale", "scale", [pytest("tests/scale", workers=1)], "alone", again=OFTEN))
     return parts
 
@@ -225,18 +229,21 @@ class Suite:
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run all of them; KeyboardInterrupt ends those that are running."""
+        computing, waiting, alone = (
+            deque(part for part in parts if part.lane == lane)
+            for lane in ("compute", "wait", "alone")
+        )
+        # not the other way: two parts that wait have limits of others in them, and many workers
         lanes = [
-            threading.Thread(
-                target=self._run_lane, args=([part for part in parts if part.lane == lane],)
-            )
-            for lane in ("compute", "wait")
+            threading.Thread(target=self._run_lane, args=queues)
+            for queues in ((computing,), (waiting, computing))
         ]
         try:
             for thread in lanes:
                 thread.start()
             for thread in lanes:
                 thread.join()
-            self._run_lane([part for part in parts if part.lane == "alone"])
+            self._run_lane(alone)
             for part, tests in self._again:
                 self._run_again(part, tests)
         except KeyboardInterrupt:
@@ -245,29 +252,35 @@ class Suite:
                 thread.join()
             raise
 
-    def _run_lane(self, parts: Sequence[Part]) -> None:
-        for part in parts:
-            if self._interrupted:
-                return
-            self._run_part(part)
+    def _run_lane(self, *queues: deque[Part]) -> None:
+        """Run what is in these queues, the first one first; another lane may take from them too."""
+        for queue in queues:
+            while not self._interrupted:
+                try:
+                    part = queue.popleft()
+                except IndexError:
+                    break
+                self._run_part(part)
 
     def _run_part(self, part: Part) -> None:
         began = time.monotonic()
         log = LOGS / f"suite-{part.name}.log"
         with log.open("wb") as file:
-            status = 0
+            status, worked = 0, 0.0
             for command in part.commands:
                 # Tests that wait have limits of others in them: Spark's Python workers must connect
                 # within ten seconds. The part that computes gives way to them.
                 polite = ["nice", "-n", "10", *command] if part.gives_way else command
-                status = status or self._status(polite, file)
+                if not status:
+                    status, seconds = self._status(polite, file)
+                    worked += seconds
         took = time.monotonic() - began
         if self._interrupted:
             return
         text = log.read_text(errors="replace")
         with self._turn:
             if not status:
-                print(f"{part.text} ... {took:.0f} s{summary(text)}", flush=True)
+                print(f"{part.text} ... {took:.0f} s ({worked:.0f} s){summary(text)}", flush=True)
                 return
             print(f"{part.text} ... FAILED after {took:.0f} s")
             print(text)
@@ -288,7 +301,8 @@ class Suite:
         with log.open("wb") as file:
             status = 0
             for _ in range(part.again):
-                status = status or self._status(pytest(*tests, workers=1), file)
+                if not status:
+                    status, _ = self._status(pytest(*tests, workers=1), file)
         with self._turn:
             if status:
                 self.failed.append(part.name)
@@ -298,15 +312,16 @@ class Suite:
             words = "FAILED again" if status else f"passed {part.again} of {part.again} times"
             print(f"{part.text}, run again alone ... {words}: {', '.join(tests)}", flush=True)
 
-    def _status(self, command: Sequence[str], file: object) -> int:
-        """The exit status of a command, which is a process group of its own.
+    def _status(self, command: Sequence[str], file: object) -> tuple[int, float]:
+        """The exit status of a command, which is a process group of its own, and the seconds of
+        processors that it and its children took.
 
         It stays in the session of the suite: the kernel shares the processors among sessions first
         (sched_autogroup), and niceness counts only within one.
         """
         with self._turn:
             if self._interrupted:
-                return 1
+                return 1, 0.0
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -316,10 +331,14 @@ class Suite:
                 process_group=0,
             )
             self._running.add(process)
-        status = process.wait()
+        try:
+            _, waited, used = os.wait4(process.pid, 0)
+        except ChildProcessError:  # _end has waited for it
+            return 1, 0.0
+        process.returncode = os.waitstatus_to_exitcode(waited)
         with self._turn:
             self._running.discard(process)
-        return status
+        return process.returncode, used.ru_utime + used.ru_stime
 
     def _end(self) -> None:
         """Let the running commands end in order, then kill them."""

@@ -1,15 +1,19 @@
 """A test that failed beside others runs again alone, as often as its part says, and must pass each
-time."""
+time. No processor is idle while there is a part that computes."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from support.processes import ROOT
+from support.processes import ROOT, WATCHDOG
 
 FAILS_ONCE = """
 from pathlib import Path
@@ -25,6 +29,7 @@ def test_two():
 FAILS_EVERY_OTHER_TIME = FAILS_ONCE.replace(
     "mark.touch()", "mark.touch() if first else mark.unlink()"
 )
+CALL = "import sys\nsubprocess.run([sys.executable, '-c', {!r}], check=True)"
 FAILS = "def test_one():\n    assert False\n"
 
 
@@ -70,3 +75,47 @@ def test_a_failed_test_runs_again_where_that_is_allowed(
     runs = suite.Suite()
     runs.run([suite.Part("part", "a part", [command], "wait", again=again)])
     assert (runs.failed, runs.passed_late) == (failed, passed_late)
+
+
+def test_two_parts_that_compute_run_beside_each_other_when_none_waits(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    met: set[str] = set()
+    meeting = threading.Barrier(2)
+
+    def run(self: object, part: Any) -> None:
+        ran.append(part.name)
+        if part.name in ("second", "third"):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(WATCHDOG)
+                met.add(part.name)
+
+    monkeypatch.setattr(suite.Suite, "_run_part", run)
+    lanes = {"first": "wait", "second": "compute", "third": "compute", "last": "alone"}
+    suite.Suite().run([suite.Part(name, name, [], lane) for name, lane in lanes.items()])
+    assert met == {"second", "third"}
+    assert sorted(ran) == sorted(lanes)
+    assert ran[-1] == "last"
+
+
+def test_two_parts_that_wait_never_run_beside_each_other(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    monkeypatch.setattr(
+        suite.Suite, "_run_part", lambda self, part: threads.add(threading.get_ident())
+    )
+    suite.Suite().run([suite.Part(name, name, [], "wait") for name in "abcdef"])
+    assert len(threads) == 1
+
+
+def test_the_line_of_a_part_has_the_seconds_that_its_processes_took(
+    suite: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    child = "import os\nwhile sum(os.times()[:2]) < 1:\n    pass\n"
+    command = [sys.executable, "-c", f"import subprocess\n{CALL.format(child)}"]
+    suite.Suite().run([suite.Part("part", "a part", [command])])
+    found = re.fullmatch(r"a part \.\.\. \d+ s \((\d+) s\)\n", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[1]) >= 1
