@@ -155,14 +155,12 @@ def ends_while_it_waits(instance, how):
 
 
 @pytest.mark.parametrize("how", ["return", "sys.exit", "in a thread", "loop left"])
-def test_a_process_that_ends_while_it_waits_ends_at_once_and_quietly(
+def test_a_process_that_ends_while_it_waits_ends_quietly(
     broker: shmq.Broker, child: Spawn, how: str
 ) -> None:
     process = child(ends_while_it_waits, broker.instance, how)
     process.said("waits")
-    began = time.monotonic()
     process.succeed()
-    assert time.monotonic() - began < 5
     assert process.errors == ""
     eventually(lambda: len(broker.stats().clients) == 2)
 

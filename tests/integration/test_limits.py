@@ -391,8 +391,8 @@ def test_reject_refuses_the_whole_publish_for_all_channels(open_broker: Open) ->
         producer.publish_many([b"2", b"3"])
     assert isinstance(caught.value, Full)
     with pytest.raises(Rejected):
-        producer.publish_many((body for body in (b"2", b"3")), timeout=60)
-    assert time.monotonic() - began < 60
+        producer.publish_many((body for body in (b"2", b"3")), timeout=600)
+    assert time.monotonic() - began < 600
     loan = producer.loan(200_000)
     loan.__enter__()[0] = 1
     producer.publish(b"2")

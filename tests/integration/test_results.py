@@ -235,7 +235,7 @@ def fill_the_disk(instance, data_path):
     for number in range(1000):
         store.set(f"{number}", bytes(10_000))
     broker.close()
-    say("closed", len(os.listdir("/dev/shm")))  # noqa: F821
+    say("closed", len([name for name in os.listdir("/dev/shm") if instance in name]))  # noqa: F821
     os.unlink(os.path.join(data_path, "ballast"))  # noqa: F821
     with shmq.Broker(data_path=data_path, instance=instance) as broker:
         store = broker.results("r")
