@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Keeper(Protocol):
     """The part of an executor's inbox that its futures use."""
 
-    lock: threading.Lock
+    lock: threading.RLock
     """Protects the state of a future that has no condition."""
     outcomes: Outcomes
     """Reads what is stored."""
@@ -33,6 +33,9 @@ class Keeper(Protocol):
 
     def watch(self, future: Future[Any]) -> threading.Condition:
         """Have a thread collect the future. Returns its condition."""
+
+    def wake(self, future: Future[Any]) -> None:
+        """A future was cancelled: have the thread that waits for it look at it."""
 
     def is_running(self, key: bytes) -> bool:
         """Whether a worker has the task."""
@@ -61,7 +64,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._result: Any = None
         self._exception: BaseException | None = None
         self._bell: threading.Condition | None = None
-        self._held = False  # a thread waits for the outcome of this future alone
+        self._held = 0  # the thread that waits for the outcome of this future alone
 
     @property
     def id(self) -> str:
@@ -89,6 +92,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         if not self._inbox.cancel(self._key):
             return False
         self._settle(None, None, cancelled=True)
+        self._inbox.wake(self)
         return self._state == CANCELLED_AND_NOTIFIED
 
     # ---- outcome ----

@@ -37,8 +37,9 @@ class Inbox:
     """The outcomes of the tasks of one executor."""
 
     def __init__(self, site: Site) -> None:
-        self.lock = threading.Lock()
-        """Protects the states of the futures, and which of them are held or watched."""
+        self.lock = threading.RLock()
+        """Protects the states of the futures, and which of them are held or watched. A handler of a
+        signal may need it while the thread that it interrupts has it."""
         self.dropped: deque[bytes] = deque()
         """Keys of tasks whose futures are gone."""
         self._site = site
@@ -56,12 +57,15 @@ class Inbox:
 
     def fetch(self, future: Future[Any], timeout: float | None) -> None:
         """Wait until the future has an outcome. Raises TimeoutError."""
+        me = threading.get_ident()
         with self.lock:
             if future._state != PENDING:
                 return
-            direct = future._bell is None and not future._held
+            # A handler of a signal may wait for the future that the thread below it waits for.
+            within = future._held == me
+            direct = within or (future._bell is None and not future._held)
             if direct:
-                future._held = True
+                future._held = me
         if not direct:
             bell = future._condition
             with bell:
@@ -70,25 +74,28 @@ class Inbox:
             return
         stored = None
         try:
-            stored = self._take(future._key, timeout)
+            stored = self._take(future, timeout)
         finally:
-            self._release(future, stored)
-        if stored is None:
+            self._release(future, stored, within)
+        if future._state == PENDING:
             raise TimeoutError
 
     def poll(self, future: Future[Any]) -> bool:
         """Give the future its outcome if that is there and no other thread is about to. Returns
         whether it has one."""
+        me = threading.get_ident()
         with self.lock:
-            if future._state != PENDING or future._bell is not None or future._held:
+            within = future._held == me
+            others = future._bell is not None or future._held
+            if future._state != PENDING or (others and not within):
                 return future._state != PENDING
-            future._held = True
+            future._held = me
         stored = None
         try:
             stored = self.look(future._key)
         finally:
-            self._release(future, stored)
-        return stored is not None
+            self._release(future, stored, within)
+        return future._state != PENDING
 
     def watch(self, future: Future[Any]) -> threading.Condition:
         """Have the future collected by the thread from now on. Returns its condition."""
@@ -96,16 +103,29 @@ class Inbox:
             if future._bell is None:
                 future._waiters, future._done_callbacks = [], []
                 future._bell = threading.Condition()
-                if future._state == PENDING and not future._held:
+                # A handler of a signal gives it away: the thread below it waits for the handler.
+                if future._state == PENDING and future._held in (0, threading.get_ident()):
                     self._give(future)
             return future._bell
 
-    def _release(self, future: Future[Any], stored: bytes | None) -> None:
-        """End the hold of a thread on a future: the thread has the outcome, or gives up."""
+    def wake(self, future: Future[Any]) -> None:
+        """A future was cancelled: have the thread that waits for it in the store look at it."""
+        with self.lock, contextlib.suppress(ShmqError):
+            if future._held and not self._site.durable:  # a durable pool's workers do it
+                self._store.set(future._key, self.outcomes.cancelled)
+
+    def _release(self, future: Future[Any], stored: bytes | None, within: bool) -> None:
+        """End the hold of a thread on a future: the thread has the outcome, or gives up. within:
+        it goes on below the handler that had the future too."""
         if stored is not None:
             self.accept(future, stored)
+        if within:
+            return
         with self.lock:
-            future._held = False
+            future._held = 0
+            if stored is None and future._state != PENDING and not self._site.durable:
+                with contextlib.suppress(ShmqError):
+                    self._store.delete(future._key)  # what `wake` has put there
             if stored is None and future._bell is not None and future._state == PENDING:
                 self._give(future)  # other threads began to wait meanwhile
 
@@ -137,14 +157,16 @@ class Inbox:
             return self._moved.pop(key, None) or self._ending()
         return stored or (self._moved.pop(key, None) if self._moved else None)
 
-    def _take(self, key: bytes, timeout: float | None) -> bytes | None:
-        """The outcome of a key; None after `timeout` seconds."""
+    def _take(self, future: Future[Any], timeout: float | None) -> bytes | None:
+        """The stored outcome of a future; None after `timeout` seconds, or if it got one by another
+        way meanwhile."""
+        key = future._key
         stored = self.look(key)
         if stored is not None or timeout == 0:
             return stored
         end = None if timeout is None else time.monotonic() + timeout
         keys = (key,) if self._site.durable else (key, self._site.alarm)
-        while stored is None:
+        while stored is None and future._state == PENDING:
             left = _SLICE if end is None else min(end - time.monotonic(), _SLICE)
             if left <= 0:
                 break

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import math
+import operator
 import os
 import queue
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import context
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
 from shmq.client import Message
 from shmq.errors import MessageTooBig, NotInFlight, ShutDown
@@ -53,6 +56,7 @@ class _Ends:
         "_take",
         "_writable",
     )
+    _when_closed: ClassVar[type[Exception]] = ValueError
     _place: Place
     _named: bool
     _writable: bool
@@ -65,10 +69,11 @@ class _Ends:
     def __init__(
         self, maxsize: int, broker: Broker | None, name: str | None, writable: bool = False
     ) -> None:
+        most = 0 if maxsize <= 0 else operator.index(maxsize)
         topic = _unique() if name is None else check_name(name, "queue")
         delete_dropped()
         place = Place(tree.broker() if broker is None else broker, topic, name is not None)
-        place.create(max(maxsize, 0))
+        place.create(most)
         self.__setstate__((place, name is not None, writable))
 
     def _writer(self) -> Producer:
@@ -125,7 +130,7 @@ class _Ends:
         Other processes go on, and what was put stays. Items that this process got and has not
         finished go back to the queue. May be called again."""
         self._closed = True
-        self._publish = self._take = _refuse
+        self._publish = self._take = functools.partial(_refuse, self._when_closed)
         if self._consumer is not None:
             self._consumer.close()
 
@@ -135,15 +140,14 @@ class _Ends:
         """Put a large object, or one that must not wait for ever. pickled: the pickler that has it
         already, or what is false."""
         if self._closed:
-            _refuse()
+            _refuse(self._when_closed)
         wait = 0.0 if not block else None if timeout is None else max(timeout, 0.0)
         packed = Packed(b"", *pickled[2:]) if pickled else pack(obj)
         publish(self._writer(), packed, wait)
 
-    def _next(self, take: Callable[[float], Any], block: bool, timeout: float | None) -> Any:
+    def _next(self, take: Callable[[float], Any], block: bool, deadline: float | None) -> Any:
         """The next body or message, after a first look has found none. Raises queue.Empty and
         ShutDown."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 0.0 if not block else _SLICE
             if block and deadline is not None:
@@ -159,17 +163,21 @@ class _Ends:
 
     def _received(self, found: bytes | Message | None, block: bool, timeout: float | None) -> Any:
         """The item in a body or message, which is finished. found: None if the first look found
-        none."""
+        none, or there was none yet. The timeout counts only if there is no item."""
         take = self._reader().take_body
-        deadline = None if timeout is None else time.monotonic() + timeout
+        found = found or take(0)
+        deadline = None
         while True:
-            body: bytes | Message = found or self._next(take, block, timeout)
+            if found is None:
+                deadline = deadline or _deadline(block, timeout)
+                found = self._next(take, block, deadline)
+            body: bytes | Message = found
             if isinstance(body, bytes):
                 return loads_sealed(body)
             if body.sealed:
                 break
             refuse(body)
-            found, timeout = None, _left(deadline)
+            found = None
         view = body.view
         with contextlib.suppress(NotInFlight):  # `shutdown` has dropped it meanwhile
             body.finish()
@@ -178,26 +186,27 @@ class _Ends:
 
 class SimpleQueue(_Ends):
     """A queue with the methods of `multiprocessing.SimpleQueue`, in shared memory: `put`, `get`,
-    `empty` and `close`. `Queue` says what holds for all queues of shmq.
+    `empty` and `close`. `Queue` says what holds for all queues of shmq. After `close` they raise
+    OSError.
 
     broker, name: as of `Queue`.
     """
 
-    __slots__ = ()
+    _when_closed = OSError
 
     def __init__(self, *, broker: Broker | None = None, name: str | None = None) -> None:
         super().__init__(0, broker, name)
 
     def put(self, obj: object) -> None:
         """Put an object into the queue; when the call returns any process may get it. It waits only
-        while memory is full. Raises what pickling raises, ValueError after `close`, and Gone."""
+        while memory is full. Raises what pickling raises, OSError after `close`, and Gone."""
         done = self._publish(spare, obj)
         if done is not True:
             self._put(obj, done, True, None)
 
     def get(self) -> Any:
-        """Remove and return the next item; wait until there is one. Raises ValueError after
-        `close`, and Gone."""
+        """Remove and return the next item; wait until there is one. Raises OSError after `close`,
+        and Gone."""
         body = self._take(_SLICE)
         if type(body) is bytes:
             return loads_sealed(body)
@@ -232,8 +241,6 @@ class Queue(_Ends):
 
     Raises BadName, and ShmqError if the broker does not start.
     """
-
-    __slots__ = ()
 
     def __init__(
         self,
@@ -304,16 +311,19 @@ class Queue(_Ends):
     def _held(self, block: bool, timeout: float | None) -> Message:
         """The message of the next item, which is in flight to this process."""
         if self._closed:
-            _refuse()
+            _refuse(self._when_closed)
         take = self._reader().take
-        deadline = None if timeout is None else time.monotonic() + timeout
         found = take(_SLICE if timeout is None and block else 0)
+        deadline = None
         while True:
-            message: Message = self._next(take, block, timeout) if found is None else found
+            if found is None:
+                deadline = deadline or _deadline(block, timeout)
+                found = self._next(take, block, deadline)
+            message: Message = found
             if message.sealed:
                 return message
             refuse(message)
-            found, timeout = None, _left(deadline)
+            found = None
 
     # ---- state ----
 
@@ -355,7 +365,6 @@ class JoinableQueue(Queue):
     in order, or closes or drops the queue, the items that it got are done.
     """
 
-    __slots__ = ("_mine",)
     _mine: Mine
 
     def __setstate__(self, state: tuple[Place, bool, bool]) -> None:
@@ -398,18 +407,24 @@ class JoinableQueue(Queue):
             pause = min(pause * 2, _JOIN_MOST)
 
 
-def _left(deadline: float | None) -> float | None:
-    """Seconds until a time of the monotonic clock; None: no limit."""
-    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+def _deadline(block: bool, timeout: float | None) -> float | None:
+    """The time of the monotonic clock until which a call waits; None: no limit, or not at all.
+    Raises TypeError and ValueError for what is no number of seconds."""
+    if timeout is None or not block:
+        return None
+    deadline = float(time.monotonic() + timeout)
+    if math.isnan(deadline):
+        raise ValueError("timeout must be a number of seconds, not NaN")
+    return deadline
 
 
 def _unique() -> str:
     return f"queue-{os.getpid()}-{next(_numbers)}-{secrets.token_hex(4)}"
 
 
+def _refuse(error: type[Exception], *args: object) -> NoReturn:
+    raise error("this queue is closed in this process; make it again, or close it later")
+
+
 def _unopened(*args: object) -> None:
     """Stand for `_publish` and `_take` until this process has used the end."""
-
-
-def _refuse(*args: object) -> NoReturn:
-    raise ValueError("this queue is closed in this process; make it again, or close it later")

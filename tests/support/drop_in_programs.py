@@ -31,6 +31,7 @@ class Standard:
 
     JoinableQueue: Any = staticmethod(multiprocessing.JoinableQueue)
     Queue: Any = staticmethod(multiprocessing.Queue)
+    SimpleQueue: Any = staticmethod(multiprocessing.SimpleQueue)
     Executor: Any = concurrent.futures.ProcessPoolExecutor
 
 
