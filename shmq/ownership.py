@@ -202,7 +202,7 @@ def _check_secret(status: os.stat_result, path: str, what: str, readable: bool) 
     mode = status.st_mode
     quoted = _quoted(path)
     if not stat.S_ISREG(mode):
-        sentence = f"{what} is {_kind(mode)} and no regular file"
+        sentence = f"{what} is {kind(mode)} and no regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, sentence, path)
     _check_writers(status, path, what, "o-w" if readable else "600")
     if mode & _OTHERS_READ and not readable:
@@ -302,11 +302,11 @@ def open_regular(path: str | os.PathLike[str], flags: int, mode: int = 0o600) ->
         if exc.errno in (errno.ELOOP, errno.ENXIO):
             raise OSError(exc.errno, f"it is {_kind_at(path)} and no regular file", path) from exc
         raise
-    kind = os.fstat(fd).st_mode
-    if not stat.S_ISREG(kind):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
         os.close(fd)
-        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
-        raise OSError(number, f"it is {_kind(kind)} and no regular file", path)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, f"it is {kind(mode)} and no regular file", path)
     return fd
 
 
@@ -401,18 +401,19 @@ def _foreign(status: os.stat_result, path: str, owners: Collection[int]) -> str:
 
 def _odd(status: os.stat_result, path: str) -> NotTrusted:
     return NotTrusted(
-        f"{path} is {_kind(status.st_mode)} of {user(status.st_uid)} and no shared memory: have "
+        f"{path} is {kind(status.st_mode)} of {user(status.st_uid)} and no shared memory: have "
         f"that user or root remove it (rm -r {_quoted(path)}), or use another instance's name"
     )
 
 
-def _kind(mode: int) -> str:
+def kind(mode: int) -> str:
+    """Returns the kind of a file from its mode, as errors name it: `a directory`."""
     return next((text for is_it, text in _KINDS if is_it(mode)), "no regular file")
 
 
 def _kind_at(path: str) -> str:
     """The kind of file at a path, for the text of an error."""
     try:
-        return _kind(os.stat(path, follow_symlinks=False).st_mode)
+        return kind(os.stat(path, follow_symlinks=False).st_mode)
     except OSError:
         return "something else"

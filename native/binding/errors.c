@@ -13,7 +13,7 @@ static const char *const hints[STATUSES] = {
 	[-SHMQ_NOT_READY] = "try again; if its creator died, start the broker again",
 	[-SHMQ_TOO_MANY_CLIENTS] = "close brokers that are not needed, and share one a process",
 	[-SHMQ_NOT_RUNNING] = "start one with `shmq serve --instance NAME`",
-	[-SHMQ_NO_MEMORY] = "raise the limit (ulimit -v, the container's memory)",
+	[-SHMQ_NO_MEMORY] = "raise the limit (ulimit -v, ulimit -f, the container's memory)",
 	[-SHMQ_NO_SPACE] = "enlarge /dev/shm (docker run --shm-size=...) or lower mem_queue_size",
 	[-SHMQ_TABLE_FULL] = "delete topics, channels or results stores that are not needed",
 	[-SHMQ_CLOSED] = "make a new one",

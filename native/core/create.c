@@ -108,8 +108,9 @@ int shmq_directory_create(int fd, const shmq_limits *limits, const uint8_t *key)
 	if (r)
 		return r;
 	error_clear();
-	if (ftruncate(fd, (off_t)p.size))
-		return fail(SHMQ_NO_SPACE, "sizing the directory: %s", strerror(errno));
+	r = segment_size(fd, p.size, "directory");
+	if (r)
+		return r;
 	r = segment_map(fd, p.size, &base);
 	if (r)
 		return r;
@@ -219,8 +220,9 @@ int shmq_queue_create(shmq_broker *b, int fd, const shmq_queue_spec *spec)
 		return r;
 	p = plan_queue(map.mem_queue_size, map.in_flight_slots, map.arena_max);
 	first = p.slots_max < SHMQ_SLOTS_FIRST ? p.slots_max : SHMQ_SLOTS_FIRST;
-	if (ftruncate(fd, (off_t)p.size))
-		return fail(SHMQ_NO_SPACE, "sizing the queue: %s", strerror(errno));
+	r = segment_size(fd, p.size, "queue");
+	if (r)
+		return r;
 	r = segment_map(fd, p.size, &map.base);
 	if (r)
 		return r;

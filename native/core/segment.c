@@ -48,6 +48,19 @@ int segment_map(int fd, uint64_t size, uint8_t **base)
 	return 0;
 }
 
+int segment_size(int fd, uint64_t size, const char *what)
+{
+	if (!ftruncate(fd, (off_t)size))
+		return 0;
+	if (errno == EFBIG)
+		return fail(
+				SHMQ_NO_MEMORY,
+				"the %s takes %llu bytes of shared memory, and RLIMIT_FSIZE lets no file have so "
+				"many: ulimit -f unlimited (systemd: LimitFSIZE=infinity)",
+				what, (unsigned long long)size);
+	return fail(SHMQ_NO_SPACE, "sizing the %s: %s", what, strerror(errno));
+}
+
 void segment_unmap(uint8_t *base, uint64_t size)
 {
 	if (base)

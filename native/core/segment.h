@@ -31,6 +31,8 @@ typedef struct queue_plan {
 } queue_plan;
 
 uint64_t round_page(uint64_t bytes);
+/* Give a new object its size. SHMQ_NO_MEMORY: RLIMIT_FSIZE forbids it; SHMQ_NO_SPACE. */
+int segment_size(int fd, uint64_t size, const char *what);
 int segment_map(int fd, uint64_t size, uint8_t **base);
 void segment_unmap(uint8_t *base, uint64_t size);
 /* Bytes that the file system of shared memory has in all, if `bytes` are more than that; otherwise

@@ -97,8 +97,9 @@ int shmq_store_create(shmq_broker *b, int fd, const shmq_store_spec *spec)
 	error_clear();
 	p = plan_store(spec->max_keys, spec->max_bytes, s.max_value);
 	first = p.entries_max < SHMQ_STORE_FIRST ? p.entries_max : SHMQ_STORE_FIRST;
-	if (ftruncate(fd, (off_t)p.size))
-		return fail(SHMQ_NO_SPACE, "sizing the results store: %s", strerror(errno));
+	r = segment_size(fd, p.size, "results store");
+	if (r)
+		return r;
 	r = segment_map(fd, p.size, &s.base);
 	if (r)
 		return r;

@@ -503,5 +503,7 @@ def _read_config(path: str | None) -> dict[str, Any] | None:
 
 def _sentence(exc: BaseException) -> str:
     if isinstance(exc, OSError) and exc.strerror:
-        return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
+        from shmq.storage import remedies  # for a mistake only
+
+        return remedies.sentence(exc)
     return str(exc)

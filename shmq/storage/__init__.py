@@ -13,6 +13,8 @@ the chunks of deferred messages.
 * `key_file`: `shmq.key`, the key of the seals
 * `returned_leases`: `shmq.leases`, the leases that a stop has returned
 * `dirlock`: one broker per data path
+* `own_files`: opens every file, and has the list of their kinds
+* `remedies`: what to do about what the system refuses
 
 Nothing here is thread-safe: an object is for one thread at a time. Only the supervisor writes, and
 the lock of `dirlock` keeps it the only one.

@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmq.storage.metadata import valid_name
+from shmq.storage.own_files import TEMPORARY
 
 _DATA_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.(?P<file>\d{6,})\.dat(?P<bad>\.bad(?:\.\d+)?)?")
 _META_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.meta\.dat")
 _MARK_NAME = re.compile(r"(?P<base>.+)\.diskqueue\.removed\.dat")
 _MOST_NUMBER = (1 << 63) - 1  # of nsqd's files; see `diskqueue_recovery` for those above LAST_FILE
-_TEMPORARY_NAME = re.compile(
-    r"(?:.+\.diskqueue\.meta|.+\.deferred\.\d{6,}(?:\.\d+)?|nsqd|shmq|shmq\.copy|shmq\.results\..+)"
-    r"\.dat\.\d+\.tmp"
-)
 
 
 @dataclass(slots=True)
@@ -73,13 +70,13 @@ def _number(match: re.Match[str]) -> int | None:
 
 
 def remove_temporary(data_path: Path | str) -> int:
-    """Delete temporary files (`*.dat.<random>.tmp`) that a crash left, and the marks of deletions
+    """Delete temporary files (`*.<random>.tmp`) that a crash left, and the marks of deletions
     that have nothing more to delete. Returns their number.
 
     The caller holds the data path's lock. Raises OSError.
     """
     found = os.listdir(data_path)
-    names = [name for name in found if _TEMPORARY_NAME.fullmatch(name)]
+    names = [name for name in found if TEMPORARY.fullmatch(name)]
     marks = {match["base"]: name for name in found if (match := _MARK_NAME.fullmatch(name))}
     if marks:
         there = {match["base"] for name in found if (match := _DATA_NAME.fullmatch(name))}

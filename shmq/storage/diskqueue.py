@@ -180,6 +180,8 @@ class DiskQueue(DataFiles):
         `write_position`: the position passed to `plan`. If the batch begins a new file, the old
         file is cut at that position and fsynced: bytes that an abandoned batch left there would
         otherwise be read as records.
+        If a file cannot grow further (EFBIG), `max_bytes_per_file` is lowered to its size, so that
+        the next plan goes on in another file.
         If this raises, everything from `write_position` (or `positions[0]`) on is cut off again, so
         that a full disk gets its bytes back. A caller that abandons a batch calls `cut`.
         Raises OSError with `filename` (disk full, ...), ValueError if the arguments do not agree.
@@ -202,11 +204,21 @@ class DiskQueue(DataFiles):
                 file, end = run_file, offset + stop - begin
             if self._operations + sizes.size >= self.sync_every:
                 self._sync_files()
-        except OSError:
+        except OSError as exc:
+            if exc.errno == errno.EFBIG:
+                self._learn_limit(run_file)
             with contextlib.suppress(OSError):
                 self.cut(start)
             raise
         self.note(sizes.size)
+
+    def _learn_limit(self, file: int) -> None:
+        """Have files end where the system lets this one not grow (RLIMIT_FSIZE, or a limit of the
+        file system), which was written up to there."""
+        with contextlib.suppress(OSError):
+            size = os.stat(self.file_path(file)).st_size
+            if 0 < size < self.max_bytes_per_file:
+                self.max_bytes_per_file = size
 
     def prepend(self, records: bytes | memoryview, position: int, read_position: int) -> None:
         """Write records right in front of `read_position`, over records that have been read.
@@ -295,6 +307,10 @@ class DiskQueue(DataFiles):
             file, offset = unpack(position)
             end, is_write_file = self._end_of(file, position, write_position)
             if offset == end and not is_write_file:
+                if not end:
+                    _log.warning(
+                        "%s is empty: if it had messages, they are lost", self.file_path(file)
+                    )
                 position = pack(file + 1, 0)
                 continue
             data = self.read_at(file, offset, min(max_bytes, end - offset))

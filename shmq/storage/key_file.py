@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from shmq.ownership import open_regular, user
-from shmq.storage import StorageError
+from shmq.storage import StorageError, own_files
 from shmq.storage.metadata import atomic_write
 
 #: The file's name in the data path.
@@ -44,10 +44,12 @@ def load(data_path: Path | str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        sentence = f"the key of the seals cannot be read: {exc.strerror}"
-        raise _refused(
-            exc.errno or errno.EIO, f"{sentence}: remove it (rm {_quoted(path)})", path
-        ) from exc
+        if isinstance(exc, PermissionError):
+            why = own_files.not_permitted(path)
+        elif why := own_files.no_file(os.lstat(path), str(path)):
+            why += f"; {_AFTERWARDS}"
+        sentence = f"the key of the seals cannot be read: {why or exc.strerror}"
+        raise StorageError(exc.errno or errno.EIO, sentence, str(path)) from exc
     with open(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
         _check(status, path)

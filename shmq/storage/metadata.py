@@ -322,8 +322,7 @@ def _read_file(path: Path) -> bytes | None:
     except OSError as exc:
         if exc.errno == errno.EFBIG:
             raise MetadataError(exc.errno, exc.strerror, str(path)) from exc
-        remedy = "; make it readable to this user" if isinstance(exc, PermissionError) else ""
-        sentence = f"failed to read metadata: {exc.strerror}{remedy}"
+        sentence = f"failed to read metadata: {exc.strerror}"
         raise MetadataError(exc.errno, sentence, str(path)) from exc
 
 
@@ -366,5 +365,9 @@ def _enter(path: Path, entry: dict[str, Any], what: str, paused_of: dict[str, bo
 def _nonsense(path: Path, what: str) -> MetadataError:
     sentence = f"failed to parse metadata: {what}"
     if path.name == METADATA_NAME:
-        sentence += "; restore it from a copy, or move it away to start without the topics it names"
+        words = f"{shlex.quote(str(path))} {shlex.quote(f'{path}.away')}"
+        sentence += (
+            f"; restore it from a copy, or move it away (mv {words}) to start without what it "
+            "names: a topic or channel that has no messages in files here, and what was paused"
+        )
     return MetadataError(errno.EINVAL, sentence, str(path))

@@ -13,12 +13,14 @@ anything is used.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shlex
 import stat
 from pathlib import Path
+from typing import Final
 
 from shmq import ownership
 from shmq.storage import StorageError
@@ -26,13 +28,25 @@ from shmq.storage import StorageError
 #: The most bytes of nsqd.dat and of shmq.dat. 16 384 topics and channels need two million.
 MOST_METADATA = 64 << 20
 
-#: The names of files that a broker reads or replaces in a data path. Those that were set aside are
-#: for people, and not among them.
-_OURS = re.compile(
-    r"(?:nsqd|shmq|shmq\.copy)\.dat|shmq\.(?:key|leases)"
-    r"|.+\.(?:diskqueue|deferred)\.[0-9.]*(?:meta\.|removed\.)?dat"
-    r"|shmq\.results\..+\.dat|.+\.(?:dat|leases)\.[0-9]+\.tmp"
-)
+#: The kinds of files that a broker reads or replaces in a data path, and what their names look
+#: like. No other can be made there, so that each is looked at before a start. Those that were set
+#: aside are for people, and no kind of their own.
+KINDS: Final = {
+    "topics": r"nsqd\.dat",
+    "settings": r"shmq\.dat",
+    "copy of the settings": r"shmq\.copy\.dat",
+    "key": r"shmq\.key",
+    "returned leases": r"shmq\.leases",
+    "records": r".+\.diskqueue\.[0-9]{6,}\.dat",
+    "positions": r".+\.diskqueue\.meta\.dat",
+    "mark of a deletion": r".+\.diskqueue\.removed\.dat",
+    "deferred messages": r".+\.deferred\.[0-9]{6,}(?:\.[0-9]+)?\.dat",
+    "results": r"shmq\.results\..+\.dat",
+}
+_KIND = "|".join(KINDS.values())
+#: The name of a file that shall replace one of a kind, or become one that is set aside.
+TEMPORARY: Final = re.compile(rf"(?:{_KIND})(?:\.bad(?:\.[0-9]+)?)?\.[0-9]+\.tmp")
+_OURS = re.compile(rf"{_KIND}|{TEMPORARY.pattern}")
 
 _shared: set[str] = set()
 
@@ -56,12 +70,25 @@ def is_shared(data_path: Path | str) -> bool:
 
 
 def open_file(path: Path | str, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a file in a data path, as of `os.open`. Raises ForeignFile, and OSError for a
-    link, a FIFO or anything else that is no regular file, without waiting."""
+    """A descriptor of a file in a data path, as of `os.open`. Raises ForeignFile, without waiting,
+    also for a link, a FIFO or anything else that is no regular file; OSError; ValueError if the
+    file shall be made and is of none of `KINDS`."""
+    if flags & os.O_CREAT:
+        _check_kind(path)
+    return open_beside(path, flags, mode)
+
+
+def open_beside(path: Path | str, flags: int, mode: int = 0o600) -> int:
+    """`open_file` for a file of any name, beside a data path."""
     try:
         fd = ownership.open_regular(path, flags, mode)
-    except PermissionError:
-        _refuse(os.lstat(path), path)  # a reason that says more, if there is one
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError as exc:
+        with contextlib.suppress(FileNotFoundError):
+            _refuse(os.lstat(path), path)  # a reason that says more, if there is one
+        if isinstance(exc, PermissionError) and os.path.lexists(path):
+            raise PermissionError(exc.errno, not_permitted(path), os.fspath(path)) from exc
         raise
     try:
         _refuse(os.fstat(fd), path)
@@ -73,7 +100,8 @@ def open_file(path: Path | str, flags: int, mode: int = 0o600) -> int:
 
 def make_file(path: Path | str, mode: int = 0o600) -> int:
     """A descriptor to write a new file in a data path with. mode: whatever the umask says. Raises
-    FileExistsError if the name is taken, also by a dead link."""
+    FileExistsError if the name is taken, also by a dead link; ValueError as `open_file`."""
+    _check_kind(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, mode)
     os.fchmod(fd, mode)
@@ -106,6 +134,17 @@ def truncate(path: Path | str, size: int) -> None:
         os.close(fd)
 
 
+def is_known(name: str) -> bool:
+    """Whether a file of this name is of one of `KINDS`, or shall replace one."""
+    return _OURS.fullmatch(name) is not None
+
+
+def _check_kind(path: Path | str) -> None:
+    name = os.path.basename(path)
+    if not is_known(name):
+        raise ValueError(f"{name} is no kind of file that a data path has")
+
+
 # ---- checks ----
 
 
@@ -113,13 +152,11 @@ def check_all(data_path: Path | str, owner: int | None = None) -> None:
     """Look at the names in a data path, before anything in it is used. owner: the uid of the
     broker; None: this process's. Raises ForeignFile for the first file of a broker's that must not
     be used, with the remedy; OSError."""
-    if is_shared(data_path):
-        return
     first: tuple[str, os.stat_result] | None = None
     count = 0
     with os.scandir(data_path) as entries:
         for entry in entries:
-            if not _OURS.fullmatch(entry.name):
+            if not is_known(entry.name):
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -138,13 +175,44 @@ def check_all(data_path: Path | str, owner: int | None = None) -> None:
 def _refuse(status: os.stat_result, path: Path | str) -> None:
     """Raises ForeignFile if a file must not be used."""
     path = os.fspath(path)
-    if (why := _why_not(status, path)) and not is_shared(os.path.dirname(path) or "."):
+    if why := _why_not(status, path):
         raise ForeignFile(errno.EACCES, why, path)
+
+
+def no_file(status: os.stat_result, path: str) -> str:
+    """Why a directory, a link or another thing that is no regular file cannot have the name of one,
+    with the remedy; "" for a regular file."""
+    mode, quoted = status.st_mode, shlex.quote(path)
+    if stat.S_ISREG(mode):
+        return ""
+    what = f"it is {ownership.kind(mode)}, and a broker takes only a regular file of this name"
+    if stat.S_ISDIR(mode):
+        return f"{what}: move it away (mv -T {quoted} {shlex.quote(path + '.away')})"
+    if not stat.S_ISLNK(mode):
+        return f"{what}: remove it (rm {quoted})"
+    to = os.path.realpath(path)
+    if os.path.isfile(to):
+        return (
+            f"{what}: put the file itself here (mv -T {shlex.quote(to)} {quoted}); to have the "
+            "files on another disk, give a data path that is there"
+        )
+    return f"{what}; {to}, to which it leads, is no file: bring that back, or rm {quoted}"
+
+
+def not_permitted(path: Path | str) -> str:
+    """Returns the remedy for a file that may be used, and that this user may not open."""
+    quoted = shlex.quote(os.fspath(path))
+    if os.lstat(path).st_uid == os.geteuid():
+        return f"its mode does not let its owner use it: chmod u+rw {quoted}"
+    mine = ownership.user(os.geteuid())
+    return f"it belongs to root, and {mine} may not use it: chown {os.geteuid()} {quoted} as root"
 
 
 def _why_not(status: os.stat_result, path: str, owner: int | None = None) -> str:
     """The reason not to use a file, with the remedy; "" if there is none. owner: as of
     `check_all`."""
+    if is_shared(os.path.dirname(path) or "."):
+        return no_file(status, path)
     mine = os.geteuid() if owner is None else owner
     mode, quoted = status.st_mode, shlex.quote(path)
     if status.st_uid not in (mine, 0):
@@ -156,8 +224,8 @@ def _why_not(status: os.stat_result, path: str, owner: int | None = None) -> str
             "removed. A directory of its own keeps files of others out; --data-path-shared takes "
             "them"
         )
-    if not stat.S_ISREG(mode):
-        return ""  # whoever opens it says what it is
+    if odd := no_file(status, path):
+        return odd
     if mode & stat.S_IWOTH:
         return f"every user of this host may write it: chmod o-w {quoted}"
     if mode & stat.S_IWGRP and not ownership.is_private_group(status.st_gid):

@@ -10,6 +10,7 @@ names. The file is JSON: from the identity of a channel, which no later memory h
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,8 @@ NAME: Final = "shmq.leases"
 #: The channels that are remembered: those of the last stops.
 _MOST: Final = 4096
 _MOST_BYTES: Final = 16 << 20
+
+_log = logging.getLogger(__name__)
 
 Returned = dict[str, dict[str, list[int]]]
 
@@ -36,6 +39,10 @@ def load(data_path: Path | str) -> Returned:
     try:
         found: Returned = json.loads(text)
     except ValueError:
+        _log.error(
+            "%s: damaged, so holders of leases that a stop returned learn only that these are gone",
+            Path(data_path) / NAME,
+        )
         return {}
     return found
 

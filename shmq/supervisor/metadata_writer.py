@@ -8,7 +8,6 @@ written, so that a later supervisor sees whether another broker has used the dat
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from shmq._native import Broker
 from shmq.layout import constant
 from shmq.names import is_ephemeral
 from shmq.settings import Patterns, Settings
-from shmq.storage import metadata
+from shmq.storage import metadata, remedies
 from shmq.storage.metadata import ChannelMeta, TopicMeta
 from shmq.supervisor.book import SettingsBook, to_document
 from shmq.supervisor.loops import Bell, Pace
@@ -86,7 +85,10 @@ class MetadataWriter:
             except OSError as exc:
                 self._disk.met("metadata writer", exc)
                 if str(exc) != self._trouble:
-                    _log.error("cannot write metadata: %s; trying again every second", exc)
+                    _log.error(
+                        "cannot write metadata: %s; trying again every second",
+                        remedies.sentence(exc),
+                    )
                 self._trouble = str(exc)
                 bell.wait(_RETRY_AFTER)
                 continue
@@ -103,7 +105,7 @@ class MetadataWriter:
         try:
             self.flush()
         except OSError as exc:
-            if fresh and exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if fresh and exc.errno not in remedies.FULL:
                 raise
             if fresh:  # the names that are there are ours, whoever wrote them
                 written = metadata.modified(self._data_path)
@@ -111,7 +113,8 @@ class MetadataWriter:
             self._disk.met("metadata writer", exc)
             self._trouble = str(exc)
             _log.error(
-                "cannot write metadata: %s; serving what is there, trying again every second", exc
+                "cannot write metadata: %s; serving what is there, trying again every second",
+                remedies.sentence(exc),
             )
 
     def flush(self) -> None:

@@ -27,7 +27,7 @@ from shmq.procfs import Process, is_alive
 from shmq.settings import Patterns
 from shmq.shm import Permits
 from shmq.staging_place import forget_staged
-from shmq.storage import key_file, metadata, own_files
+from shmq.storage import key_file, metadata, own_files, remedies
 from shmq.storage.dirlock import DirLock
 from shmq.supervisor import shutdown, startup
 from shmq.supervisor.adoption import adopt
@@ -394,9 +394,9 @@ class Supervisor:
                 )
         except (OSError, ShmqError) as exc:
             _log.critical(
-                "cannot write everything to disk: %s; the rest stays in shared memory: make room "
+                "cannot write everything to disk: %s; the rest stays in shared memory: mend that "
                 "and start `shmq serve` again on the same data path",
-                exc,
+                remedies.sentence(exc) if isinstance(exc, OSError) else exc,
             )
             self._broker.detach()
             return 1

@@ -279,7 +279,7 @@ def test_a_file_that_appears_while_the_broker_runs_is_not_used(
 
 @needed
 def test_every_way_to_open_a_file_of_a_data_path_looks_at_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / "nsqd.dat"
     path.write_bytes(b"12345")
     os.chown(path, STRANGER, STRANGER)
     ways: list[Callable[[], object]] = [
@@ -294,9 +294,9 @@ def test_every_way_to_open_a_file_of_a_data_path_looks_at_its_owner(tmp_path: Pa
             way()
     with pytest.raises(FileExistsError):
         own_files.make_file(path)
-    (tmp_path / "dead").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "shmq.dat").symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError):
-        own_files.make_file(tmp_path / "dead")
+        own_files.make_file(tmp_path / "shmq.dat")
     assert path.read_bytes() == b"12345"
 
 

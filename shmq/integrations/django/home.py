@@ -113,7 +113,7 @@ class Home:
             return self._owns != pid
         try:
             self.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = own_files.open_file(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
+            fd = own_files.open_beside(self.data_path / "owner.lock", os.O_RDWR | os.O_CREAT)
         except own_files.ForeignFile:
             raise
         except OSError as exc:
@@ -134,7 +134,8 @@ class Home:
     def _start(self) -> shmq.Broker:
         assert self.data_path is not None
         with contextlib.suppress(FileExistsError):
-            fd = own_files.make_file(self.data_path / ".gitignore", 0o644)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            fd = own_files.open_beside(self.data_path / ".gitignore", flags, 0o644)
             with open(fd, "w") as file:
                 file.write("*\n")
         options: dict[str, Any] = {**OPTIONS, **self.options}

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from shmq.storage import remedies
 from shmq.supervisor.trouble import DiskTrouble, probe
 
 _PROBE_BYTES = 16 << 10  # as much as the smallest batch of a disk that is nearly full
@@ -26,8 +27,7 @@ class DiskHealth:
         """Note a disk error, and log it if it differs from the last one."""
         text = f"NOK - {exc.strerror or exc}"
         if text != self.text:
-            where = f" ({exc.filename})" if exc.filename else ""
-            _log.error("disk trouble: %s%s; trying again every second", exc.strerror or exc, where)
+            _log.error("disk trouble: %s; trying again every second", remedies.sentence(exc))
         self.text = text
         self._trouble.met("spiller", exc)
 

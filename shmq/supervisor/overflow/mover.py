@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmq import _native, peek
 from shmq._native import Broker, LeaseLost, Spill
@@ -204,10 +205,7 @@ class Mover:
         write_position = queue.positions[1]
         lengths = np.frombuffer(batch.lengths, np.uint32)
         try:
-            plan = queue.disk.plan(write_position, lengths)
-            np.frombuffer(batch.positions, np.uint64)[:] = plan[:-1]
-            records = batch.encode()
-            queue.disk.write(records, plan[:-1], lengths, write_position=write_position)
+            plan = self._plan_and_write(queue, batch, write_position, lengths)
             self._files.active.add(queue)
         except BaseException:
             batch.end(write_position, False)
@@ -217,6 +215,26 @@ class Mover:
             return True
         queue.disk.cut(write_position)
         return False
+
+    @staticmethod
+    def _plan_and_write(
+        queue: Queue, batch: Spill, write_position: int, lengths: NDArray[np.uint32]
+    ) -> NDArray[np.uint64]:
+        """Write a batch, and return its plan. If the system lets a file not grow, the files end
+        there from now on, and the batch goes on in the next. Raises OSError."""
+        disk = queue.disk
+        while True:
+            most = disk.max_bytes_per_file
+            plan = disk.plan(write_position, lengths)
+            np.frombuffer(batch.positions, np.uint64)[:] = plan[:-1]
+            records = batch.encode()
+            try:
+                disk.write(records, plan[:-1], lengths, write_position=write_position)
+            except OSError as exc:
+                if exc.errno == errno.EFBIG and disk.max_bytes_per_file < most:
+                    continue
+                raise
+            return plan
 
     # -- in
 
