@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from shmq.broker import Broker, attach
 from shmq.client import Consumer, Message, MultiConsumer, Producer, Results
-from shmq.errors import Gone
+from shmq.errors import Gone, NotRunning
 from shmq.seal import refuse
 
 T = TypeVar("T")
@@ -17,6 +17,8 @@ T = TypeVar("T")
 #: The property of a message that is deferred for longer than the instance allows at a time: when it
 #: is due, in ms since 1970.
 NOT_BEFORE: Final = "not-before"
+#: Seconds between two tries of a call that met a broker which stops.
+PAUSE: Final = 0.02
 #: Seconds before its time at which such a message counts as due.
 _EARLY: Final = 0.001
 
@@ -68,13 +70,28 @@ class Link:
         self._broker = self._given
 
     def retried(self, call: Callable[[], T]) -> T:
-        """The result of a call that asks this link for its handles. It is made once more if a
-        handle was gone because the instance was stopped or the topic deleted meanwhile."""
-        try:
-            return call()
-        except Gone:
-            self.renew()
-            return call()
+        """The result of a call that asks this link for its handles. It is made again if a handle
+        was gone because the instance was stopped or the topic deleted meanwhile, and while the
+        instance is about to stop: for `timeout` seconds from then. A worker that sends its task
+        again cannot be asked a second time."""
+        late = None
+        while True:
+            try:
+                return call()
+            except (Gone, NotRunning):
+                late = late or time.monotonic() + self._timeout
+                if not self.may_return(late):
+                    raise
+            time.sleep(PAUSE)
+
+    def may_return(self, late: float) -> bool:
+        """After a call failed: forget the handles, and say whether to make it again. late: until
+        when, of time.monotonic()."""
+        held = self._broker
+        self.renew()
+        if held is None:
+            return False  # `attach` has waited already
+        return time.monotonic() < late and not (held is self._given and held.ended)
 
     def renew(self) -> None:
         """Forget the handles after one was gone. The next ones are new, and of a new attachment if

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 from chaos.storm.nursery import NAME
 from support import processes
 
@@ -72,6 +74,16 @@ def children_of(pid: int) -> list[int]:
     except OSError:
         return []
     return [child for child, name in zip(found, names, strict=True) if name != NAME]
+
+
+def group(leader: int) -> list[psutil.Process]:
+    """The other processes of the group of this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if process.pid != leader and os.getpgid(process.pid) == leader:
+                found.append(process)
+    return found
 
 
 def commit() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chaos.storm.celery_actors import INSTALLED
+from chaos.storm.errand_actors import FRAMEWORKS
 
 from shmq.queues.item import Item
 
@@ -61,10 +62,34 @@ def sweep_nothing() -> None:
     replaced(Queues, "sweep", lambda _: lambda self: None)
 
 
+def drop_tasks() -> None:
+    """A task of Dramatiq is not published, now and then."""
+    from shmq.integrations.link import Link
+
+    def make(publish: Any) -> Any:
+        return lambda self, *words: None if now_and_then() else publish(self, *words)
+
+    replaced(Link, "publish", make)
+
+
+def keep_places() -> None:
+    """The place of a client that ends, or dies, is not given back, now and then."""
+    from shmq.shm import Permits
+
+    def make(give: Any) -> Any:
+        return lambda self: None if now_and_then(0.1) else give(self)
+
+    replaced(Permits, "give", make)
+    replaced(Permits, "mend", lambda _: lambda self, free: True)
+
+
 PLANTS: dict[str, tuple[Callable[[], None], str]] = {
     "drop-items": (drop_items, "errand"),
+    "keep-places": (keep_places, "stuck"),
 }
 """Each with the rule that finds it."""
+if "dramatiq" in FRAMEWORKS:
+    PLANTS["drop-tasks"] = drop_tasks, "errand"
 if INSTALLED:
     PLANTS["drop-replies"] = drop_replies, "errand"
     PLANTS["answer-early"] = answer_early, "errand"

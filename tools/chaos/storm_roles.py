@@ -10,6 +10,7 @@ from chaos.storm import (
     actors,
     celery_actors,
     errand_actors,
+    framework_actors,
     many_actors,
     operators,
     policy_actors,
@@ -38,12 +39,19 @@ class Role:
     after: float = 0.0
 
 
+#: Of each the worker and the program.
+FRAMEWORK_KINDS: dict[str, tuple[type[Actor], type[Actor]]] = {
+    "dramatiq": (framework_actors.DramatiqWorker, framework_actors.DramatiqCaller),
+    "taskiq": (framework_actors.TaskiqWorker, framework_actors.TaskiqCaller),
+    "django": (framework_actors.DjangoWorker, framework_actors.DjangoCaller),
+}
+
 ROLES = (
     Role(actors.Producer, "work", seats=3, survivors=1, weight=26),
     Role(actors.Consumer, "work", "a", seats=2, survivors=1, weight=8),
     Role(actors.Requeuer, "work", "b", seats=2, weight=14),
     Role(actors.AsyncConsumer, "work", "c", weight=8),
-    Role(remote.RemoteProducer, "work", weight=6),
+    Role(remote.RemoteProducer, "work", weight=8),
     Role(remote.RemoteConsumer, "work", "c", seats=2, weight=8),
     Role(remote.RemoteRequeuer, "work", "b", weight=4),
     Role(operators.Operator, "work", weight=8),
@@ -88,6 +96,12 @@ ROLES = (
         if celery_actors.INSTALLED
         else ()
     ),
+    *(
+        Role(kind, name, weight=weight)
+        for name, kinds in FRAMEWORK_KINDS.items()
+        if name in errand_actors.FRAMEWORKS
+        for kind, weight in zip(kinds, (8, 4), strict=True)
+    ),
 )
 
 #: Only if they are asked for: a driver takes some ten seconds to start.
@@ -97,7 +111,7 @@ SPARK_ROLES = (
 )
 
 
-SUPERVISOR_WEIGHT, GATEWAY_WEIGHT = 6, 4
+SUPERVISOR_WEIGHT, GATEWAY_WEIGHT = 6, 8
 
 
 AIMED = 0.6  # of the kills

@@ -25,6 +25,7 @@ from chaos.storm import (
     celery_actors,
     checker,
     errand_actors,
+    framework_actors,
     many_actors,
     operators,
     policy_actors,
@@ -37,7 +38,7 @@ from chaos.storm.history import Counter as CounterOf
 from chaos.storm.history import Log, Settings, What, record
 from chaos.storm.nursery import Born, Nursery
 from chaos.storm.verdict import Verdict, Violation
-from storm_looks import children_of, commit, describe_queues, free_port
+from storm_looks import children_of, commit, describe_queues, free_port, group
 from storm_roles import (
     AIM_SECONDS,
     AIMED,
@@ -100,16 +101,6 @@ def fork(work: Callable[[], int | None], said: Path) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def group(leader: int) -> list[psutil.Process]:
-    """The other processes of the group of this one."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if process.pid != leader and os.getpgid(process.pid) == leader:
-                found.append(process)
-    return found
 
 
 def gateways_from(nursery: Nursery) -> Callable[..., Born]:
@@ -486,6 +477,8 @@ class Round:
         self.employ([(errand_actors.POOL, "")], errand_actors.Finisher)
         if celery_actors.INSTALLED:
             self.employ([(errand_actors.CALLS, "")], celery_actors.CeleryFinisher)
+        callers = [(name, "") for name in errand_actors.FRAMEWORKS]
+        self.employ(callers, framework_actors.FrameworkFinisher)
         if self.spark_jobs:
             self.end_spark()
         self.everything_is_back()
@@ -494,7 +487,7 @@ class Round:
             self.flush()
             self.until("a supervisor answers", lambda: self.serving)
         errands = (*errand_actors.QUEUES, celery_actors.TOPICS, spark_actors.TOPICS)
-        errands = (errand_actors.POOL, *errands)
+        errands = (errand_actors.POOL, *errands, *framework_actors.PREFIXES)
         places = [place for place in self.channels() if not place[0].startswith(errands)]
         dead = {promise.dead for promise in self.promises}
         self.employ([place for place in places if place[0] not in dead], actors.Drainer)
@@ -540,7 +533,8 @@ class Round:
         with sources.open_readonly(instance) as source:
             stores = {store.name for store in source.directory.live_stores()}
         pool = {name for name in stores if name.startswith(errand_actors.POOL)}
-        if left := stores - {result_actors.STORE} - pool - celery_actors.STORES:
+        lasting = celery_actors.STORES | framework_actors.STORES
+        if left := stores - {result_actors.STORE} - pool - lasting:
             self.problem("left", f"results stores: {sorted(left)}")
 
     def recounted(self) -> dict[tuple[str, str | None], recount.Recount]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 
-from shmq.errors import Gone
-from shmq.integrations.link import Link
+from shmq.errors import Gone, NotRunning
+from shmq.integrations.link import PAUSE, Link
 
 T = TypeVar("T")
 
@@ -22,12 +24,16 @@ class AsyncLink(Link):
 
     async def retried_async(self, call: Callable[[], Awaitable[T]]) -> T:
         """The result of a call that asks this link for its handles, as `retried`."""
-        try:
-            return await call()
-        except Gone:
-            self.renew()
+        late = None
+        while True:
+            try:
+                return await call()
+            except (Gone, NotRunning):
+                late = late or time.monotonic() + self._timeout
+                if not self.may_return(late):
+                    raise
+            await anyio.sleep(PAUSE)
             await self.open(lambda: self.broker)
-            return await call()
 
     async def publish_async(
         self, topic: str, channel: str, body: bytes, delay: float = 0.0

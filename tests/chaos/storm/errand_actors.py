@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as LateError
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ RUNS = "errands.runs"  # the key of each task, once for each run
 CALLS = "celery"  # what calls of Celery's tasks have as their topic
 CALL_WORKERS = "celery.workers"
 CALL_RUNS = "celery.runs"
+#: The other task frameworks that are installed; their tasks have the name as their topic.
+FRAMEWORKS = tuple(name for name in ("dramatiq", "taskiq", "django") if find_spec(name))
 RUN = struct.Struct("<Q")
 WORKER = struct.Struct("<Qd")
 LARGE = 200_000

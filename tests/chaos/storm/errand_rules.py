@@ -2,7 +2,8 @@
 
 errand    one that was sent, and was never had or never ran; one that nobody sent; one that is torn
           or has a wrong value; one that was got by a call that began after somebody had ended it;
-          a task of Celery that was sent and has no outcome, or ran and nobody sent it
+          a task of Celery, Dramatiq, Taskiq or Django that was sent and has no outcome, or ran and
+          nobody sent it
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from chaos.storm.errand_actors import CALL_RUNS, CALLS, POOL, RUN, RUNS
+from chaos.storm.errand_actors import CALL_RUNS, CALLS, FRAMEWORKS, POOL, RUN, RUNS
 from chaos.storm.history import Errand, File, What, describe_key
 from chaos.storm.tables import History
 from chaos.storm.verdict import Verdict
 
 #: Where tasks say that they ran.
-_RUNS = {POOL: RUNS, CALLS: CALL_RUNS}
+_RUNS = {POOL: RUNS, CALLS: CALL_RUNS, **{name: f"{name}.runs" for name in FRAMEWORKS}}
 
 
 def errands(history: History, verdict: Verdict) -> None:

@@ -24,6 +24,7 @@ from support.processes import eventually
 
 import shmq
 from shmq.integrations.dramatiq import Broker, RateLimiterBackend, ResultBackend
+from shmq.integrations.link import Link
 from shmq.seal import REASON
 
 
@@ -225,6 +226,56 @@ def test_without_an_instance_dramatiqs_errors_are_raised() -> None:
         app.consume("default")
     with pytest.raises(QueueNotFound):
         app.consume("other")
+
+
+@pytest.mark.parametrize("error", [shmq.NotRunning, shmq.Gone])
+def test_a_message_waits_while_the_broker_is_about_to_stop(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A worker that sends a failed message again acknowledges it, whether that came through."""
+    tries = stopping(monkeypatch, error, 3)
+    app = Broker(broker)
+
+    @dramatiq.actor(broker=app)
+    def ping() -> None: ...
+
+    ping.send()
+    assert len(tries) == 4
+    assert app.size("default") == 1
+
+
+def test_the_wait_for_a_broker_that_stops_has_an_end(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = stopping(monkeypatch, shmq.NotRunning, 1 << 30)
+    app = Broker(broker, timeout=0.1)
+
+    @dramatiq.actor(broker=app)
+    def ping() -> None: ...
+
+    with pytest.raises(ConnectionFailed, match="stopping"):
+        ping.send()
+    broker.close()
+    del tries[:]
+    with pytest.raises(ConnectionFailed, match="stopping"):
+        ping.send()
+    assert len(tries) == 1, "the program has closed its broker"
+
+
+def stopping(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], times: int
+) -> list[tuple[str, ...]]:
+    """Have so many tries to publish fail. Returns the tries."""
+    producer, tries = Link.producer, []
+
+    def failing(self: Link, *words: str) -> shmq.Producer:
+        tries.append(words)
+        if len(tries) <= times:
+            raise error("the broker is stopping")
+        return producer(self, *words)
+
+    monkeypatch.setattr(Link, "producer", failing)
+    return tries
 
 
 def test_the_counters_of_rate_limiters_keep_to_their_bounds(broker: shmq.Broker) -> None:

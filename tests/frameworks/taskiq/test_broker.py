@@ -15,6 +15,7 @@ from taskiq.receiver import Receiver
 from taskiq.serializers import PickleSerializer
 
 import shmq
+from shmq.integrations.link import Link
 from shmq.integrations.taskiq import Broker, DeadLetters, ResultBackend
 from shmq.seal import REASON
 
@@ -149,6 +150,32 @@ def test_failed_tasks_are_dead_letters(broker: shmq.Broker) -> None:
             assert errors[1].startswith("TaskRejectedError")
             assert errors[2] == "ValueError: broken"
             assert errors[3].startswith("no task of this name")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [shmq.NotRunning, shmq.Gone])
+def test_a_task_waits_while_the_broker_is_about_to_stop(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    app, tries, producer = Broker(broker), [], Link.producer
+
+    def stopping(self: Link, *words: str) -> shmq.Producer:
+        tries.append(words)
+        if len(tries) <= 3:
+            raise error("the broker is stopping")
+        return producer(self, *words)
+
+    @app.task
+    async def ping() -> None: ...
+
+    async def main() -> None:
+        await app.startup()
+        monkeypatch.setattr(Link, "producer", stopping)
+        await ping.kiq()
+        assert len(tries) == 4
+        assert counts(app) == (1, 0, 0)
+        await app.shutdown()
 
     asyncio.run(main())
 
