@@ -1,8 +1,9 @@
 """The leases of a query on one channel of one instance, each of which names the one before it.
 
 An offset of such a chain is {"c": consumer, "b": identity of the channel, "l": lease, "p": the
-lease before, "t": topic and channel, "q": the query, "d": 1 if a part of the lease is on disk}.
-`stream` reads one chain in shared memory, `fleet` one on each of many instances.
+lease before, "t": topic and channel, "q": the query, "d": 1 if a part of the lease is on disk,
+"i": the instance, unless it is one of many}. `stream` reads one chain in shared memory, `fleet` one
+on each of many instances.
 
 "q" is a random word that a query's first run makes and its checkpoint keeps. The holder's secret is
 made of it, so a process that finds an owner of its name in shared memory knows whether that is an
@@ -81,15 +82,31 @@ class Chain:
         if "q" in start:
             more["q"] = start["q"]
         at = {"c": start["c"], "b": identity, "l": lease.id, "p": lease.parent}
-        return {**at, "t": f"{self._settings.topic}/{self._settings.channel}", **more}
+        return {**at, **self.here, **more}
+
+    @property
+    def here(self) -> Offset:
+        """What is the same in all offsets of a checkpoint: "t" and "i"."""
+        settings = self._settings
+        instance = {} if settings.many else {"i": settings.instance}
+        return {"t": f"{settings.topic}/{settings.channel}", **instance}
 
     def check(self, offset: Offset) -> None:
-        """Raises ValueError for an offset of another topic or channel."""
-        here = f"{self._settings.topic}/{self._settings.channel}"
+        """Raises ValueError for an offset of another topic or channel; also of another instance,
+        unless failOnDataLoss=false."""
+        settings, here = self._settings, self.here["t"]
         if offset.get("t", here) != here:
             raise ValueError(
                 f"the checkpoint is of a query that reads {offset['t']}, and this query reads "
                 f"{here}: give the options topic and channel that it had, or a new checkpoint"
+            )
+        instance = self.here.get("i")
+        if offset.get("i", instance) != instance and settings.failOnDataLoss:
+            raise ValueError(
+                f"the checkpoint is of a query that reads instance {offset['i']!r}, and this query "
+                f"reads {instance!r}: what that query processed last may come again on the first "
+                "one. Give the option instance that it had, or a new checkpoint; or, if the "
+                'instance has another name now, .option("failOnDataLoss", "false") for one run'
             )
 
     # ---- the holder ----

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 import shmq
@@ -210,9 +211,18 @@ class ShmqReader(DataSourceReader):
         and Spark passes one of its own, which has no rows."""
         if isinstance(partition, LeasePart):
             lookout = Lookout(partition.instance, partition.identity, partition.lease)
-            with lookout.reading(partition.part) as done:
+            with lookout.reading(partition.part, _is_in_turn()) as done:
                 yield from read_part(partition)
                 done()
+
+
+def _is_in_turn() -> bool:
+    """Whether this task is one of `toLocalIterator`, which reads a part when the program has come
+    to it. PySpark says which call of the program a job is of."""
+    task = TaskContext.get()
+    return task is not None and (task.getLocalProperty("callSite.short") or "").startswith(
+        "toLocalIterator "
+    )
 
 
 def reads_of(settings: Settings, name: str) -> Reads:

@@ -207,7 +207,9 @@ class Lookout:
     The file of a lease has a byte for each part. Readers have a shared lock of it."""
 
     _BEGUN, _READ = b"b", b"r"
-    _GIVEN_BACK = 64  # the place of a byte that is there if the lease went back; beyond all parts
+    # places of bytes beyond all parts: there if the lease went back, and if somebody reads the
+    # parts one after the other, as slowly as he likes
+    _GIVEN_BACK, _IN_TURN = 64, 65
 
     def __init__(self, instance: str | None, identity: str, lease: int, parts: int = 1) -> None:
         """instance: None for a lease on one of many instances, of which nothing is known: who reads
@@ -217,17 +219,20 @@ class Lookout:
         self._parts = parts
 
     @contextlib.contextmanager
-    def reading(self, part: int) -> Iterator[Callable[[], None]]:
-        """The block is a task that reads. It calls what it is given when it has read all."""
+    def reading(self, part: int, in_turn: bool = False) -> Iterator[Callable[[], None]]:
+        """The block is a task that reads. It calls what it is given when it has read all. in_turn:
+        the parts are read one after the other, with any time between them, so this is a use."""
         fd = -1
         with contextlib.suppress(OSError, ShmqError), self._open() as here:
             fd = here.append(self._name)
             fcntl.flock(fd, fcntl.LOCK_SH)
         self._note(fd, part, self._BEGUN)
+        if in_turn:
+            self._note(fd, self._IN_TURN, self._BEGUN)
         try:
             yield lambda: self._note(fd, part, self._READ)
         except LeaseLost as exc:
-            if fd < 0 or not os.pread(fd, 1, self._GIVEN_BACK):
+            if fd < 0 or not os.pread(fd, 1, self._GIVEN_BACK).strip(b"\0"):
                 raise
             raise LeaseLost(
                 f"{exc}. It was only looked at (show, limit or take), and for a minute nobody read "
@@ -261,6 +266,7 @@ class Lookout:
                     others = begun[1:].strip(b"\0")
                     found = bool(begun[:1].strip(b"\0")) and not others
                     found = found and not (self._parts == 1 and begun == self._READ)
+                    found = found and not os.pread(fd, 1, self._IN_TURN)
             yield found
         finally:
             if fd >= 0:

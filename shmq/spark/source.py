@@ -83,7 +83,9 @@ class ShmqDataSource(DataSource):
         )
 
     def reader(self, schema: Any) -> Any:
-        """The reader of a batch query."""
+        """The reader of a batch query. Raises ValueError for a schema that is not `schema()`."""
+        if (other := self._other(schema)) is not None:
+            raise other
         if self._settings.peek:
             from shmq.spark.looking import PeekReader
 
@@ -96,6 +98,19 @@ class ShmqDataSource(DataSource):
 
         return ShmqReader(self._settings)
 
+    def _other(self, schema: Any) -> ValueError | None:
+        """The error for a schema that the user gave. Its columns do not say which read they are of,
+        so what is read could not be finished; and if it is not that of the rows, that is found
+        when they are leased."""
+        mine = self.schema()
+        if schema is None or schema == mine:
+            return None
+        return ValueError(
+            f'the rows of format("shmq") have the schema {mine.simpleString()}: leave out '
+            '.schema(...), choose columns with .option("columns", "id,body"), and cast them in '
+            "the query"
+        )
+
     def streamReader(self, schema: Any) -> Any:
         """The reader of a streaming query. With PySpark below 4.3 its first call raises
         NoPySpark."""
@@ -103,6 +118,8 @@ class ShmqDataSource(DataSource):
             need(STREAM, "a streaming read with shmq")
         except NoPySpark as exc:
             return _Refusal(NoPySpark(str(exc)))
+        if (other := self._other(schema)) is not None:
+            return _Refusal(other)
         if self._settings.peek:
             return _Refusal(ValueError("option peek of shmq is for batch reads: spark.read"))
         if self._settings.many:

@@ -130,9 +130,8 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The offset at which a new query begins. Raises LeaseFenced if another query that lives
         has this consumer."""
         self._chain.begin(self._consumer)
-        settings, identity = self._settings, self._chain.identity
-        here = f"{settings.topic}/{settings.channel}"
-        return {"c": self._consumer, "b": identity, "l": 0, "p": 0, "t": here, "q": self._query}
+        at = {"c": self._consumer, "b": self._chain.identity, "l": 0, "p": 0}
+        return {**at, **self._chain.here, "q": self._query}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The offset of a lease that follows `start`, or `start` if there is no message."""

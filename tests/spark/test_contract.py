@@ -3,11 +3,13 @@ no JVM, so milliseconds each."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ pytest.importorskip("pyspark")
 pa = pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows  # noqa: E402
+from pyspark.sql.types import StructType  # noqa: E402
 
 from shmq.spark import chain, staging  # noqa: E402
 from shmq.spark.options import Settings  # noqa: E402
@@ -298,6 +301,58 @@ def test_a_checkpoint_knows_its_topic(broker: shmq.Broker) -> None:
     assert broker.channel_stats("other", "c").depth == 1
     old = {name: end[name] for name in ("c", "b", "l", "p")}  # of an earlier version
     assert Query(broker).read(start, old) == [b"000", b"001", b"002"]
+
+
+def test_a_checkpoint_knows_its_instance(
+    broker: shmq.Broker, new_instance: Callable[[], str], tmp_path: Path
+) -> None:
+    publish(broker, 0, 3)
+    query = Query(broker)
+    start = query.begin()
+    end = query.latest(start)
+    assert len(query.read(start, end)) == 3
+    query.reader.stop()
+    with shmq.Broker(tmp_path / "other", new_instance()) as other:
+        publish(other, 3, 5)
+        wrong = Query(broker, instance=other.instance)
+        with pytest.raises(ValueError, match=f"instance '{broker.instance}', and this .* reads"):
+            wrong.latest(end)
+        with pytest.raises(ValueError, match="the option instance that it had"):
+            wrong.read(start, end)
+        assert other.channel_stats("t", "c").depth == 2
+        renamed = Query(broker, instance=other.instance, failOnDataLoss="false")
+        after = renamed.latest(end)
+        assert renamed.read(end, after) == [b"003", b"004"]
+        renamed.reader.stop()
+        again = Query(broker, instance=other.instance)
+        assert again.read(end, after) == [b"003", b"004"]
+        again.reader.stop()
+    assert broker.channel_stats("t", "c").leased == 3
+
+
+def test_a_schema_of_the_users_own_is_refused_before_a_row_is_leased(
+    broker: shmq.Broker,
+) -> None:
+    publish(broker, 0, 3)
+    options = {"instance": broker.instance, "topic": "t", "channel": "c", "columns": "id,body"}
+    source = ShmqDataSource(options)
+    mine = source.schema()
+    good, short, wrong = {"id": "long", "body": "binary"}, {"id": "long"}, {"id": "date"}
+    for kinds in (good, short, wrong):
+        given = StructType()
+        for name, kind in kinds.items():
+            given.add(name, kind)
+        with pytest.raises(ValueError, match=r"have the schema .*leave out .schema"):
+            source.reader(given)
+        with pytest.raises(ValueError, match=r"leave out .schema"):
+            source.streamReader(given).initialOffset()
+    assert broker.channel_stats("t", "c").leased == 0
+    assert rows_of(source.reader(StructType.fromJson(json.loads(mine.json())))) == [
+        b"000",
+        b"001",
+        b"002",
+    ]
+    assert finish_lease(SimpleNamespace(schema=mine)) == 3
 
 
 @pytest.mark.parametrize("finished", [False, True])

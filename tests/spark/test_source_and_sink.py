@@ -100,6 +100,21 @@ def test_a_batch_without_a_name_joins_itself_and_is_finished(
     eventually(lambda: topics.lease_owner("t", "c", _holder(rows)).process is None)
 
 
+def test_rows_are_read_one_after_the_other_as_slowly_as_the_program_likes(
+    spark: Any, topics: shmq.Broker
+) -> None:
+    """Spark reads the next part when the program has come to it: that is no look."""
+    topics.producer("t").publish_many(numbered(1000))
+    given = {"instance": topics.instance, "topic": "t", "channel": "c", "leaseTtl": "4s"}
+    rows = spark.read.format("shmq").options(**given).load()
+    found = rows.select("body").toLocalIterator()
+    first = [bytes(next(found).body)]
+    ends = time.monotonic() + 7  # a look ends after leaseTtl, or a minute
+    eventually(lambda: time.monotonic() > ends)
+    assert sorted(first + [bytes(row.body) for row in found]) == numbered(1000)
+    assert shmq.spark.finish_lease(rows) == 1000
+
+
 def test_a_look_takes_nothing(spark: Any, topics: shmq.Broker) -> None:
     topics.producer("t").publish_many(numbered(3000))
     given = {"instance": topics.instance, "topic": "t", "channel": "c", "peek": "true"}
