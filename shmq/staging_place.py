@@ -27,6 +27,11 @@ from shmq.private import NotOwn, Private
 #: instance. No instance can have a name that ends so.
 READS: Final = "+reads"
 
+#: The name of a file of staged rows: of a writer and topic, an epoch, and the application.
+STAGED: Final = re.compile(
+    r"(?P<what>[0-9a-f]+\.[0-9]+)\.(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.[0-9a-f]+\.arrow"
+)
+
 _BASE: Final = "/dev/shm"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Names that are tried. Somebody who may not attach knows none of them before it is used.
@@ -121,17 +126,21 @@ def staged_by_instance(uid: int) -> dict[str, str]:
 
 
 def forget_staged(instance: str, uid: int) -> int:
-    """Remove the rows that the gateway of an instance keeps for commits, and the directory if
-    nothing else is in it. Call it when the memory has ended, because no commit is for other memory.
-    Returns the number of files. Only what is in the user's own directory is removed, wherever a
-    link in it may lead."""
+    """Remove the rows that the gateway of an instance keeps for commits, those that applications
+    staged which have died, and the directory if nothing else is in it. Call it when the memory has
+    ended, because no commit is for other memory. Returns the number of files. Only what is in the
+    user's own directory is removed, wherever a link in it may lead."""
+    count = 0
     for name in staged_by_instance(uid):
         other = name.removesuffix(READS)
         # of those whose application outlived their instance, and has ended since
-        is_gone = other and other != name and not os.path.lexists(f"{_BASE}/shmq.{other}")
-        if name == instance + READS or is_gone:
+        is_gone = other and not os.path.lexists(f"{_BASE}/shmq.{other}")
+        if other != instance and not is_gone:
+            continue
+        if other == name:
+            count += _forget_dead(name, uid)
+        else:
             _forget_reads(name, uid)
-    count = 0
     for path in staged_paths(instance, uid):
         with contextlib.suppress(OSError):
             fd = os.open(path, _DIRECTORY)
@@ -146,6 +155,35 @@ def forget_staged(instance: str, uid: int) -> int:
             finally:
                 os.close(fd)
             os.rmdir(path)  # it may hold what others have staged
+    return count
+
+
+def is_staged_by_the_living(name: re.Match[str]) -> bool:
+    """Whether the application that staged a file lives. name: a match of STAGED."""
+    return procfs.start_time(int(name["pid"])) == int(name["start"])
+
+
+def _forget_dead(instance: str, uid: int) -> int:
+    """Remove what applications staged that have died, and the directory if nothing else is in it.
+    What a manifest may name stays: somebody may finish that commit. Returns the number of files."""
+    count = 0
+    for path in staged_paths(instance, uid):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, _DIRECTORY)
+            try:
+                if os.fstat(fd).st_uid != uid:
+                    continue
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no commit is running
+                names = os.listdir(fd)
+                begun = {name.removesuffix(".manifest") for name in names if ".manifest" in name}
+                for name in names:
+                    found = STAGED.fullmatch(name)
+                    if found and found["what"] not in begun and not is_staged_by_the_living(found):
+                        os.unlink(name, dir_fd=fd)
+                        count += 1
+            finally:
+                os.close(fd)
+            os.rmdir(path)
     return count
 
 

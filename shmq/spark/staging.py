@@ -15,15 +15,18 @@ that commits the epoch once more with other rows has two writes under one name, 
 is an error. A later run repeats the epoch after a death, and may have computed other rows.
 
 Files that no commit ever names are removed by the next commit or abort on this instance, if their
-application has died. A file's name identifies the application by its process: the driver's JVM,
-whose Python workers also commit. The removal runs only while no commit does (both lock the
-directory, and a lock ends with its holder), so no manifest can name a file that is being removed.
+application has died, or the task that wrote them: a task has its file locked until it is whole. The
+end of the instance removes those of dead applications, too. A file's name identifies the
+application by its process: the driver's JVM, whose Python workers also commit. The removal runs
+only while no commit does (both lock the directory, and a lock ends with its holder), so no manifest
+can name a file that is being removed.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -47,7 +50,7 @@ from shmq import procfs, sources
 from shmq.configurable import at_once
 from shmq.private import NotOwn, Private
 from shmq.spark.options import Settings
-from shmq.staging_place import StagingPlace
+from shmq.staging_place import STAGED, StagingPlace, is_staged_by_the_living
 
 #: A mark from here on says: the whole epoch is published. Above it are a check sum of the run that
 #: published it (0: not known) and one of the rows, each below _SUM.
@@ -62,10 +65,8 @@ _SMALL: Final = 64 << 10
 _TOUCHED: Final = 1024
 #: Files that a commit keeps mapped at most: each has a descriptor.
 _MAPPED: Final = 64
-_STAGED: Final = re.compile(
-    r"[0-9a-f]+\.[0-9]+\.(?P<pid>[0-9]+)-(?P<start>[0-9]+)\.[0-9a-f]+\.arrow"
-)
 _UNLINKED: Final = re.compile(r".+\.manifest\.[0-9a-f]+")  # a manifest before its link
+_END: Final = b"ARROW1"  # of a whole file
 _SCHEMA: Final = pa.schema([pa.field("body", pa.large_binary(), False)])
 
 
@@ -182,6 +183,16 @@ def stage(
                     sum_of_all += _sum(column)
                     writer.write_batch(pa.RecordBatch.from_arrays([column], schema=_SCHEMA))
             size = os.fstat(fd).st_size
+        except OSError as exc:
+            here.unlink(name)
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise shmq.Full(
+                f"publish to {settings.topic}: {here.path} has no room for the rows of a task, "
+                "which wait there for the end of the write: make it larger (mount -o "
+                "remount,size=SIZE /dev/shm, docker run --shm-size), write fewer rows at once, or "
+                'use a directory on disk: .option("staging", DIRECTORY)'
+            ) from exc
         except BaseException:
             here.unlink(name)
             raise
@@ -203,16 +214,21 @@ def _sum(column: pa.Array) -> int:
 
 
 def _create(settings: Settings, name: str) -> tuple[Private, int]:
-    """The directory, and the descriptor of a new file in it."""
+    """The directory, and the descriptor of a new file in it, which is locked: see `_is_left`."""
     while True:
         here = directory(settings)
         try:
-            return here, here.create(name)
+            fd = here.create(name)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if os.fstat(fd).st_nlink:
+                return here, fd
+            os.close(fd)  # a sweep took it for one of a dead task
         except FileNotFoundError:  # a sweep removed the empty directory since it was opened
-            here.close()
+            pass
         except BaseException:
             here.close()
             raise
+        here.close()
 
 
 def drop(staged: Iterable[Staged | None], settings: Settings) -> None:
@@ -235,8 +251,8 @@ def abandon(settings: Settings, key: str, epoch: int) -> None:
 
 
 def sweep(here: Private) -> None:
-    """Remove the files of applications that have died, and the directory once it is empty. Does
-    nothing while a commit is running."""
+    """Remove the files of applications and tasks that have died, and the directory once it is
+    empty. Does nothing while a commit is running."""
     with contextlib.suppress(BlockingIOError), _locked(here, fcntl.LOCK_EX | fcntl.LOCK_NB):
         names = here.names()
         decided: set[str] = set()
@@ -244,14 +260,27 @@ def sweep(here: Private) -> None:
             if name.endswith(".manifest"):
                 decided.update(item.file for item in _manifest(here, name))
         for name in names:
-            found = _STAGED.fullmatch(name)
-            if (found and name not in decided and not _lives(found)) or _UNLINKED.fullmatch(name):
+            found = STAGED.fullmatch(name)
+            if _UNLINKED.fullmatch(name):
+                here.unlink(name)
+            elif not found or name in decided:
+                continue
+            elif not is_staged_by_the_living(found) or _is_left(here, name):
                 here.unlink(name)
         here.remove()
 
 
-def _lives(name: re.Match[str]) -> bool:
-    return procfs.start_time(int(name["pid"])) == int(name["start"])
+def _is_left(here: Private, name: str) -> bool:
+    """Whether a file is of a task that was killed while it wrote. Spark may kill it after its job
+    has failed and was cleaned up."""
+    fd = here.append(name)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.pread(fd, len(_END), max(os.fstat(fd).st_size - len(_END), 0)) != _END
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -404,7 +433,7 @@ def _manifest(here: Private, name: str) -> list[Staged]:
 def _checked(name: str, where: str) -> str:
     """Return `name`, the name of a staged file. Raises ShmqError for any other name, which might
     contain a path."""
-    if not _STAGED.fullmatch(name):
+    if not STAGED.fullmatch(name):
         raise shmq.ShmqError(f"{where} names {name!r}, which is no file that a task staged")
     return name
 

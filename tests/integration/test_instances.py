@@ -224,6 +224,32 @@ def test_staged_rows_are_removed_with_their_instance_and_after_it(
     assert run("rm", instance).returncode == NOT_RUNNING
 
 
+def test_what_dead_applications_staged_ends_with_the_instance_or_after_it(
+    serve: Serve, instance: str
+) -> None:
+    """Not what a living one staged, nor what a manifest may name: somebody may finish that."""
+    place = StagingPlace(instance, lambda: (bytes(32), "memory"))
+    gone = StagingPlace(instance + "-gone", lambda: (bytes(32), "other memory"))
+    with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as ended:
+        mine, dead = (f"{pid}-{procfs.start_time(pid)}" for pid in (os.getpid(), ended.pid))
+    with gone.open() as here:
+        os.close(here.create(f"0a.1.{dead}.b.arrow"))
+    server = serve()
+    with place.open() as here:
+        kept = {f"0a.2.{mine}.b.arrow", f"0a.3.{dead}.b.arrow", "0a.3.manifest", "strange"}
+        for name in {f"0a.1.{dead}.b.arrow", *kept}:
+            os.close(here.create(name))
+        server.kill(signal.SIGTERM)
+        assert set(here.names()) == kept
+        for name in kept - {"strange"}:
+            here.unlink(name)
+        os.close(here.create(f"0a.1.{dead}.b.arrow"))
+        here.unlink("strange")
+    assert not staged_paths(instance + "-gone", os.geteuid())
+    serve().kill(signal.SIGTERM)
+    assert not staged_paths(instance, os.geteuid())
+
+
 def test_notes_of_reads_end_with_their_application_and_instance(
     serve: Serve, instance: str
 ) -> None:

@@ -4,8 +4,12 @@ repeats): no JVM, so milliseconds each."""
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -137,6 +141,49 @@ def test_what_a_dead_application_staged_goes_with_the_next_commit(broker: shmq.B
         staging.commit([others], settings, "other", 5)
     assert staging.commit([], settings, "third", 7) == 1
     assert [body for body, _ in taken(broker)] == [b"a", b"b", b"decided"]
+
+
+def test_what_a_killed_task_staged_goes_with_the_next_commit(broker: shmq.Broker) -> None:
+    """Its application lives, and cleaned up before the task was there."""
+    broker.create_channel("t", "c")
+    settings = sink(broker)
+    context = multiprocessing.get_context("fork")
+    is_there = context.Event()
+
+    def writes() -> None:
+        def rows() -> Iterator[pa.RecordBatch]:
+            yield batch_of(b"a row")
+            is_there.set()
+            signal.pause()
+
+        staging.stage(rows(), settings, "killed", 0, staging.application())
+
+    task = context.Process(target=writes)
+    task.start()
+    is_there.wait()
+    staging.abandon(settings, "another", 0)
+    (mine,) = staged_files(settings)  # it writes
+    whole = stage(settings, 0, batch_of(b"whole"), key="w")
+    task.kill()
+    task.join()
+    staging.abandon(settings, "another", 0)
+    assert staged_files(settings) == {whole.file}
+    assert mine != whole.file
+    assert staging.commit([whole], settings, "w", 0) == 1
+    assert staged_files(settings) == set()
+
+
+def test_no_room_for_staged_rows_is_said(
+    broker: shmq.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = sink(broker)
+    monkeypatch.setattr(
+        staging,
+        "_create",
+        lambda settings, name: (staging.directory(settings), os.open("/dev/full", os.O_WRONLY)),
+    )
+    with pytest.raises(shmq.Full, match=r"publish to .* has no room .* larger .*staging"):
+        staging.stage([batch_of(b"a" * 100_000)], settings, "q", 0, "1-1")
 
 
 def test_a_write_that_is_given_up_leaves_nothing(broker: shmq.Broker) -> None:
