@@ -105,11 +105,11 @@ def test_rows_are_read_one_after_the_other_as_slowly_as_the_program_likes(
 ) -> None:
     """Spark reads the next part when the program has come to it: that is no look."""
     topics.producer("t").publish_many(numbered(1000))
-    given = {"instance": topics.instance, "topic": "t", "channel": "c", "leaseTtl": "4s"}
+    given = {"instance": topics.instance, "topic": "t", "channel": "c", "leaseTtl": "9s"}
     rows = spark.read.format("shmq").options(**given).load()
     found = rows.select("body").toLocalIterator()
     first = [bytes(next(found).body)]
-    ends = time.monotonic() + 7  # a look ends after leaseTtl, or a minute
+    ends = time.monotonic() + 12  # a look ends after leaseTtl, or a minute
     eventually(lambda: time.monotonic() > ends)
     assert sorted(first + [bytes(row.body) for row in found]) == numbered(1000)
     assert shmq.spark.finish_lease(rows) == 1000
