@@ -165,7 +165,7 @@ def is_staged_by_the_living(name: re.Match[str]) -> bool:
 
 def _forget_dead(instance: str, uid: int) -> int:
     """Remove what applications staged that have died, and the directory if nothing else is in it.
-    What a manifest may name stays: somebody may finish that commit. Returns the number of files."""
+    A file that a manifest may name stays: somebody may finish that commit. Returns the number."""
     count = 0
     for path in staged_paths(instance, uid):
         with contextlib.suppress(OSError):

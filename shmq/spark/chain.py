@@ -86,7 +86,7 @@ class Chain:
 
     @property
     def here(self) -> Offset:
-        """What is the same in all offsets of a checkpoint: "t" and "i"."""
+        """The entries that all offsets of a checkpoint share: "t" and "i"."""
         settings = self._settings
         instance = {} if settings.many else {"i": settings.instance}
         return {"t": f"{settings.topic}/{settings.channel}", **instance}

@@ -72,6 +72,7 @@ ALLOWED = {
     "shmq/spark/reads.py:Reads.store": _CHECKED,
     "shmq/spark/staging.py:_decide": _CHECKED,
     "shmq/staging_place.py:forget_staged": _DIRECTORY,
+    "shmq/staging_place.py:_forget_dead": _DIRECTORY,
     "shmq/staging_place.py:_forget_reads": _DIRECTORY,
     "shmq/staging_place.py:_forget_read": _PRIVATE,
     "shmq/storage/data_files.py:DataFiles.cut": "`own_files.truncate`",
