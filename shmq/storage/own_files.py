@@ -188,7 +188,7 @@ def no_file(status: os.stat_result, path: str) -> str:
     what = f"it is {ownership.kind(mode)}, and a broker takes only a regular file of this name"
     if stat.S_ISDIR(mode):
         return f"{what}: move it away (mv -T {quoted} {shlex.quote(path + '.away')})"
-    if not stat.S_ISLNK(mode):
+    if not stat.S_ISLNK(mode) or status.st_uid != os.geteuid():  # nobody moves what others name
         return f"{what}: remove it (rm {quoted})"
     to = os.path.realpath(path)
     if os.path.isfile(to):

@@ -261,9 +261,7 @@ def test_the_reason_of_a_refusal_reaches_the_client(
         broker.create_channel("t", "c")
         planted = data_path / "t:other.diskqueue.meta.dat"
         os.mkfifo(planted)
-        said = (
-            rf"refused it: it is a FIFO and no regular file \({data_path}.*; the supervisor's log"
-        )
+        said = r"refused it: it is a FIFO, and .* only a regular file .*; the supervisor's log"
         with pytest.raises(shmq.ShmqError, match=said) as caught:
             broker.create_channel("t", "other")
         assert not isinstance(caught.value, ValueError)
