@@ -156,8 +156,12 @@ def test_the_file_in_front_of_those_on_disk_comes_once_after_a_death(
         return [int(path.name[14:20]) for path in sorted(data_path.glob("t:c.diskqueue.0*.dat"))]
 
     def nothing_below() -> bool:
-        read_file = int(meta.read_text().split()[1].split(",")[0]) if meta.exists() else 0
-        return all(number >= read_file for number in files())
+        """At one moment: the position file is the same before and after the look."""
+        before, found = None, []
+        while before is None or before != (meta.read_text() if meta.exists() else "0 0,0"):
+            before = meta.read_text() if meta.exists() else "0 0,0"
+            found = files()
+        return all(number >= int(before.split()[1].split(",")[0]) for number in found)
 
     server = serve(**options)
     with attach() as broker:
