@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from shmq import procfs, shm, sources
+from shmq import procfs, shm, sources, staging_place
 from shmq.errors import Gone, LayoutMismatch, ShmqError
 
 ROOT = Path(__file__).parents[2]
@@ -322,6 +323,9 @@ def remove_instance(instance: str) -> list[str]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         wait_ended(pid)
+    for name in (instance, instance + staging_place.READS):  # what a killed instance left staged
+        for path in staging_place.staged_paths(name, os.geteuid()):
+            shutil.rmtree(path, ignore_errors=True)
     objects = shm.list_objects(instance, everybodys=True)
     return [item.name for item in objects if item.unlink()]
 
