@@ -10,7 +10,9 @@ seconds, and in brackets the seconds of processors that its processes took.
 The few tests of a part that failed run again at the end, with nothing beside them, as CPython's
 regrtest does: once in a part that uses programs of others, which have limits of seconds in them,
 and five times in the other parts that pytest runs. Those that always pass then are listed and do
-not fail the suite. In the parts that are commands of tools/dev a failure is a failure.
+not fail the suite, but build/suspects.txt keeps their names: the next run in this tree begins with
+them, and there a failure fails the suite. A name leaves the file when a run of the suite met no
+failure of it. In the parts that are commands of tools/dev a failure is a failure.
 tests/README.md has a table of the parts and of what each tier leaves out.
 """
 
@@ -32,6 +34,9 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 LOGS = TOP / "build" / "logs"
+#: The tests that passed only when they ran again, each a line: the name of its part, a space, its
+#: name.
+SUSPECTS = TOP / "build" / "suspects.txt"
 CORES = os.cpu_count() or 1
 #: Seconds that a part has to end in order when the suite is interrupted.
 PATIENCE = 20.0
@@ -41,6 +46,8 @@ SUMMARIES = (
     re.compile(r"^(\d+% tests passed, .*)$"),
     re.compile(r"^(all .*)$"),
 )
+#: The status of a pytest that was given the name of a test that is no longer there.
+NO_SUCH_TEST = 4
 #: A line of pytest's short summary.
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
 #: With more failed tests than this in a part, none of them runs again: it is not the machine.
@@ -226,9 +233,11 @@ class Suite:
         self.failed: list[str] = []
         self.passed_late: list[str] = []
         """Tests that failed, and passed when they ran again."""
+        self._suspects: list[tuple[Part, str]] = []
 
     def run(self, parts: Sequence[Part]) -> None:
         """Run all of them; KeyboardInterrupt ends those that are running."""
+        self._run_suspects(parts)
         computing, waiting, alone = (
             deque(part for part in parts if part.lane == lane)
             for lane in ("compute", "wait", "alone")
@@ -246,6 +255,7 @@ class Suite:
             self._run_lane(alone)
             for part, tests in self._again:
                 self._run_again(part, tests)
+            self._keep_suspects(parts)
         except KeyboardInterrupt:
             self._end()
             for thread in lanes:
@@ -297,20 +307,45 @@ class Suite:
     def _run_again(self, part: Part, tests: list[str]) -> None:
         if self._interrupted:
             return
+        passed = self._repeat(part, tests)
+        with self._turn:
+            if passed:
+                self.passed_late += tests
+                self._suspects += [(part, test) for test in tests]
+            words = f"passed {part.again} of {part.again} times" if passed else "FAILED again"
+            print(f"{part.text}, run again alone ... {words}: {', '.join(tests)}", flush=True)
+
+    def _repeat(self, part: Part, tests: list[str], gone: int = 0) -> bool:
+        """Run tests of a part alone, as often as its failed ones run again; whether all passed, or
+        ended with the status `gone`."""
         log = LOGS / f"suite-{part.name}-again.log"
         with log.open("wb") as file:
-            status = 0
-            for _ in range(part.again):
-                if not status:
-                    status, _ = self._status(pytest(*tests, workers=1), file)
-        with self._turn:
-            if status:
-                self.failed.append(part.name)
-                print(log.read_text(errors="replace"))
-            else:
-                self.passed_late += tests
-            words = "FAILED again" if status else f"passed {part.again} of {part.again} times"
-            print(f"{part.text}, run again alone ... {words}: {', '.join(tests)}", flush=True)
+            passed = all(
+                self._status(pytest(*tests, workers=1), file)[0] in (0, gone)
+                for _ in range(part.again)
+            )
+        if not passed:
+            self.failed.append(part.name)
+            print(log.read_text(errors="replace"))
+        return passed
+
+    def _run_suspects(self, parts: Sequence[Part]) -> None:
+        """Run the tests that passed only when they ran again in an earlier run of this tree."""
+        for part in parts:
+            lines = [line.partition(" ") for line in suspect_lines()]
+            for test in [test for name, _, test in lines if name == part.name]:
+                passed = self._repeat(part, [test], gone=NO_SUCH_TEST)
+                if not passed:
+                    self._suspects.append((part, test))
+                words = "passed" if passed else "FAILED"
+                print(f"{part.text}, what failed once before ... {words}: {test}", flush=True)
+
+    def _keep_suspects(self, parts: Sequence[Part]) -> None:
+        """Name what passed late for the next run, and what that names for parts not run now."""
+        names = {part.name for part in parts}
+        kept = [line for line in suspect_lines() if line.partition(" ")[0] not in names]
+        kept += [f"{part.name} {test}" for part, test in self._suspects]
+        SUSPECTS.write_text("".join(f"{line}\n" for line in kept))
 
     def _status(self, command: Sequence[str], file: object) -> tuple[int, float]:
         """The exit status of a command, which is a process group of its own, and the seconds of
@@ -353,6 +388,13 @@ class Suite:
                 process.wait(max(0.0, deadline - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def suspect_lines() -> list[str]:
+    try:
+        return SUSPECTS.read_text().splitlines()
+    except FileNotFoundError:
+        return []
 
 
 def summary(text: str) -> str:

@@ -44,6 +44,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "pytest.ini").touch()
     monkeypatch.setattr(module, "TOP", tmp_path)
     monkeypatch.setattr(module, "LOGS", tmp_path)
+    monkeypatch.setattr(module, "SUSPECTS", tmp_path / "suspects.txt")
     return module
 
 
@@ -75,6 +76,35 @@ def test_a_failed_test_runs_again_where_that_is_allowed(
     runs = suite.Suite()
     runs.run([suite.Part("part", "a part", [command], "wait", again=again)])
     assert (runs.failed, runs.passed_late) == (failed, passed_late)
+
+
+def test_the_next_run_begins_with_what_passed_only_when_run_again(
+    suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> list[str]:
+        runs = suite.Suite()
+        command = suite.pytest("test_part.py", "--deselect=test_part.py::test_one", workers=1)
+        runs.run([suite.Part("part", "a part", [command], "wait", again=1)])
+        return list(runs.failed)
+
+    def named() -> list[str]:
+        return sorted((tmp_path / "suspects.txt").read_text().splitlines())
+
+    (tmp_path / "test_part.py").write_text(FAILS_ONCE)
+    command = suite.pytest("test_part.py", workers=1)
+    suite.Suite().run([suite.Part("part", "a part", [command], "wait", again=1)])
+    assert named() == ["part test_part.py::test_one"]
+    with (tmp_path / "suspects.txt").open("a") as file:
+        file.write("other test_other.py::test_one\npart test_gone.py::test_one\n")
+        file.write("part test_part.py::test_gone\n")
+    (tmp_path / "test_part.mark").unlink()
+    capsys.readouterr()
+    assert run() == ["part"]
+    first = capsys.readouterr().out
+    assert first.index("before ... FAILED: test_part.py::test_one") < first.index("a part ... ")
+    assert named() == ["other test_other.py::test_one", "part test_part.py::test_one"]
+    assert run() == []
+    assert named() == ["other test_other.py::test_one"]
 
 
 def test_two_parts_that_compute_run_beside_each_other_when_none_waits(
