@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -30,9 +29,6 @@ _log = logging.getLogger("shmq.broker")
 
 #: How long a supervisor may take from its start to its first answer, adoption included.
 _START_SECONDS: Final = 60.0
-
-#: Names of data paths in memory begin so; the process id that made them follows.
-_MEMORY: Final = "shmq-memory-"
 
 #: Options of embedded brokers: nobody reads the output of the supervisor, and the gateway runs only
 #: if an address is given.
@@ -275,7 +271,7 @@ def memory_path(_instance: str, data_path: object) -> Iterator[Path]:
     if data_path is not None:
         raise ValueError(f"a broker with disk=False has no data path; leave {data_path!r} out")
     _sweep_memory()
-    path = Path(tempfile.mkdtemp(prefix=f"{_MEMORY}{os.getpid()}-", dir=SHM_DIRECTORY))
+    path = Path(tempfile.mkdtemp(prefix=f"{homes.MEMORY}{os.getpid()}-", dir=SHM_DIRECTORY))
     try:
         yield path
     except BaseException:
@@ -286,29 +282,13 @@ def memory_path(_instance: str, data_path: object) -> Iterator[Path]:
 def owned_path() -> Path:
     """A data path in memory for a supervisor with `--owned`, which makes and removes it."""
     _sweep_memory()
-    return Path(SHM_DIRECTORY) / f"{_MEMORY}{os.getpid()}-{secrets.token_hex(4)}"
+    return Path(SHM_DIRECTORY) / f"{homes.MEMORY}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _sweep_memory() -> None:
     """Remove the data paths in memory whose processes were killed."""
-    for left in Path(SHM_DIRECTORY).glob(f"{_MEMORY}*"):
-        with contextlib.suppress(ValueError, OSError):
-            if left.stat().st_uid == os.getuid() and not _lives(left):
-                shutil.rmtree(left)
-
-
-def _lives(path: Path) -> bool:
-    """Returns True if the process that made the directory, or a supervisor in it, lives. Raises
-    ValueError if it is none of ours."""
-    pid = int(path.name.removeprefix(_MEMORY).partition("-")[0])
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return Process.look(pid) is not None
+    for left in homes.memory_left():
+        homes.remove_memory(left)
 
 
 def unique_instance() -> str:

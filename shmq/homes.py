@@ -3,6 +3,9 @@
 They are `$XDG_STATE_HOME/shmq/INSTANCE` (`~/.local/state/shmq/INSTANCE`). A named instance has the
 same one every time, so it finds the messages it left. A directory without messages is removed when
 its broker is closed or, if it never was, by the next embedded broker that the same user starts.
+Where the home directory cannot be written, each has one in the directory of temporary files, and a
+broker without a disk has one in /dev/shm: they have the number of the process that made them in
+their names. The next broker of that kind that the same user starts removes those of killed processes.
 
 Two locks make the removal safe. Every supervisor holds an flock on its data path
 (`storage.dirlock`). The parent directory is locked shared from the creation of a directory until a
@@ -25,12 +28,18 @@ from typing import Final
 
 from shmq import shm
 from shmq.names import valid_instance
+from shmq.procfs import Process
 from shmq.storage.data_path import existing_files, remove_temporary
 from shmq.storage.dirlock import DirLock
 from shmq.storage.own_files import read_start
 from shmq.storage.positions import MOST_META, parse_meta, unpack
 
 _log = logging.getLogger("shmq.broker")
+
+#: Names of data paths in memory, and of those among temporary files.
+MEMORY: Final = "shmq-memory-"
+_IN_MEMORY: Final = re.compile(rf"{MEMORY}(?P<pid>[0-9]+)-\w{{8}}")
+_TEMPORARY: Final = re.compile(r"shmq-(?P<instance>.+)-(?P<pid>[0-9]+)-\w{8}")
 
 #: Files of a data path that hold no messages.
 _NO_MESSAGES: Final = frozenset(
@@ -68,7 +77,9 @@ def opened(instance: str) -> Iterator[Path]:
             path = above / instance
             path.mkdir(mode=0o700, exist_ok=True)
         except OSError:
-            path = Path(tempfile.mkdtemp(prefix=f"shmq-{instance}-"))
+            for left in temporary_left():
+                _remove_if_empty(left)
+            path = Path(tempfile.mkdtemp(prefix=f"shmq-{instance}-{os.getpid()}-"))
         try:
             yield path
         except BaseException:
@@ -125,6 +136,63 @@ def _instance_of(path: Path) -> str | None:
     name = re.sub(r"\A(embedded-\d+-[0-9a-f]{8})-\w{8}\Z", r"\1", path.name)  # an older format
     usable = valid_instance(name) and not path.is_symlink() and path.is_dir()
     return name if usable and not shm.list_objects(name) else None
+
+
+# ---- directories with the number of the process that made them ----
+
+
+def temporary_left() -> list[Path]:
+    """The directories of this user for temporary files whose process has died, and of whose
+    instance nothing is in shared memory."""
+    return [
+        path
+        for path, instance in _left(tempfile.gettempdir(), _TEMPORARY)
+        if not shm.list_objects(instance)
+    ]
+
+
+def memory_left() -> list[Path]:
+    """The data paths in memory of this user whose process and supervisor have died."""
+    return [path for path, _ in _left(shm.SHM_DIRECTORY, _IN_MEMORY)]
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether this is the name of a data path in memory."""
+    return str(path.parent) == shm.SHM_DIRECTORY and bool(_IN_MEMORY.fullmatch(path.name))
+
+
+def remove_memory(path: Path) -> bool:
+    """Remove a data path in memory with all that is in it, unless somebody uses it. Returns whether
+    it is gone."""
+    with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        shutil.rmtree(path)
+        return True
+    return not os.path.lexists(path)
+
+
+def holds_messages(path: Path) -> bool:
+    """Whether a directory may hold messages, of which nobody else needs to know."""
+    try:
+        return _holds_messages(path)
+    except OSError:
+        return True
+
+
+def _left(directory: str, pattern: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
+    """This user's directories whose process has died, and which no supervisor has; with the name of
+    the instance, if the directory's has it."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            found = pattern.fullmatch(entry.name)
+            with contextlib.suppress(OSError):
+                if found is None or not entry.is_dir(follow_symlinks=False):
+                    continue
+                is_own = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if not is_own or Process.look(int(found["pid"])) is not None:
+                    continue
+                with _locked(Path(entry.path), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    pass
+                yield Path(entry.path), found.groupdict().get("instance", "")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -34,6 +35,11 @@ STAGED: Final = re.compile(
 
 _BASE: Final = "/dev/shm"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Where the gateway stages, and the name below which there is one for each memory.
+_GATEWAY: Final = "gateway"
+#: Seconds after which what a dead application has read is forgotten, where nobody knows whether its
+#: leases live.
+FORGOTTEN: Final = 86_400.0
 #: Names that are tried. Somebody who may not attach knows none of them before it is used.
 _TRIED: Final = 64
 
@@ -97,19 +103,25 @@ def _owner(name: str) -> int | None:
         return None
 
 
-def _names(instance: str, uid: int) -> list[str]:
-    """The directories of this user for an instance: one, but for a change of its key. One pass over
-    /dev/shm, where anybody may have made any number of names."""
-    before, found = _before(instance, uid), []
-    pattern = re.compile(re.escape(before) + "[0-9a-f]{24}")
+def _all_names(uid: int, instance: str = "") -> dict[str, list[str]]:
+    """The directories of this user by the names of their instances, which READS may follow: one for
+    each, but for a change of its key. instance: only those of this one. One pass over /dev/shm,
+    where anybody may have made any number of names."""
+    before = _before(instance, uid) if instance else "shmq-staged-"
+    pattern = re.compile(rf"shmq-staged-(.+)-{uid}-[0-9a-f]{{24}}")
+    found: dict[str, list[str]] = {}
     with os.scandir(_BASE) as entries:
         for entry in entries:
-            if entry.name.startswith(before) and pattern.fullmatch(entry.name):
+            if entry.name.startswith(before) and (match := pattern.fullmatch(entry.name)):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if status.st_uid == uid and stat.S_ISDIR(status.st_mode):
-                        found.append(entry.name)
-    return sorted(found)
+                        found.setdefault(match[1], []).append(entry.name)
+    return {name: sorted(names) for name, names in sorted(found.items())}
+
+
+def _names(instance: str, uid: int) -> list[str]:
+    return _all_names(uid, instance).get(instance, [])
 
 
 def staged_paths(instance: str, uid: int) -> list[str]:
@@ -117,44 +129,81 @@ def staged_paths(instance: str, uid: int) -> list[str]:
     return [os.path.join(_BASE, name) for name in _names(instance, uid)]
 
 
-def staged_by_instance(uid: int) -> dict[str, str]:
+def staged_by_instance(uid: int) -> dict[str, list[str]]:
     """The directories of a user, by the names of their instances, which READS may follow."""
-    pattern = re.compile(rf"shmq-staged-(?P<instance>.+)-{uid}-[0-9a-f]{{24}}")
-    with os.scandir(_BASE) as entries:
-        found = {m["instance"] for entry in entries if (m := pattern.fullmatch(entry.name))}
-    return {name: path for name in sorted(found) for path in staged_paths(name, uid)}
+    return {
+        name: [os.path.join(_BASE, each) for each in names]
+        for name, names in _all_names(uid).items()
+    }
 
 
-def forget_staged(instance: str, uid: int) -> int:
-    """Remove the rows that the gateway of an instance keeps for commits, those that applications
-    staged which have died, and the directory if nothing else is in it. Call it when the memory has
-    ended, because no commit is for other memory. Returns the number of files. Only what is in the
-    user's own directory is removed, wherever a link in it may lead."""
+def forget_staged(uid: int, instance: str | None = None) -> int:
+    """Remove what is staged for memory that has ended, because no commit is for other memory: the
+    rows that the gateways of instances keep for commits, those that applications staged which have
+    died, the notes of what such applications have read, and each directory with nothing else in it.
+    instance: of that one alone; None: of every instance of which nothing is left. Returns the
+    number of files of rows. Only what is in the user's own directory is removed, wherever a link in
+    it may lead."""
     count = 0
-    for name in staged_by_instance(uid):
-        other = name.removesuffix(READS)
-        # of those whose application outlived their instance, and has ended since
-        is_gone = other and not os.path.lexists(f"{_BASE}/shmq.{other}")
-        if other != instance and not is_gone:
-            continue
-        if other == name:
-            count += _forget_dead(name, uid)
-        else:
-            _forget_reads(name, uid)
-    for path in staged_paths(instance, uid):
-        with contextlib.suppress(OSError):
-            fd = os.open(path, _DIRECTORY)
-            try:
-                if os.fstat(fd).st_uid != uid:
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    count += sum(len(names) for _, _, names, _ in os.fwalk("gateway", dir_fd=fd))
-                    import shutil  # slow to import, and seldom anything is left here
+    with contextlib.suppress(OSError):
+        for name, paths in _all_names(uid).items():
+            other = name.removesuffix(READS)
+            if instance is not None and other != instance:
+                continue
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    count += _forget(os.path.join(_BASE, path), name, other, uid)
+    return count
 
-                    shutil.rmtree("gateway", dir_fd=fd)
-            finally:
-                os.close(fd)
-            os.rmdir(path)  # it may hold what others have staged
+
+def _forget(path: str, name: str, other: str, uid: int) -> int:
+    """Remove what is staged in one directory for memory that has ended. other: the instance's name,
+    "" where those of many have one directory. Raises OSError if something has to stay."""
+    count = 0
+    fd = os.open(path, _DIRECTORY)
+    try:
+        if os.fstat(fd).st_uid != uid:
+            return 0
+        memories = _memories(fd)
+        if other and os.path.lexists(f"{_BASE}/shmq.{other}"):
+            return 0
+        # An instance that is started from now on has other memory than those, and looks itself.
+        for memory in memories:
+            count += _forget_memory(fd, memory)
+        with contextlib.suppress(OSError):
+            os.rmdir(_GATEWAY, dir_fd=fd)
+        if name != other:
+            _forget_reads(fd, 0.0 if other else FORGOTTEN)
+        else:
+            count += _forget_dead(fd)
+    finally:
+        os.close(fd)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)  # it may hold what others have staged
+    return count
+
+
+def _memories(directory: int) -> list[str]:
+    """The names of the memories for which the gateway has staged something."""
+    try:
+        fd = os.open(_GATEWAY, _DIRECTORY, dir_fd=directory)
+    except OSError:
+        return []
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _forget_memory(directory: int, memory: str) -> int:
+    """Remove the gateway's rows for one memory. Returns the number of files."""
+    place = os.path.join(_GATEWAY, memory)
+    count = 0
+    with contextlib.suppress(OSError):
+        count = sum(len(names) for _, _, names, _ in os.fwalk(place, dir_fd=directory))
+        import shutil  # slow to import, and seldom anything is left here
+
+        shutil.rmtree(place, dir_fd=directory)
     return count
 
 
@@ -163,45 +212,35 @@ def is_staged_by_the_living(name: re.Match[str]) -> bool:
     return procfs.start_time(int(name["pid"])) == int(name["start"])
 
 
-def _forget_dead(instance: str, uid: int) -> int:
-    """Remove what applications staged that have died, and the directory if nothing else is in it.
-    A file that a manifest may name stays: somebody may finish that commit. Returns the number."""
+def _forget_dead(directory: int) -> int:
+    """Remove what applications staged that have died. A file that a manifest may name stays:
+    somebody may finish that commit. Returns the number."""
     count = 0
-    for path in staged_paths(instance, uid):
-        with contextlib.suppress(OSError):
-            fd = os.open(path, _DIRECTORY)
-            try:
-                if os.fstat(fd).st_uid != uid:
-                    continue
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no commit is running
-                names = os.listdir(fd)
-                begun = {name.removesuffix(".manifest") for name in names if ".manifest" in name}
-                for name in names:
-                    found = STAGED.fullmatch(name)
-                    if found and found["what"] not in begun and not is_staged_by_the_living(found):
-                        os.unlink(name, dir_fd=fd)
-                        count += 1
-            finally:
-                os.close(fd)
-            os.rmdir(path)
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no commit is running
+        names = os.listdir(directory)
+        begun = {name.removesuffix(".manifest") for name in names if ".manifest" in name}
+        for name in names:
+            found = STAGED.fullmatch(name)
+            if found and found["what"] not in begun and not is_staged_by_the_living(found):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=directory)
+                    count += 1
     return count
 
 
-def _forget_reads(name: str, uid: int) -> None:
-    """Remove the notes of reads whose applications have ended, and the directory if nothing else is
-    in it. A note of an application that lives says that its leases are lost."""
-    for path in staged_paths(name, uid):
-        with contextlib.suppress(OSError):
-            fd = os.open(path, _DIRECTORY)
-            try:
-                if os.fstat(fd).st_uid != uid:
-                    continue
-                for each in os.listdir(fd):
-                    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-                        _forget_read(fd, each)
-            finally:
-                os.close(fd)
-            os.rmdir(path)
+def _forget_reads(directory: int, age: float) -> None:
+    """Remove the notes of reads whose applications have ended, and the locks that nobody has. A
+    note of an application that lives says that its leases are lost. age: seconds since the last
+    change of a note that is removed; the leases of a younger one may live."""
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+            if name.startswith("lock.") or _age(directory, name) >= age:
+                _forget_read(directory, name)
+
+
+def _age(directory: int, name: str) -> float:
+    return time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime
 
 
 def _forget_read(directory: int, name: str) -> None:

@@ -73,7 +73,8 @@ def doctor(as_json: bool, instance: str | None, data_path: str | None, fix: bool
 
 def _agreed(finding: Finding) -> bool:
     """Ask whether to apply the fix of a finding. Returns false if it has none."""
-    question = f"instance {finding.instance}: {finding.text}: remove it?"
+    whose = f"instance {finding.instance}: " if finding.instance else ""
+    question = f"{whose}{finding.text}: remove it?"
     return finding.fix is not None and click.confirm(question, err=True)
 
 

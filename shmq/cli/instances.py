@@ -14,6 +14,7 @@ from shmq.cli.parameters import complete_instance, json_option
 from shmq.cli.status import OK
 from shmq.diagnostics import removal
 from shmq.diagnostics.instances import Instance, survey, survey_all
+from shmq.diagnostics.left_behind import left_behind
 from shmq.diagnostics.readable import size
 from shmq.errors import NotRunning, ShmqError
 from shmq.names import check_instance
@@ -31,7 +32,8 @@ def ls(as_json: bool) -> int:
     STATE: running; dead: has no supervisor, its clients go on with the messages in memory, and the
     next start adopts it; foreign: runs in another PID namespace; leftover, orphaned: the remains of
     an instance, which `shmq rm` removes; other: made by another release of shmq; hidden: belongs to
-    another user.
+    another user. Directories that killed processes have left, and that belong to no instance, are
+    named on standard error, each with what removes it.
     """
     with patience("looking at the instances"):
         found, more = survey_all()
@@ -48,6 +50,8 @@ def ls(as_json: bool) -> int:
         print_table(found)
     else:
         say("there is no instance on this host: start one with `shmq serve`", err=True)
+    for finding in left_behind({item.name for item in found}):
+        say(f"shmq: {finding.text}: {finding.remedy}", err=True)
     return OK
 
 
@@ -102,7 +106,7 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
     the messages in memory, write them to disk instead: `shmq serve --drain`.
     """
     found = survey(check_instance(instance))
-    if found is None and (staged := forget_staged(instance, os.geteuid())):
+    if found is None and (staged := forget_staged(os.geteuid(), instance)):
         return _removed_staged(as_json, instance, staged)
     if found is None:
         raise NotRunning(f"nothing of an instance {instance!r} is left in {shm.SHM_DIRECTORY}")
@@ -120,7 +124,7 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         remove = removal.remove_orphans if found.state == "orphaned" else removal.remove_dead
         count = remove(instance)
         is_removed = own is not None and removal.remove_own_directory(own, found.uid)
-        staged = forget_staged(instance, found.uid)
+        staged = forget_staged(found.uid, instance)
     if as_json:
         print_json(
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from shmq.diagnostics.container import check_container
 from shmq.diagnostics.findings import Finding, problem
 from shmq.diagnostics.instance_checks import check_instance
 from shmq.diagnostics.instances import everything
+from shmq.diagnostics.left_behind import left_behind
 from shmq.errors import ShmqError
 from shmq.shm import SharedObject
-from shmq.staging_place import READS, staged_by_instance
 
 
 def examine(
@@ -45,24 +45,10 @@ def examine(
         for finding in _guarded(name, found):
             yield replace(finding, instance=name)
     if instance is None:
-        yield from _check_staged(objects)
+        yield from left_behind(objects)
     if more:
         text = f"{more} more names of instances belong to users who are not trusted; not checked"
         yield problem("segments", text, f"as root: ls -ln {shm.SHM_DIRECTORY}, then remove them")
-
-
-def _check_staged(instances: Container[str]) -> Iterator[Finding]:
-    """Find rows and notes that this user has staged for instances of which nothing is left."""
-    for directory, path in staged_by_instance(os.geteuid()).items():
-        name = directory.removesuffix(READS)
-        if name in instances or not name:  # of many instances: nobody knows which
-            continue
-        what, does = "rows that were staged for", "writing to"
-        if name != directory:
-            what, does = "notes of what Spark has read from", "reading from"
-        text = f"{path} has {what} instance {name}, of which nothing is left"
-        remedy = f"if no Spark query goes on {does} that instance: rm -r {path}"
-        yield replace(problem("segments", text, remedy), instance=name)
 
 
 def _guarded(name: str, objects: list[SharedObject]) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from shmq import layout, ownership, procfs, shm, sources
+from shmq import homes, layout, ownership, procfs, shm, sources
 from shmq.diagnostics.findings import Finding, ok, problem
 from shmq.diagnostics.host import check_data_path, data_path_of, number
 from shmq.diagnostics.instances import contents_of
@@ -306,6 +306,8 @@ def _without_supervisor(
         return problem("supervisor", f"{text}nothing else happens", remedy)
     text = f"left by an embedded broker whose process has ended (supervisor pid {pid}), with "
     text += f"{found.messages} messages, files in {printable(path)}"
+    if found.messages and homes.is_in_memory(Path(path)):
+        return problem("supervisor", f"{text}, where nothing is kept", f"shmq rm {name}")
     if found.messages:
         return problem("supervisor", text, remedy)
     finding = problem("supervisor", text, f"shmq doctor --fix, or shmq rm {name}")

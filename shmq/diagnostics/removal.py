@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shmq import layout, ownership, shm, sources
+from shmq import homes, layout, ownership, shm, sources
 from shmq.diagnostics.instances import contents_of
 from shmq.diagnostics.segment import head_of, is_other_boot
 from shmq.errors import ShmqError
@@ -226,7 +226,8 @@ def removed(count: int) -> str:
 
 #: Names of the files that a broker creates in its data path.
 _BROKERS_FILE = re.compile(
-    r"(nsqd|shmq|shmq\.copy)\.dat|shmq\.key|.+\.(diskqueue|deferred)\..+\.dat(\.bad(\.\d+)?)?|.+\.tmp"
+    r"(nsqd|shmq|shmq\.copy)\.dat|shmq\.(key|leases)|shmq\.results\..+\.dat|"
+    r".+\.(diskqueue|deferred)\..+\.dat(\.bad(\.\d+)?)?|.+\.tmp"
 )
 
 
@@ -234,13 +235,15 @@ def is_own_path(path: str, instance: str, uid: int) -> bool:
     """Returns true if `path` is where an embedded broker of this user and instance keeps its files
     when it was given no data path."""
     place, state = Path(path), os.environ.get("XDG_STATE_HOME")
+    if homes.is_in_memory(place):
+        return True
     if place.parent == Path(tempfile.gettempdir()):
         return place.name.startswith(f"shmq-{instance}-")
-    homes = [Path(state) / "shmq"] if state else []
+    parents = [Path(state) / "shmq"] if state else []
     with contextlib.suppress(KeyError):
-        homes.append(Path(pwd.getpwuid(uid).pw_dir) / ".local/state/shmq")
+        parents.append(Path(pwd.getpwuid(uid).pw_dir) / ".local/state/shmq")
     pattern = rf"{re.escape(instance)}(-\w{{8}})?"
-    return place.parent in homes and re.fullmatch(pattern, place.name) is not None
+    return place.parent in parents and re.fullmatch(pattern, place.name) is not None
 
 
 def own_directory(instance: str, data_path: str | None, uid: int) -> str | None:
@@ -260,8 +263,11 @@ def remove_own_directory(path: str, uid: int) -> bool:
     removed, for instance because it holds other files too.
 
     The path comes from shared memory and may be forged. So a directory of another user is left
-    alone, subdirectories are not entered, and files are removed relative to the open directory.
+    alone, subdirectories are not entered, and files are removed relative to the open directory. One
+    in memory goes with all that is in it.
     """
+    if homes.is_in_memory(Path(path)):
+        return os.lstat(path).st_uid == uid and homes.remove_memory(Path(path))
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_uid != uid:

@@ -23,10 +23,8 @@ import psutil
 from shmq import procfs
 from shmq.errors import LeaseFenced, LeaseLost, ShmqError
 from shmq.private import Private
-from shmq.staging_place import READS, StagingPlace
+from shmq.staging_place import FORGOTTEN, READS, StagingPlace
 
-#: Seconds after which what a dead application has read is forgotten.
-_FORGOTTEN: Final = 86_400.0
 _LOCKS: Final = 64
 #: The application of processes that no JVM has started.
 _NO_SPARK: Final = "0-0"
@@ -190,7 +188,7 @@ class Reads:
         assert self._here is not None
         for name in self._here.names():
             with contextlib.suppress(FileNotFoundError):
-                if name.startswith("lock.") or self._here.age(name) < _FORGOTTEN:
+                if name.startswith("lock.") or self._here.age(name) < FORGOTTEN:
                     continue
                 if name.startswith("read.") or not is_alive(name.partition(".")[2]):
                     self._here.unlink(name)

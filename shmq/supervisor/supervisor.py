@@ -114,6 +114,7 @@ class Supervisor:
         Raises ShmqError or OSError, with a sentence, if it cannot start.
         """
         with self._signals(), self._locked_data_path(), self._open_companions():
+            forget_staged(os.geteuid())  # what a killed one left, which may have filled /dev/shm
             directory = startup.enter(self._options)
             try:
                 return self._live(directory)
@@ -404,7 +405,7 @@ class Supervisor:
         self._broker.detach()
         if owns_name():
             shm.unlink_instance(options.instance)
-            forget_staged(options.instance, os.geteuid())
+            forget_staged(os.geteuid())
         if drops:
             import shutil  # slow to import
 

@@ -36,6 +36,8 @@ from shmq.storage.diskqueue import DiskQueue
 
 KINDS = {
     "ENOSPC": errno.ENOSPC,
+    "EDQUOT": errno.EDQUOT,
+    "EFBIG": errno.EFBIG,
     "EIO": errno.EIO,
     "EMFILE": errno.EMFILE,
     "half": 0,
