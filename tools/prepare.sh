@@ -220,12 +220,16 @@ prepare_page() {
     stamp axe "$hash"
 }
 
+apt_download() { apt-get download "$1" || { may_apt && $sudo apt-get update && apt-get download "$1"; }; }
+
 # Debian's Prometheus without its service, and without what the machine has being changed
 unpack_prometheus() (
     into=$top/build/peers/prometheus
     rm -rf "$into" && mkdir -p "$into/package" "$top/build/peers/bin" && cd "$into/package" || return
-    apt-get download prometheus || { may_apt && $sudo apt-get update && apt-get download prometheus; } || return
-    dpkg-deb -x prometheus_*.deb "$into/package" && mv usr/bin/prometheus usr/bin/promtool "$into" || return
+    apt_download prometheus && dpkg-deb -x prometheus_*.deb . || return
+    # Since Debian 13 it is a package of its own.
+    [ -x usr/bin/promtool ] || { apt_download promtool && dpkg-deb -x promtool_*.deb .; } || return
+    mv usr/bin/prometheus usr/bin/promtool "$into" || return
     rm -rf "$into/package" && ln -sfn ../prometheus/prometheus ../prometheus/promtool "$top/build/peers/bin"
 )
 
