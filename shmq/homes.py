@@ -5,7 +5,8 @@ same one every time, so it finds the messages it left. A directory without messa
 its broker is closed or, if it never was, by the next embedded broker that the same user starts.
 Where the home directory cannot be written, each has one in the directory of temporary files, and a
 broker without a disk has one in /dev/shm: they have the number of the process that made them in
-their names. The next broker of that kind that the same user starts removes those of killed processes.
+their names. The next broker of that kind that the same user starts removes those of processes that
+were killed.
 
 Two locks make the removal safe. Every supervisor holds an flock on its data path
 (`storage.dirlock`). The parent directory is locked shared from the creation of a directory until a
