@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from shmq import shm
+from shmq import claims, shm
 from shmq.names import valid_instance
 from shmq.procfs import Process
 from shmq.storage.data_path import existing_files, remove_temporary
@@ -44,7 +44,7 @@ _TEMPORARY: Final = re.compile(r"shmq-(?P<instance>.+)-(?P<pid>[0-9]+)-\w{8}")
 
 #: Files of a data path that hold no messages.
 _NO_MESSAGES: Final = frozenset(
-    {"nsqd.dat", "shmq.dat", "shmq.copy.dat", "shmq.key", "shmq.leases"}
+    {"nsqd.dat", "shmq.dat", "shmq.copy.dat", "shmq.key", "shmq.leases", claims.NAME}
 )
 
 

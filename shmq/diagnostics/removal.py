@@ -13,13 +13,14 @@ import fcntl
 import os
 import pwd
 import re
+import shutil
 import signal
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shmq import homes, layout, ownership, shm, sources
+from shmq import claims, homes, layout, ownership, shm, sources
 from shmq.diagnostics.instances import contents_of
 from shmq.diagnostics.segment import head_of, is_other_boot
 from shmq.errors import ShmqError
@@ -263,8 +264,8 @@ def remove_own_directory(path: str, uid: int) -> bool:
     removed, for instance because it holds other files too.
 
     The path comes from shared memory and may be forged. So a directory of another user is left
-    alone, subdirectories are not entered, and files are removed relative to the open directory. One
-    in memory goes with all that is in it.
+    alone, subdirectories but that of claims are not entered, and files are removed relative to the
+    open directory. One in memory goes with all that is in it.
     """
     if homes.is_in_memory(Path(path)):
         return os.lstat(path).st_uid == uid and homes.remove_memory(Path(path))
@@ -276,6 +277,8 @@ def remove_own_directory(path: str, uid: int) -> bool:
         for name in os.listdir(fd):
             if _BROKERS_FILE.fullmatch(name):
                 os.unlink(name, dir_fd=fd)
+            elif name == claims.NAME:
+                shutil.rmtree(name, dir_fd=fd)
         os.rmdir(path)
     except OSError:
         return False

@@ -2,10 +2,10 @@
 
 Each such queue has an open file, shared locked. Forked children inherit it, and children that are
 being started are passed a duplicate, so the lock lasts as long as any process has the queue. The
-broker of a process tree finds the file by its name, and deletes the queue when nobody has the lock
-(`claims`). Other brokers do not: there, when the process that made the queue drops it, it opens the
-file once more; from then on it can tell by trying an exclusive lock whether others still have it.
-It tries whenever it makes a queue.
+broker finds the file by its name, and deletes the queue when nobody has the lock (`claims`). Where
+this process may make no such file, as with a broker of another user, the process that made the
+queue opens its file once more when it drops the queue; from then on it can tell by trying an
+exclusive lock whether others still have it. It tries whenever it makes a queue.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ class Queue(_Ends):
     forked child and passed to a child that is being started, as those of `multiprocessing` can.
     writable: arrays and tables are copies that may be changed in place, instead of read-only views;
     a copy of the queue in a child that it was passed to does the same.
-    When no process has it any more, it is deleted within seconds, and what is in it is lost; with
-    `broker`, the process that made it deletes it as soon as it makes another queue.
+    When no process has it any more, it is deleted within seconds, and what is in it is lost. With a
+    `broker` of another user, the process that made it deletes it when it makes another queue.
 
     An item may be any object that `multiprocessing` can pickle. Arrays and Arrow tables of 64 KiB
     and more are written once, into shared memory, and `get` returns read-only views of it; the

@@ -65,14 +65,13 @@ class RequestServer:
         registry: Registry,
         manager: TopicManager,
         results: ResultsKeeper,
-        claims_in: Path | None = None,
+        data_path: Path,
     ) -> None:
-        """claims_in: the data path, if topics and stores go with those that claim them."""
         self._broker = broker
         self._registry = registry
         self._manager = manager
         self._results = results
-        self._claims_in = claims_in
+        self._data_path = data_path
         self._claims = Pace(_CLAIMS_EVERY, _SHARE)
         self._ephemeral = Pace(0.0, _SHARE)
         self.broken: deque[int] = deque()
@@ -106,8 +105,8 @@ class RequestServer:
                 self._manager.replace(self.broken.popleft())
                 continue
             now = time.monotonic()
-            if self._claims_in is not None and self._claims.is_due(now):
-                self._drop_unclaimed(self._claims_in)
+            if self._claims.is_due(now):
+                self.drop_unclaimed()
                 self._claims.did(now)
             if self._ephemeral.is_due(now):
                 self._drop_ephemeral()
@@ -165,9 +164,9 @@ class RequestServer:
                 except (ShmqError, OSError) as exc:
                     _log.error("%s: cannot delete it: %s", queue, exc)
 
-    def _drop_unclaimed(self, data_path: Path) -> None:
+    def drop_unclaimed(self) -> None:
         """Delete the topics and stores that no process claims any more."""
-        for topics, stores in released(data_path):
+        for topics, stores in released(self._data_path):
             try:
                 for delete, names in (
                     (self._results.delete, stores),

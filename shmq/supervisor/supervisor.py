@@ -272,12 +272,9 @@ class Supervisor:
             broker, self._registry, options, self._metadata_writer.floor, book
         )
         self._results = ResultsKeeper(broker, options, self._registry.directory)
-        claims_in = self._data_path if self._owned or self._dropping else None
         self._request_server = RequestServer(
-            broker, self._registry, self._manager, self._results, claims_in
+            broker, self._registry, self._manager, self._results, self._data_path
         )
-        if claims_in is not None:
-            claims.begin(claims_in)
         self._spiller = Spiller(broker, self._registry, options, trouble)
         trouble.clear()  # the last supervisor's; after `supervise` readers believe the word
         broker.supervise(**options.limits())
@@ -385,6 +382,7 @@ class Supervisor:
             if drops:
                 self._broker.close_directory()
             else:
+                self._request_server.drop_unclaimed()  # it would be written to disk for nobody
                 self._results.flush()
                 shutdown.flush(
                     self._broker,
@@ -406,6 +404,7 @@ class Supervisor:
         if owns_name():
             shm.unlink_instance(options.instance)
             forget_staged(os.geteuid())
+            claims.forget_empty(self._data_path)
         if drops:
             import shutil  # slow to import
 

@@ -23,7 +23,7 @@ _PRIVATE = "in a directory that only this user may enter, made and checked as su
 #: module:function -> why it may open files by itself
 ALLOWED = {
     "shmq/claims.py:_claimed": _PRIVATE,
-    "shmq/claims.py:claimed": _DIRECTORY,
+    "shmq/claims.py:_opened": _DIRECTORY,
     "shmq/claims.py:released": _PRIVATE,
     "shmq/cli/output.py:forget_output": _KERNEL,
     "shmq/cli/serve.py:_read_config": "the configuration file, which its user names",

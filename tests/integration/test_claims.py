@@ -3,7 +3,9 @@ so does the memory of brokers that nobody closed."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -11,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import Child, eventually, say
+from support.processes import Child, eventually, say, wait_ended
 
 import shmq
+from shmq import claims
 
 Spawn = Callable[..., Child]
 
@@ -150,6 +153,137 @@ def restart():
 
 def test_a_new_supervisor_knows_the_claims(child: Spawn) -> None:
     assert child(restart).succeed() == ["works"]
+
+
+# ---- queues of a broker that was named ----
+
+
+def make_there(instance, end):
+    """Make queues without a name on a broker of another process; keep one; be killed."""
+    with shmq.attach(instance) as broker:
+        kinds = [shmq.Queue, shmq.SimpleQueue, shmq.JoinableQueue]
+        kept = [kind(broker=broker) for kind in kinds]
+        for queue in kept:
+            queue.put(b"x" * 1000)
+        named = shmq.Queue(broker=broker, name="jobs")
+        named.put("stays")
+        say("made", *[queue._place.topic for queue in kept])
+        sys.stdin.readline()
+        if end == "vanish":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def topics_of(instance: str) -> set[str]:
+    with shmq.attach(instance) as broker:
+        return {each.name for each in broker.stats().topics}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_named_broker_keeps_no_queue_that_nobody_has(
+    child: Spawn, serve: Callable[..., Child], instance: str, data_path: Path, end: str
+) -> None:
+    serve()
+    program = child(make_there, instance, end)
+    _, *made = program.said("made").split()
+    assert topics_of(instance) == {*made, "jobs"}
+    program.tell("go")
+    program.wait()
+    eventually(lambda: topics_of(instance) == {"jobs"})
+    assert not list((data_path / claims.NAME).iterdir())
+
+
+@pytest.mark.parametrize("when", ["stopped", "killed", "afterwards"])
+def test_a_supervisor_that_comes_later_knows_the_claims_on_its_disk(
+    child: Spawn, serve: Callable[..., Child], instance: str, data_path: Path, when: str
+) -> None:
+    """Its predecessor ended while the program lived, or only after the program's death."""
+    server = serve()
+    program = child(make_there, instance, "vanish")
+    _, *made = program.said("made").split()
+    if when != "afterwards":
+        assert server.kill(signal.SIGTERM if when == "stopped" else signal.SIGKILL) in (0, -9)
+        server = serve()
+        assert topics_of(instance) == {*made, "jobs"}
+    program.tell("go")
+    program.wait()
+    if when == "afterwards":
+        server.process.send_signal(signal.SIGTERM)  # it may not have looked since
+        assert server.wait() == 0
+        assert not list(data_path.glob(f"{made[0]}*"))
+        assert not (data_path / claims.NAME).exists()
+        serve()
+        assert topics_of(instance) == {"jobs"}
+    eventually(lambda: topics_of(instance) == {"jobs"})
+
+
+def make_in_mine(state):
+    os.environ["XDG_STATE_HOME"] = state
+    broker = shmq.Broker()
+    queue = shmq.Queue(broker=broker)
+    queue.put("x")
+    say("at", broker.data_path, broker.supervisor_pid)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_program_leaves_no_queue_in_its_home(
+    child: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: str
+) -> None:
+    program = child(make_in_mine, str(tmp_path))
+    _, path, pid = program.said("at").split()
+    program.wait()
+    wait_ended(int(pid))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with shmq.Broker(instance=instance):  # removes the directories that hold no messages
+        assert not Path(path).exists()
+
+
+def test_a_claim_that_others_may_have_made_is_not_believed(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker], instance: str, data_path: Path
+) -> None:
+    serve()
+    broker = attach()
+    broker.create_channel("precious", "c")
+    place = data_path / claims.NAME
+    place.mkdir()
+    place.chmod(0o777)
+    (place / "precious").write_text(json.dumps([["precious"], []]))
+    queue = shmq.Queue(broker=broker)  # makes no claim there, and works
+    queue.put(1)
+    assert [each.name for each in place.iterdir()] == ["precious"]
+    assert queue.get() == 1
+    assert not list(claims.released(data_path))  # as the supervisor sees it
+    place.chmod(0o700)
+    eventually(lambda: "precious" not in topics_of(instance))
+
+
+@pytest.mark.parametrize("what", ["file", "link", "nothing"])
+def test_a_queue_needs_no_claims(
+    serve: Callable[..., Child],
+    attach: Callable[[], shmq.Broker],
+    data_path: Path,
+    tmp_path: Path,
+    what: str,
+) -> None:
+    """Somebody has removed or replaced the directory."""
+    server = serve()
+    broker = attach()
+    place = data_path / claims.NAME
+    shmq.Queue(broker=broker)
+    shutil.rmtree(place)
+    if what == "file":
+        place.touch()
+    elif what == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    queue = shmq.Queue(broker=broker)
+    queue.put(1)
+    assert queue.get() == 1
+    if what == "link":
+        assert not list((tmp_path / "elsewhere").iterdir())
+    assert server.kill(signal.SIGTERM) == 0
+
+
+# ---- brokers in memory ----
 
 
 def leave_open(end):
