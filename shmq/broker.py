@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, ov
 from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
 from shmq.arguments import number, whole
-from shmq.attachment import Attachment, pauses
+from shmq.attachment import Attachment, Kept, pauses
 from shmq.client import (
     Batch,
     Consumer,
@@ -81,6 +81,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
             "consumer_type",
             "directory",
             "join",
+            "keep",
             "lane",
             "lease_holder_again",
             "lease_holder_for",
@@ -536,6 +537,10 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
         """Read-only views of the segments, for the rest of the package. Raises Gone if the broker
         was closed or the instance was stopped."""
         return self._attachment.views()
+
+    def keep(self, serial: int) -> Kept | None:
+        """Keep the right to open a queue's segment, for the package; as of `Attachment`."""
+        return self._attachment.keep(serial)
 
     def directory(self) -> DirectoryView:
         """A read-only view of the directory, for the rest of the package. Raises Gone."""

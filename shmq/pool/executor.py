@@ -11,18 +11,18 @@ import multiprocessing
 import os
 import secrets
 import signal
-import sys
 import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures._base import PENDING
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import util
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 
-from shmq import layout, objects, shm
+from shmq import greenlets, layout, objects, shm
 from shmq.arguments import whole
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MessageTooBig, Rejected, ShmqError
@@ -144,6 +144,8 @@ class Executor(concurrent.futures.Executor):
         self._ended: str | None = None
         self._waiting: deque[bytes | objects.Packed] = deque()  # tasks for which there is no room
         self._feeder: threading.Thread | None = None
+        self._own: list[weakref.ref[Future[Any]]] = []  # of a durable pool's tasks
+        self._most = _BATCH  # of these, until the next look which are done
         self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count()
 
@@ -179,6 +181,8 @@ class Executor(concurrent.futures.Executor):
             self._check()
             future._settle(None, exc)
             return future
+        if self.durable:
+            self._note([future])
         self._send_one(future, task)
         if inbox.dropped:
             inbox.sweep()
@@ -204,20 +208,28 @@ class Executor(concurrent.futures.Executor):
             if isinstance(task, bytes):
                 small.append(task)
             else:
-                self._send_all(small, futures)
+                self._send_all(small)
                 small = []
-                self._send_one(future, task, futures)
-        self._send_all(small, futures)
+                self._send_one(future, task)
+        if self.durable:
+            self._note(futures)
+        self._send_all(small)
         if inbox.dropped:
             inbox.sweep()
         return futures
 
-    def _send_one(
-        self, future: Future[Any], task: bytes | objects.Packed, futures: Sequence[Future[Any]] = ()
-    ) -> None:
+    def _note(self, futures: list[Future[Any]]) -> None:
+        """Remember the futures of a durable pool as long as the program has them."""
+        with self._lock:
+            self._own += map(weakref.ref, futures)
+            if len(self._own) >= self._most:
+                self._own = [each for each in self._own if _is_pending(each)]
+                self._most = 2 * len(self._own) + _BATCH
+
+    def _send_one(self, future: Future[Any], task: bytes | objects.Packed) -> None:
         """Publish a private pool's task, or give its future the reason why not."""
         if self.durable:
-            self._entrust(task, futures)
+            self._entrust(task)
             return
         with self._lock:
             self._ready(1)
@@ -226,7 +238,7 @@ class Executor(concurrent.futures.Executor):
             except ShmqError as exc:
                 future._settle(None, exc)
 
-    def _send_all(self, small: list[bytes], futures: Sequence[Future[Any]]) -> None:
+    def _send_all(self, small: list[bytes]) -> None:
         """Publish small tasks together, or if there is no room for all of them, one by one."""
         with self._lock:
             self._ready(len(small))
@@ -239,12 +251,12 @@ class Executor(concurrent.futures.Executor):
                     self._send(task)
                 return
         for task in small:
-            self._entrust(task, futures)
+            self._entrust(task)
 
-    def _entrust(self, task: bytes | objects.Packed, futures: Sequence[Future[Any]]) -> None:
+    def _entrust(self, task: bytes | objects.Packed) -> None:
         """Publish a durable pool's task; wait for room, in which other threads may use the pool.
-        futures: of tasks before, whose outcomes are fetched meanwhile, because a worker may be
-        waiting for the room of these."""
+        The outcomes of tasks before are fetched meanwhile if their store is full: workers wait for
+        the room of these, and nobody else may ever collect them."""
         patience, wait = Patience(), 0.0
         while True:
             with self._lock:
@@ -259,8 +271,10 @@ class Executor(concurrent.futures.Executor):
             except Full as exc:
                 patience.refused(exc)
                 wait = _SLICE
-            for future in futures:
-                future.done()
+            if self._inbox is not None and self._inbox.has_refused():
+                for each in tuple(self._own):
+                    if (future := each()) is not None:
+                        future.done()
 
     def _ready(self, count: int) -> None:
         """Check that the pool takes tasks, and have workers started for so many. The caller has the
@@ -527,6 +541,11 @@ def _key_of(task: bytes | objects.Packed) -> bytes:
     return bytes((task if isinstance(task, bytes) else task.joined())[:KEY_BYTES])
 
 
+def _is_pending(future: weakref.ref[Future[Any]]) -> bool:
+    found = future()
+    return found is not None and found._state == PENDING
+
+
 def _is_the_objects(exc: BaseException) -> bool:
     """Whether an error of pickling belongs to the object, for example to a `__reduce__` that calls
     `sys.exit`. Ctrl-C, and what the handler of a signal raises, belong to the program."""
@@ -542,10 +561,7 @@ def _is_the_objects(exc: BaseException) -> bool:
 def _check_threads() -> None:
     """Raise ShmqError if threads are greenlets: that which starts the workers would never run while
     a result is awaited in shared memory."""
-    monkey, patcher = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    if (monkey is not None and monkey.is_module_patched("threading")) or (
-        patcher is not None and patcher.is_monkey_patched("thread")
-    ):
+    if greenlets.are_threads():
         raise ShmqError(
             "start the workers of an Executor: gevent or eventlet has patched `threading`, and "
             "greenlets cannot wait for shared memory; patch with thread=False, or run the workers "

@@ -183,12 +183,14 @@ class Inbox:
     def make_room(self) -> None:
         """Move all outcomes from a store that has refused one to the memory of this process. A
         worker may be waiting for room for the very outcome that a thread here waits for."""
-        if self._site.durable:
-            return
-        refused = self._store.stats().refused
-        if refused != self._refused:
-            self._refused = refused
+        if not self._site.durable and self.has_refused():
             self._move()
+
+    def has_refused(self) -> bool:
+        """Whether the store had no room for an outcome since the last call."""
+        refused = self._store.stats().refused
+        before, self._refused = self._refused, refused
+        return refused != before
 
     def _move(self) -> None:
         unwanted = set(self.dropped)

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any, Final
 
+from shmq import shm
 from shmq.client import Message
-from shmq.objects import unseal
+from shmq.objects import LARGE, unseal
 
 _UNSET: Final = object()
+#: Parts of /dev/shm; after one of them its room is looked at again.
+_PARTS: Final = 64
+
+
+def value_of(message: Message, writable: bool, view: memoryview | None = None) -> Any:
+    """The object in a message, which the program may keep as long as it likes. Its arrays are
+    copies if more than half of /dev/shm is used: a program that keeps all it gets would leave no
+    room for what it waits for. writable, view: as of `unseal`."""
+    length = len(message)
+    if length >= LARGE and not writable and _room.is_short(length):
+        view = memoryview(bytes(message.view if view is None else view))
+    return unseal(message, view=view, writable=writable)
+
+
+class _Room:
+    """The room in /dev/shm as this process saw it last. A look costs as much as a short copy, so
+    the process looks again when it got a small part of /dev/shm since."""
+
+    def __init__(self) -> None:
+        self._short = False
+        self._left = 0  # bytes until the next look
+
+    def is_short(self, length: int) -> bool:
+        """Whether more than half is used; length: of the body that is about to be kept."""
+        self._left -= length
+        if self._left < 0:
+            room = os.statvfs(shm.SHM_DIRECTORY)
+            self._short = room.f_bavail * 2 < room.f_blocks
+            self._left = room.f_blocks * room.f_frsize // _PARTS
+        return self._short
+
+
+_room = _Room()
 
 
 class Item:
@@ -33,7 +68,7 @@ class Item:
         """The object that was put. It is made at the first use, which raises what unpickling
         raises."""
         if self._value is _UNSET:
-            self._value = unseal(self._message, writable=self._writable)
+            self._value = value_of(self._message, self._writable)
         return self._value
 
     @property

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from shmq import layout
 from shmq.broker import Broker, joined
 from shmq.client import Consumer, Producer
-from shmq.errors import Gone
+from shmq.errors import Gone, ShmqError
 from shmq.layout import State
 from shmq.queues.hold import Hold
 from shmq.taken import is_taken, take_topic
 
 if TYPE_CHECKING:
+    from shmq.attachment import Kept
     from shmq.views import QueueView
 
 #: The only channel of a queue's topic.
@@ -38,6 +41,7 @@ class Place:
         """Name of the topic."""
         delete = functools.partial(_delete, weakref.ref(broker), topic)
         self._hold: Hold | None = None
+        self._kept: Kept | None = None
         if not lasting:
             self._hold = Hold.made(delete, broker.directory().data_path, topic)
 
@@ -57,14 +61,21 @@ class Place:
         return self._home, self.topic, self._hold
 
     def __setstate__(self, state: tuple[Any, str, Hold | None]) -> None:
-        self._broker = None
+        self._broker = self._kept = None
         self._home, self.topic, self._hold = state
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            with contextlib.suppress(ShmqError):
+                self._keep()  # this process was started with it, and is root until it says so
 
     # ---- making it ----
 
     def create(self, maxsize: int) -> None:
         """Create topic and channel unless they exist. maxsize: how many items may wait; 0: as many
         as memory holds. Raises BadName, NotRunning, Gone and BadArgument."""
+        self._make(maxsize)
+        self._keep()
+
+    def _make(self, maxsize: int) -> None:
         broker = self.broker
         with contextlib.suppress(Gone):
             if broker.settings(self.topic, CHANNEL).overflow == "block":
@@ -74,6 +85,13 @@ class Place:
         most = min(maxsize, broker.limits["mem_queue_size"]) or None
         # The channel begins with the settings of its topic, so it is never without them.
         take_topic(broker, self.topic, CHANNEL, overflow="block", max_messages=most)
+
+    def _keep(self) -> None:
+        """Keep what is needed to use the queue after this process, or a child that it forks, has
+        become another user."""
+        if os.geteuid() == 0:
+            with contextlib.suppress(FileNotFoundError, Gone):  # it was deleted just now
+                self._kept = self.broker.keep(self._found()[1])
 
     def producer(self) -> Producer:
         """A producer of this process, which alone may publish here."""
@@ -109,13 +127,16 @@ class Place:
                 return busy
 
     def _view(self) -> QueueView:
-        broker = self.broker
-        native = broker.native()
+        return self.broker.views().queue_at(*self._found())
+
+    def _found(self) -> tuple[int, int]:
+        """(index, serial) of the channel. Raises Gone."""
+        native = self.broker.native()
         topic = native.find_topic(self.topic)
         found = topic and native.find_queue(topic[0], CHANNEL)
         if not found:
             raise Gone(f"there is no queue {self.topic!r} on instance {self.instance!r}")
-        return broker.views().queue_at(*found)
+        return found
 
     # ---- the end ----
 

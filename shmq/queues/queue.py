@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import context
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
+from shmq import greenlets
 from shmq.client import Message
 from shmq.errors import MessageTooBig, NotInFlight, ShutDown
 from shmq.names import check_name
-from shmq.objects import Packed, loads_sealed, pack, publish, spare, unseal
+from shmq.objects import Packed, loads_sealed, pack, publish, spare
 from shmq.queues import tree
 from shmq.queues.hold import delete_dropped
-from shmq.queues.item import Item
+from shmq.queues.item import Item, value_of
 from shmq.queues.mine import Mine
 from shmq.queues.place import Place
 from shmq.seal import refuse
@@ -41,14 +42,15 @@ _numbers = itertools.count()
 
 class _Ends:
     """Both ends of a queue in one process: a producer and a consumer that are opened when they are
-    first used. `_publish` and `_take` are their methods, so that a call costs no more than that;
-    before, they are functions that do nothing and so lead to the slow paths. A `__getattr__` in
-    their place would slow down each look for an attribute."""
+    first used. `_publish`, `_take` and `_hold` are their methods, so that a call costs no more than
+    that; before, they are functions that do nothing and so lead to the slow paths. A `__getattr__`
+    in their place would slow down each look for an attribute."""
 
     __slots__ = (
         "__weakref__",
         "_closed",
         "_consumer",
+        "_hold",
         "_named",
         "_place",
         "_producer",
@@ -63,6 +65,7 @@ class _Ends:
     _closed: bool
     _publish: Callable[[list[Any], object], Any]
     _take: Callable[..., bytes | Message | None]
+    _hold: Callable[..., Message | None]
     _producer: Producer | None
     _consumer: Consumer | None
 
@@ -80,14 +83,16 @@ class _Ends:
         """The producer, which is opened at the first call."""
         if self._producer is None:
             self._producer = self._place.producer()
-            self._publish = self._producer.publish_object
+            if not greenlets.are_threads():  # otherwise the slow path waits for room
+                self._publish = self._producer.publish_object
         return self._producer
 
     def _reader(self) -> Consumer:
         """The consumer, which is opened at the first call."""
         if self._consumer is None:
             self._consumer = self._place.consumer()
-            self._take = self._consumer.take_body
+            self._take = greenlets.patient(self._consumer.take_body)
+            self._hold = greenlets.patient(self._consumer.take)
         return self._consumer
 
     def __getstate__(self) -> tuple[Place, bool, bool]:
@@ -98,7 +103,7 @@ class _Ends:
     def __setstate__(self, state: tuple[Place, bool, bool]) -> None:
         self._place, self._named, self._writable = state
         self._closed = False
-        self._publish = self._take = _unopened
+        self._publish = self._take = self._hold = _unopened
         self._producer = self._consumer = None
 
     def __repr__(self) -> str:
@@ -130,7 +135,7 @@ class _Ends:
         Other processes go on, and what was put stays. Items that this process got and has not
         finished go back to the queue. May be called again."""
         self._closed = True
-        self._publish = self._take = functools.partial(_refuse, self._when_closed)
+        self._publish = self._take = self._hold = functools.partial(_refuse, self._when_closed)
         if self._consumer is not None:
             self._consumer.close()
 
@@ -143,7 +148,11 @@ class _Ends:
             _refuse(self._when_closed)
         wait = 0.0 if not block else None if timeout is None else max(timeout, 0.0)
         packed = Packed(b"", *pickled[2:]) if pickled else pack(obj)
-        publish(self._writer(), packed, wait)
+        writer = self._writer()
+        if self._publish is _unopened:  # for the sake of greenlets
+            greenlets.until_there_is_room(functools.partial(publish, writer, packed), wait)
+        else:
+            publish(writer, packed, wait)
 
     def _next(self, take: Callable[[float], Any], block: bool, deadline: float | None) -> Any:
         """The next body or message, after a first look has found none. Raises queue.Empty and
@@ -164,7 +173,8 @@ class _Ends:
     def _received(self, found: bytes | Message | None, block: bool, timeout: float | None) -> Any:
         """The item in a body or message, which is finished. found: None if the first look found
         none, or there was none yet. The timeout counts only if there is no item."""
-        take = self._reader().take_body
+        self._reader()
+        take = self._take
         found = found or take(0)
         deadline = None
         while True:
@@ -181,7 +191,7 @@ class _Ends:
         view = body.view
         with contextlib.suppress(NotInFlight):  # `shutdown` has dropped it meanwhile
             body.finish()
-        return unseal(body, view=view, writable=self._writable)
+        return value_of(body, self._writable, view)
 
 
 class SimpleQueue(_Ends):
@@ -312,7 +322,8 @@ class Queue(_Ends):
         """The message of the next item, which is in flight to this process."""
         if self._closed:
             _refuse(self._when_closed)
-        take = self._reader().take
+        self._reader()
+        take = self._hold
         found = take(_SLICE if timeout is None and block else 0)
         deadline = None
         while True:
@@ -382,7 +393,7 @@ class JoinableQueue(Queue):
         if ack:
             return Item(message, self, self._writable)
         self._mine.add(message)
-        return unseal(message, writable=self._writable)
+        return value_of(message, self._writable)
 
     def close(self) -> None:
         """Use the queue no more in this process. The items that `get` returned are done, those of
@@ -427,4 +438,4 @@ def _refuse(error: type[Exception], *args: object) -> NoReturn:
 
 
 def _unopened(*args: object) -> None:
-    """Stand for `_publish` and `_take` until this process has used the end."""
+    """Stand for `_publish`, `_take` and `_hold` until this process has used the end."""

@@ -3,7 +3,8 @@
 A queue grows as it fills, and its segment would stay that large. When a queue has been almost empty
 for a while, the pages after its last message body are given back; later it grows again as it did
 at first. A queue in use is left alone, so its publishers do not pay for growing again. When
-somebody finds no room in /dev/shm, all queues that are almost empty are trimmed at once.
+somebody finds no room in /dev/shm, all queues are trimmed at once that are almost empty, or whose
+bodies all lie in the first half of their memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from shmq._native import Broker, ShmqError
-from shmq.layout import NONE
+from shmq.layout import NONE, State, state
 from shmq.supervisor.registry import Queue, Snapshot
 
 _WORTH = 1 << 20  # bytes of bodies that a queue may keep
@@ -56,8 +57,9 @@ class Trimmer:
                 self._trim(queue)
 
     def trim_now(self, queues: Iterable[Queue]) -> int:
-        """Trim all queues that are almost empty, for somebody who found no room. Returns the bytes
-        given back, 0 if the last call was a moment ago."""
+        """Trim all queues that are almost empty, and those that can give half of their memory back:
+        a process may keep views of few large bodies. It is for somebody who found no room. Returns
+        the bytes given back, 0 if the last call was a moment ago."""
         now = time.monotonic()
         if now - self._at_once < _AT_ONCE_EVERY:
             return 0
@@ -65,8 +67,10 @@ class Trimmer:
         snapshot = Snapshot.of([queue for queue in queues if not queue.gone])
         given = 0
         for row in np.flatnonzero(snapshot.hot["arena_committed"] > _WORTH // 16).tolist():
-            if _used(snapshot.hot[row]) * _FEW <= int(snapshot.hot[row]["slots_committed"]):
-                given += self._trim(snapshot.queues[row])
+            queue, hot = snapshot.queues[row], snapshot.hot[row]
+            few = _used(hot) * _FEW <= int(hot["slots_committed"])
+            if few or _end_of_bodies(queue) * 2 <= int(hot["arena_committed"]):
+                given += self._trim(queue)
         return given
 
     def _trim(self, queue: Queue) -> int:
@@ -86,6 +90,13 @@ def scarce(needed: int) -> bool:
     except OSError:
         return False
     return room.f_bavail * room.f_frsize < needed + _SCARCE
+
+
+def _end_of_bodies(queue: Queue) -> int:
+    """Where the last body of a message ends."""
+    slots = queue.view.slots
+    used = slots[state(slots["word"]) != State.FREE]
+    return int((used["body"] + used["capacity"]).max(initial=0))
 
 
 def _used(hot: np.void) -> int:

@@ -140,6 +140,7 @@ RANKS = {
     "keywords": 1,
     "patience": 1,
     "printing": 1,
+    "greenlets": 2,
     "objects": 2,
     "seal": 2,
     "taken": 6,

@@ -52,7 +52,6 @@ HANDED = {
     "unpack_error": {"shmq/pool/outcome.py": "Outcomes.read has compared the seal"},
     "unpack_nested": {"shmq/integrations/joblib.py": "a reducer of what is unpickled"},
     "unseal": {
-        "shmq/queues/queue.py": "it checks by itself",
         "shmq/queues/item.py": "it checks by itself",
         "shmq/pool/worker.py": "it checks by itself",
     },

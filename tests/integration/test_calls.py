@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,28 @@ def test_greenlets_are_refused(module: str, asked: str, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, module, patched)
     with pytest.raises(shmq.ShmqError, match="greenlets cannot wait"):
         shmq.Executor(1).submit(abs, 1)
+
+
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue", "SimpleQueue"])
+def test_greenlets_run_while_a_queue_waits(
+    kind: str, open_broker: Callable[..., shmq.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`time.sleep` is theirs: it runs one of them, which ends the wait."""
+    patched: Any = types.ModuleType("gevent.monkey")
+    patched.is_module_patched = lambda name: True
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
+    broker = open_broker(disk=False, data_path=None)
+    queue = getattr(shmq, kind)(broker=broker)
+    monkeypatch.setattr(time, "sleep", lambda seconds: queue.put("of another greenlet"))
+    assert queue.get() == "of another greenlet"
+    if kind != "SimpleQueue":
+        full = getattr(shmq, kind)(1, broker=broker)
+        full.put("first")
+        monkeypatch.setattr(time, "sleep", lambda seconds: full.get())
+        full.put("second")
+        assert full.get() == "second"
+        with pytest.raises(shmq.Full):
+            full.put("third") or full.put("fourth", block=False)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -62,6 +62,53 @@ def test_items(child: Spawn) -> None:
     assert small(child, put).succeed() == ["too big", "got 1"] * 3
 
 
+def keep():
+    import multiprocessing
+
+    import numpy as np
+
+    def feed(queue):
+        for number in range(100):
+            queue.put(np.full(1 << 20, number, np.uint8))
+
+    for kind in (shmq.Queue, shmq.JoinableQueue, shmq.SimpleQueue):
+        queue = kind()
+        feeder = multiprocessing.get_context("fork").Process(target=feed, args=(queue,))
+        feeder.start()
+        kept = []
+        for _ in range(100):
+            kept.append(queue.get())
+            if kind is shmq.JoinableQueue:
+                queue.task_done()
+        say(all((array == number).all() for number, array in enumerate(kept)))
+        say(any(array.flags.writeable for array in kept))
+        feeder.join()
+
+
+def test_who_keeps_all_he_gets_waits_for_nothing(child: Spawn) -> None:
+    """They are more than there is shared memory."""
+    assert small(child, keep).succeed() == ["True", "False"] * 3
+
+
+def collect():
+    import multiprocessing
+
+    import numpy as np
+
+    with shmq.Broker(disk=False, arena_size=1 << 27) as broker:
+        pool = shmq.Executor(1, multiprocessing.get_context("fork"), broker=broker, topic="t")
+        pool.submit(abs, 1).result()
+        broker.configure("t", "pool", max_messages=3, overflow="block")
+        futures = [pool.submit(np.full, 1_000_000, number, np.uint8) for number in range(100)]
+        say(all((future.result() == number).all() for number, future in enumerate(futures)))
+        pool.shutdown()
+
+
+def test_outcomes_of_a_durable_pool_do_not_stop_their_submitter(child: Spawn) -> None:
+    """It holds the futures, and is in `submit`."""
+    assert small(child, collect).succeed() == ["True"]
+
+
 def tasks():
     import multiprocessing
 
