@@ -124,8 +124,9 @@ class _Ends:
 
     def empty(self) -> bool:
         """Return True if no item waits. Another process may put or get one at any time. Raises
-        OSError after `close`, as `multiprocessing` does, and Gone if the broker has ended."""
-        if self._closed:
+        Gone if the broker has ended and, as `multiprocessing` does, OSError after the `close` of a
+        process that has put something, or of a SimpleQueue."""
+        if self._closed and (self._producer is not None or self._when_closed is OSError):
             raise OSError(f"{self!r} is closed in this process")
         return self._place.size() == 0
 
@@ -347,6 +348,11 @@ class Queue(_Ends):
         """Return True if `maxsize` items wait. Raises Gone."""
         maxsize = self._place.maxsize()
         return 0 < maxsize <= self._place.size()
+
+    @property
+    def is_shutdown(self) -> bool:
+        """Whether a process has called `shutdown`; as of `queue.Queue` in Python 3.13."""
+        return self._place.is_shut()
 
     def shutdown(self, immediate: bool = False) -> None:
         """Shut the queue down for all processes, as `queue.Queue.shutdown` of Python 3.13 does.

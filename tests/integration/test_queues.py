@@ -461,7 +461,9 @@ def test_a_queue_that_was_shut_down_is_emptied_first(make: Callable[..., Any], k
     made = make(0, kind)
     made.put(1)
     made.put(2)
+    assert made.is_shutdown is False
     made.shutdown()
+    assert made.is_shutdown is True
     for item in ("small", np.zeros(100_000)):
         with pytest.raises(shmq.ShutDown):
             made.put(item)

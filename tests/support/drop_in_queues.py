@@ -160,6 +160,7 @@ def closed_queues(lib: Any) -> Iterator[tuple[str, Any]]:
         unused = getattr(lib, name)()
         unused.close()
         yield f"{name}: join_thread of an unused one", tried(unused.join_thread)
+        yield f"{name}: empty of an unused one", tried(unused.empty)
     simple = lib.SimpleQueue()
     simple.put(1)
     yield "SimpleQueue", [simple.empty(), simple.get(), simple.empty()]
