@@ -1,11 +1,12 @@
 """Runs the parts of a tier of the tests and prints a line for each. `tools/dev check`, `tools/dev
 test` and `tools/dev test --all` call it after they have installed what the parts need.
 
-Two parts run side by side: one that computes (compilers, the C tests, exhaustive searches) and one
-that mostly waits (tests with processes). When no part that waits is left, a second one that
-computes takes its place. Some run alone. Each part is a few commands that anybody can run by hand.
-A part that fails prints them after its log; the other parts still run. The line of a part has its
-seconds, and in brackets the seconds of processors that its processes took.
+Three parts run side by side: two that mostly wait (tests with processes), and one that computes
+(compilers, the C tests, exhaustive searches) in the time of the processors that they leave. When
+one of the two has no part left, a second one that computes takes its place. Some run alone. Each
+part is a few commands that anybody can run by hand. A part that fails prints them after its log;
+the other parts still run. The line of a part has its seconds, and in brackets the seconds of
+processors that its processes took.
 
 The few tests of a part that failed run again at the end, with nothing beside them, as CPython's
 regrtest does: once in a part that uses programs of others, which have limits of seconds in them,
@@ -60,21 +61,20 @@ OFTEN = 5
 
 @dataclass(frozen=True)
 class Part:
-    """A line of the suite. lane: `compute`, `wait`, or `alone`, when nothing runs beside it."""
+    """A line of the suite. lane: `compute`, `wait` or `beside`, the two for parts that mostly wait,
+    or `alone`, when nothing runs beside it."""
 
     name: str
     text: str
     commands: Sequence[Sequence[str]]
     lane: str = "compute"
-    waits: bool = False
-    """Whether its tests have limits of others in them, although it is in the lane that computes."""
     again: int = 0
     """How many times its failed tests run again, alone, and must pass."""
 
     @property
     def gives_way(self) -> bool:
-        """Whether it runs only as far as the part beside it leaves room."""
-        return self.lane == "compute" and not self.waits
+        """Whether it runs only as far as the parts beside it leave room."""
+        return self.lane == "compute"
 
 
 def dev(*words: str) -> list[str]:
@@ -108,18 +108,24 @@ def depth(deep: bool) -> tuple[str, ...]:
 
 
 def python(
-    name: str, text: str, folders: Sequence[str], deep: bool, workers: int, again: int = OFTEN
+    name: str,
+    text: str,
+    folders: Sequence[str],
+    deep: bool,
+    workers: int,
+    again: int = OFTEN,
+    lane: str = "wait",
+    together: bool = True,
 ) -> Part:
     """A part that is one pytest."""
-    command = pytest(*folders, *depth(deep), workers=workers)
-    return Part(name, text, [command], "wait", again=again)
+    command = pytest(*folders, *depth(deep), workers=workers, together=together)
+    return Part(name, text, [command], lane, again=again)
 
 
 def tests(deep: bool, fuzzed: bool) -> list[Part]:
     """The parts of `tools/dev test`, or if `deep` of `tools/dev test --all`; `fuzzed` says that
     libFuzzer is there."""
-    many = 2 * CORES
-    shorter = "wait" if deep else "compute"  # the lane that is over first
+    many = CORES + 1
     parts = [
         Part("lint", "lint and types", [dev("lint")], "wait"),
         # One at a time: each has a JVM, and Spark's Python workers have ten seconds to start.
@@ -140,43 +146,38 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             deep,
             many,
             again=ONCE,
+            lane="beside",
         ),
-        Part(
-            "cpython",
-            "CPython's own tests",
-            [pytest("tests/cpython", *depth(deep), together=False)],
-            shorter,
-            waits=True,
-            again=ONCE,
-        ),
-        Part(
+        python(
             "frameworks",
             "Celery, Django, Dramatiq, Taskiq",
-            # One more than cores: one of them waits for Celery's own tests most of the time.
-            [pytest("tests/frameworks", *depth(deep), workers=CORES + 1, together=False)],
-            waits=True,
+            ["tests/frameworks"],
+            deep,
+            many,
             again=ONCE,
+            lane="beside",
+            together=False,
         ),
-        Part(
-            "page",
-            "the page in a browser",
-            [pytest("tests/page", *depth(deep), workers=CORES)],
+        python(
+            "cpython",
+            "CPython's own tests",
+            ["tests/cpython"],
+            deep,
+            many,
             again=ONCE,
+            lane="beside",
+            together=False,
         ),
-        Part(
-            "faults",
-            "failing disks",
-            [pytest("tests/fault_injection", *depth(deep), workers=many)],
-            shorter,
-            waits=True,
-            again=OFTEN,
+        python(
+            "page", "the page in a browser", ["tests/page"], deep, CORES, again=ONCE, lane="beside"
         ),
+        python("faults", "failing disks", ["tests/fault_injection"], deep, many, lane="beside"),
         Part("asan", "C tests under AddressSanitizer and UBSan", [dev("asan")]),
         Part("kill-native", "the core killed at its killpoints", [dev("killpoints", "--core")]),
         Part(
             "kill",
             "the core killed at instructions, a sample",
-            [dev("kill", "--sample", *([] if deep else ["--share", "3"]))],
+            [dev("kill", "--sample", "--share", "2" if deep else "3")],
         ),
         unit(deep, "compute"),
         # They load the machine themselves, and the soak takes samples by the second.
@@ -192,8 +193,8 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
 
 
 def deep_parts(fuzzed: bool) -> list[Part]:
-    """The parts that only `tools/dev test --all` has; the longest first, so that two of them end
-    at about the same time."""
+    """The parts that only `tools/dev test --all` has; the longest first, so that those side by
+    side end at about the same time."""
     parts = [
         Part("packaging", "a wheel", [pytest("tests/packaging", workers=1)], again=ONCE),
         Part(
@@ -223,7 +224,7 @@ def deep_parts(fuzzed: bool) -> list[Part]:
 
 
 class Suite:
-    """Runs parts, two side by side."""
+    """Runs parts, three side by side."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # for printing, and for the two below
@@ -238,14 +239,14 @@ class Suite:
     def run(self, parts: Sequence[Part]) -> None:
         """Run all of them; KeyboardInterrupt ends those that are running."""
         self._run_suspects(parts)
-        computing, waiting, alone = (
+        computing, waiting, beside, alone = (
             deque(part for part in parts if part.lane == lane)
-            for lane in ("compute", "wait", "alone")
+            for lane in ("compute", "wait", "beside", "alone")
         )
-        # not the other way: two parts that wait have limits of others in them, and many workers
+        # not the other way: parts that wait have limits of others in them, and many workers
         lanes = [
             threading.Thread(target=self._run_lane, args=queues)
-            for queues in ((computing,), (waiting, computing))
+            for queues in ((computing,), (waiting, computing), (beside, computing))
         ]
         try:
             for thread in lanes:

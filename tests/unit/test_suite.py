@@ -129,15 +129,15 @@ def test_two_parts_that_compute_run_beside_each_other_when_none_waits(
     assert ran[-1] == "last"
 
 
-def test_two_parts_that_wait_never_run_beside_each_other(
+def test_no_more_than_two_parts_that_wait_run_beside_each_other(
     suite: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = set()
+    threads: dict[str, set[int]] = {"wait": set(), "beside": set()}
     monkeypatch.setattr(
-        suite.Suite, "_run_part", lambda self, part: threads.add(threading.get_ident())
+        suite.Suite, "_run_part", lambda self, part: threads[part.lane].add(threading.get_ident())
     )
-    suite.Suite().run([suite.Part(name, name, [], "wait") for name in "abcdef"])
-    assert len(threads) == 1
+    suite.Suite().run([suite.Part(name, name, [], lane) for name in "abcdef" for lane in threads])
+    assert [len(names) for names in threads.values()] == [1, 1]
 
 
 def test_the_line_of_a_part_has_the_seconds_that_its_processes_took(

@@ -86,7 +86,9 @@ static void print_row(const char *name, const count *c)
 
 static bool wanted(uint32_t i)
 {
-	return opt.operation ? !strcmp(opt.operation, operation_at(i)->name) : i % opt.share == 0;
+	/* Another phase, other operations. */
+	return opt.operation ? !strcmp(opt.operation, operation_at(i)->name)
+	                     : (i + how.phase) % opt.share == 0;
 }
 
 static int report(const count *counts)

@@ -22,7 +22,7 @@ from unit.model.supervisor import Supervisor
 
 LONG = os.environ.get("SHMQ_HYPOTHESIS") == "long"
 SETTINGS = settings(
-    max_examples=10_000 if LONG else 350,
+    max_examples=10_000 if LONG else 150,
     stateful_step_count=200 if LONG else 100,
     deadline=None,
     suppress_health_check=list(HealthCheck),
