@@ -138,6 +138,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             many,
             again=ONCE,
         ),
+        python("differ", "beside the original", ["tests/differ"], deep, CORES),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python(
             "nsqd",

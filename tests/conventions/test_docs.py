@@ -67,6 +67,8 @@ FOREIGN = {
     "--mutants",
     "--accept",
     "--plant",
+    "--programs",
+    "--seed",
     "--shm-size",
     "--hours",
     "--operation",

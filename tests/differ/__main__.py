@@ -1,0 +1,7 @@
+"""`python -m differ`: see `machine`."""
+
+import sys
+
+from differ.machine import main
+
+sys.exit(main())

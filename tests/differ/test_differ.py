@@ -1,0 +1,56 @@
+"""Random programs do the same on the original and on shmq: samples of `tools/dev differ`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from differ import differences, planted
+from differ.machine import Run
+
+SEED = "suite"
+#: Programs in `tools/dev test`, and in `--all`.
+FEW, MANY = 60, 600
+
+
+def differ(kind: str, programs: int, fault: str = "") -> list[str]:
+    run = Run(kind, SEED, fault)
+    run.run(programs)
+    assert run.done
+    return run.findings
+
+
+@pytest.mark.shallow
+def test_programs_of_the_standard_library_do_the_same() -> None:
+    assert not differ("stdlib", FEW)
+
+
+@pytest.mark.deep
+def test_many_programs_of_the_standard_library_do_the_same() -> None:
+    assert not differ("stdlib", MANY)
+
+
+@pytest.mark.parametrize("fault", planted.FAULTS)
+@pytest.mark.deep
+def test_a_planted_fault_is_found(fault: str) -> None:
+    assert differ("stdlib", 1000, fault)
+
+
+def test_a_difference_without_a_row_is_none_that_is_wanted(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- differ: some -->\n\n| a | b | c | d |\n|---|---|---|---|\n"
+        "| `Queue.put of *` | `None` | `TypeError` | because |\n| for readers | no | yes | so |\n"
+        "\n# Next\n\n| `*` | `*` | `*` | of no section |\n"
+    )
+    (row,) = differences.rows("some", page)
+    assert row.covers("Queue.put of lock", "None", "TypeError")
+    assert not row.covers("Queue.put of lock", "None", "ValueError")
+    assert not row.covers("Queue.get", "None", "TypeError")
+
+
+def test_a_row_without_a_reason_is_none(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- differ: some -->\n| `Queue.put` | `None` | `TypeError` |  |\n")
+    with pytest.raises(ValueError, match=r"page\.md:2"):
+        differences.rows("some", page)
