@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmq import _native, layout
-from shmq.arguments import number, whole
+from shmq.arguments import limit, whole
 from shmq.client import Producer, Results, requests
 from shmq.configurable import Configurable
 from shmq.errors import BadArgument, Gone
@@ -93,7 +93,7 @@ class Answers(Configurable):
         Raises TimeoutError, what `Producer.publish` raises, and what `producer` and `results` raise
         when they create the topic and the store of the replies.
         """
-        _check_timeout(timeout)
+        timeout = limit("timeout", timeout)
         began = time.monotonic()
         store, key = self._ask(topic, body, timeout, timeout)
         left = None if timeout is None else max(timeout - (time.monotonic() - began), 0)
@@ -102,7 +102,7 @@ class Answers(Configurable):
     async def request_async(self, topic: str, body: Buffer, timeout: float | None = None) -> bytes:
         """Like `request`, for asyncio: other tasks run while it waits for the reply. It raises Full
         at once if there is no room for the message."""
-        _check_timeout(timeout)
+        timeout = limit("timeout", timeout)
         store, key = self._ask(topic, body, timeout, 0)
         return await requests.receive_async(store, key, topic, timeout)
 
@@ -147,8 +147,3 @@ class Answers(Configurable):
                     name, max_keys, max_bytes, to_ns(REQUEST_SECONDS)
                 )
             )
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not number("timeout", timeout) >= 0:
-        raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")

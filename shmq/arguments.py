@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any, Final
 
 #: Seconds above which a wait is one without a limit: the system's clocks end a little later.
 LONGEST: Final = 1e9
+#: The largest id of a lease and number of bytes, and the largest count of messages.
+MOST: Final = (1 << 63) - 1
+MOST_NUMBER: Final = (1 << 32) - 1
 
 _ADVICE: Final = {
     True: "encode it first: text.encode()",
@@ -16,9 +20,12 @@ _ADVICE: Final = {
 
 
 def number(name: str, value: float) -> float:
-    """The value of an argument in seconds. Raises TypeError."""
+    """The value of an argument in seconds; a whole number that no float holds is infinite. Raises
+    TypeError."""
     try:
         return float(value + 0)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
     except TypeError:
         raise TypeError(f"{name} must be a number of seconds, not {value!r}") from None
 
@@ -31,17 +38,35 @@ def whole(name: str, value: int) -> int:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
 
 
-def counted(name: str, value: int, most: int) -> int:
-    """The value of an argument that counts from 1 to `most`. Raises TypeError and ValueError."""
-    if not 1 <= whole(name, value) <= most:
-        raise ValueError(f"{name} must be from 1 to {most}, not {value}")
+def counted(name: str, value: int, most: int = MOST, least: int = 1) -> int:
+    """The value of an argument that counts from `least` to `most`. Raises TypeError and
+    ValueError."""
+    if not least <= whole(name, value) <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, not {value}")
     return operator.index(value)
 
 
-def delay(name: str, value: float) -> float:
-    """The value of an argument that is a delay in seconds. Raises TypeError and ValueError."""
+def lease(name: str, value: int) -> int:
+    """The value of an argument that is the id of a lease; 0: of none. Raises TypeError and
+    ValueError."""
+    return counted(name, value, least=0)
+
+
+def reading(part: int, rows: int, max_bytes: int) -> tuple[int, int, int]:
+    """The arguments of a call that reads a part of a lease. rows, max_bytes: lowered to what any
+    batch has. Raises TypeError and ValueError."""
+    return (
+        counted("part", part, least=0, most=MOST_NUMBER),
+        min(counted("rows", rows), MOST_NUMBER),
+        counted("max_bytes", max_bytes),
+    )
+
+
+def delay(name: str, value: float, endless: bool = False) -> float:
+    """The value of an argument that is a delay in seconds. endless: it may be infinite. Raises
+    TypeError and ValueError."""
     seconds = number(name, value)
-    if not 0 <= seconds < float("inf"):
+    if not 0 <= seconds < math.inf and not (endless and seconds == math.inf):
         raise ValueError(f"{name} must be a number of seconds, 0 or more, not {value!r}")
     return seconds
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, ov
 
 from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
-from shmq.arguments import number, whole
+from shmq.arguments import counted, number, whole
 from shmq.attachment import Attachment, Kept, pauses
 from shmq.client import (
     Batch,
@@ -465,6 +465,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
         state.
         """
         check_name(topic, "topic")
+        n = counted("n", n, least=0)
         if channel is None:
             native, index, _ = self._existing_topic(topic)
             found = native.find_queue(index, None)

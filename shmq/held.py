@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from shmq import arguments
 from shmq.arguments import number, whole
 from shmq.configurable import Configurable
 from shmq.errors import BadArgument, NotInFlight
@@ -63,15 +64,17 @@ class Held(Configurable):
     def finish_lease(self, topic: str, channel: str, lease: int) -> int:
         """Finish a lease, whoever holds it. Returns the number of its messages. Raises LeaseLost
         if there is no such lease, and Gone if there is no such channel."""
+        id = arguments.lease("lease", lease)
         native, queue, serial = self._existing_queue(topic, channel)
-        return native.lease_end(queue, serial, lease, False)
+        return native.lease_end(queue, serial, id, False)
 
     def return_lease(self, topic: str, channel: str, lease: int) -> int:
         """Return a lease, whoever holds it: its messages go to the head of the channel. Returns
         their number. Raises LeaseLost if there is no such lease, and Gone if there is no such
         channel."""
+        id = arguments.lease("lease", lease)
         native, queue, serial = self._existing_queue(topic, channel)
-        return native.lease_end(queue, serial, lease, True)
+        return native.lease_end(queue, serial, id, True)
 
 
 def _message(id: str, pid: int | None) -> tuple[int, int]:

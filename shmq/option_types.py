@@ -89,7 +89,7 @@ class Option:
         if isinstance(value, str):
             return self.parse(value)
         if self.kind is Kind.DURATION and _is_number(value):
-            return self.check(value / 1000)
+            return self._within(_seconds(value) / 1000)
         if self.kind in (Kind.TEXT, Kind.WORD) and isinstance(value, int):
             # group = 990, tls_required = true
             return self.check(str(value).lower() if isinstance(value, bool) else str(value))
@@ -113,17 +113,22 @@ class Option:
         if self.kind is Kind.DURATION:
             if not _is_number(value):
                 raise OptionError(f"{self.name} must be seconds, not {value!r}")
-            value = float(value)
+            value = _seconds(value)
         elif isinstance(value, bool) or not hasattr(value, "__index__"):
             raise OptionError(f"{self.name} must be a whole number, not {value!r}")
         else:
             value = value.__index__()
+        return self._within(value)
+
+    def _within(self, value: float) -> Any:
+        """The value if it is within the bounds. Raises OptionError, which names them."""
         if (self.low is not None and value < self.low) or (
             self.high is not None and value > self.high
         ):
+            shown = str(value) if value in (math.inf, -math.inf) else self.show(value)
             raise OptionError(
                 f"{self.name} must be from {self.show(self.low)} to {self.show(self.high)}, "
-                f"not {self.show(value)}"
+                f"not {shown}"
             )
         return value
 
@@ -226,6 +231,14 @@ def _is_number(value: Any) -> bool:
         and not isinstance(value, bool)
         and (isinstance(value, int) or math.isfinite(value))
     )
+
+
+def _seconds(value: float) -> float:
+    """The value as a float; a whole number that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 # ---- durations ----

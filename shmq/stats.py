@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import layout, peek, sources
+from shmq.arguments import number
 from shmq.errors import Gone
 from shmq.layout import Array, ClientKind, ClientState
 from shmq.nsqd import NSQD_VERSION
@@ -136,8 +137,8 @@ class Latency:
     def percentile(self, quantile: float) -> float | None:
         """Return the seconds within which a share of the messages was finished; None if there were
         none. quantile: from 0 to 1, else raises ValueError."""
-        if not 0 <= quantile <= 1:
-            raise ValueError(f"a quantile is between 0 and 1, not {quantile}")
+        if not 0 <= number("quantile", quantile) <= 1:
+            raise ValueError(f"quantile must be from 0 to 1, not {quantile}")
         if not self.count:
             return None
         reached = np.searchsorted(np.cumsum(self.buckets), max(quantile * self.count, 1))

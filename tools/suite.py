@@ -139,6 +139,7 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
             again=ONCE,
         ),
         python("differ", "beside the original", ["tests/differ"], deep, CORES),
+        python("limits", "every limit, every way in", ["tests/limits"], deep, CORES),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python(
             "nsqd",

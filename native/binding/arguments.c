@@ -1,5 +1,6 @@
 #include "module.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -35,13 +36,12 @@ static int unsigned_parse(PyObject *value, const char *name, uint64_t most, uint
 		return -1;
 	*out = PyLong_AsUnsignedLongLong(number);
 	Py_DECREF(number);
-	if (*out == (uint64_t)-1 && PyErr_Occurred())
-		return -1;
-	if (*out > most) {
-		PyErr_Format(PyExc_OverflowError, "%s is too large: %llu", name, (unsigned long long)*out);
-		return -1;
-	}
-	return 0;
+	if ((*out != (uint64_t)-1 || !PyErr_Occurred()) && *out <= most)
+		return 0;
+	PyErr_Clear(); /* it names nothing */
+	PyErr_Format(PyExc_ValueError, "%s must be from 0 to %llu, not %R", name,
+	             (unsigned long long)most, value);
+	return -1;
 }
 
 static int text_parse(PyObject *value, const char *name, const char **out)
@@ -62,7 +62,7 @@ static int text_parse(PyObject *value, const char *name, const char **out)
 	return 0;
 }
 
-static int signed_parse(PyObject *value, const char *name, int64_t *out)
+int signed_parse(PyObject *value, const char *name, int64_t *out)
 {
 	PyObject *number = index_parse(value, name);
 
@@ -70,7 +70,12 @@ static int signed_parse(PyObject *value, const char *name, int64_t *out)
 		return -1;
 	*out = PyLong_AsLongLong(number);
 	Py_DECREF(number);
-	return *out == -1 && PyErr_Occurred() ? -1 : 0;
+	if (*out != -1 || !PyErr_Occurred())
+		return 0;
+	PyErr_Clear(); /* it names nothing */
+	PyErr_Format(PyExc_ValueError, "%s must be from %lld to %lld, not %R", name,
+	             (long long)INT64_MIN, (long long)INT64_MAX, value);
+	return -1;
 }
 
 static int holder_parse(PyObject *tuple, shmq_lease_holder *out)
@@ -126,6 +131,7 @@ PyObject *settings_tuple(const shmq_settings *s)
 static int argument_convert(const argument *a, PyObject *value)
 {
 	uint64_t number;
+	int64_t whole;
 	int truth;
 
 	switch (a->kind) {
@@ -136,8 +142,15 @@ static int argument_convert(const argument *a, PyObject *value)
 		*(bool *)a->out = truth > 0;
 		return truth < 0 ? -1 : 0;
 	case ARGUMENT_INT:
-		*(int *)a->out = (int)PyLong_AsLong(value);
-		return PyErr_Occurred() ? -1 : 0;
+		if (signed_parse(value, a->name, &whole) < 0)
+			return -1;
+		if (whole < INT_MIN || whole > INT_MAX) {
+			PyErr_Format(PyExc_ValueError, "%s must be from %d to %d, not %R", a->name, INT_MIN,
+			             INT_MAX, value);
+			return -1;
+		}
+		*(int *)a->out = (int)whole;
+		return 0;
 	case ARGUMENT_U32:
 		if (unsigned_parse(value, a->name, UINT32_MAX, &number) < 0)
 			return -1;
@@ -215,6 +228,16 @@ int arguments_parse(const char *function, const argument *expected, Py_ssize_t c
 	return 0;
 }
 
+/* Returns the sign of a number; 0 with an exception set. */
+static int number_sign(PyObject *value)
+{
+	PyObject *zero = PyLong_FromLong(0);
+	int less = zero ? PyObject_RichCompareBool(value, zero, Py_LT) : -1;
+
+	Py_XDECREF(zero);
+	return less < 0 ? 0 : less ? -1 : 1;
+}
+
 int seconds_parse(PyObject *value, const char *name, bool forever, int64_t *ns)
 {
 	double seconds;
@@ -224,6 +247,10 @@ int seconds_parse(PyObject *value, const char *name, bool forever, int64_t *ns)
 		return 0;
 	}
 	seconds = PyFloat_AsDouble(value);
+	if (seconds == -1.0 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+		PyErr_Clear(); /* a whole number that no double holds */
+		seconds = number_sign(value) < 0 ? -INFINITY : INFINITY;
+	}
 	if (seconds == -1.0 && PyErr_Occurred()) {
 		if (PyErr_ExceptionMatches(PyExc_TypeError))
 			PyErr_Format(PyExc_TypeError, "%s must be %sa number of seconds, not %R", name,

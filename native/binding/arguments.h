@@ -55,7 +55,7 @@ typedef struct argument {
 } argument;
 
 /* Parse positional and keyword arguments. The first `required` must be given; *out of the others
- * keeps its value if they are not. Returns 0, or -1 with TypeError, ValueError or OverflowError. */
+ * keeps its value if they are not. Returns 0, or -1 with TypeError or ValueError. */
 int arguments_parse(const char *function, const argument *expected, Py_ssize_t count,
                     Py_ssize_t required, PyObject *const *args, Py_ssize_t nargs,
                     PyObject *kwnames);
@@ -63,6 +63,8 @@ int arguments_parse(const char *function, const argument *expected, Py_ssize_t c
 	arguments_parse(function, (const argument[]){__VA_ARGS__},                                     \
 	                sizeof((const argument[]){__VA_ARGS__}) / sizeof(argument), required, args,    \
 	                nargs, kwnames)
+/* Convert a whole number. Returns 0, or -1 with TypeError or ValueError, which name it. */
+int signed_parse(PyObject *value, const char *name, int64_t *out);
 /* Convert seconds, 0 or more, to ns. None gives FOR_EVER if `forever`, else 0. */
 int seconds_parse(PyObject *value, const char *name, bool forever, int64_t *ns);
 /* Convert the tuple of settings that an argument of kind SETTINGS is: the fields in their order. */

@@ -130,7 +130,7 @@ static void bytes_release(bytes_like *it)
 		PyBuffer_Release(&it->view);
 }
 
-/* ttl: seconds, or None for never. Returns 0, or -1 with TypeError, ValueError or OverflowError. */
+/* ttl: seconds, or None for never. Returns 0, or -1 with TypeError or ValueError. */
 static int ttl_get(PyObject *ttl, int64_t *ns)
 {
 	*ns = INT64_MAX;
@@ -293,36 +293,22 @@ static METHOD(store, delete, (OBJECT, key), (OBJECT, value, Py_None))
 
 /* ---- numbers -------------------------------------------------------------------------------- */
 
-static int bound_get(PyObject *value, int64_t *out)
-{
-	PyObject *number;
-
-	if (value == Py_None)
-		return 0;
-	number = PyNumber_Index(value);
-	if (!number)
-		return -1;
-	*out = PyLong_AsLongLong(number);
-	Py_DECREF(number);
-	return *out == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 static METHOD(store, incr, (OBJECT, key),
-              (I64, by, 1)(OBJECT, least, Py_None)(OBJECT, most, Py_None)(OBJECT, ttl,
-                                                                          Py_None)(BOOL, renew,
-                                                                                   false))
+              (I64, by, 1)(I64_OR_NONE, least, INT64_MIN)(I64_OR_NONE, most,
+                                                          INT64_MAX)(OBJECT, ttl,
+                                                                     Py_None)(BOOL, renew, false))
 {
-	int64_t low = INT64_MIN, high = INT64_MAX, ns, value;
+	int64_t ns, value;
 	bytes_like k;
 	bool changed;
 	int status;
 
-	if (bound_get(least, &low) < 0 || bound_get(most, &high) < 0 || ttl_get(ttl, &ns) < 0 ||
-	    bytes_get(&k, key, "a key", true) < 0)
+	if (ttl_get(ttl, &ns) < 0 || bytes_get(&k, key, "a key", true) < 0)
 		return NULL;
 	STORE_CALL(self, status, CORE_CALL,
-	           shmq_store_incr(self->handle, &k.body, &(shmq_store_step){by, low, high, ns, renew},
-	                           until, &value, &changed));
+	           shmq_store_incr(self->handle, &k.body,
+	                           &(shmq_store_step){by, least, most, ns, renew}, until, &value,
+	                           &changed));
 	bytes_release(&k);
 	if (status != SHMQ_OK)
 		return store_raise(self, status, "count", key);

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from shmq import _native
+from shmq import _native, arguments
 from shmq.patience import Patience
 
 T = TypeVar("T")
@@ -59,8 +59,7 @@ async def take(
     `look` takes from the consumer without waiting; the caller has just tried it in vain.
     """
     loop = asyncio.get_running_loop()
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")
+    timeout = arguments.limit("timeout", timeout)
     deadline = None if timeout is None else loop.time() + timeout
     again = False
     while True:
@@ -86,8 +85,7 @@ async def publish(attempt: Callable[[], T], timeout: float | None) -> T:
     Full after them, and whatever else `attempt` raises.
     """
     loop = asyncio.get_running_loop()
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")
+    timeout = arguments.limit("timeout", timeout)
     deadline = None if timeout is None else loop.time() + timeout
     pause, patience = _FIRST_PAUSE, Patience()
     while True:

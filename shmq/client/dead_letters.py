@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shmq._native import BadArgument, Gone, ShmqError
+from shmq.arguments import counted, whole
 from shmq.names import check_name
 from shmq.settings import dead_topic
 
@@ -144,6 +145,7 @@ class DeadLetters:
     ) -> list[DeadLetter]:
         """Return up to n of the dead letters in memory, the oldest first, without taking them.
         Raises as `ls`."""
+        n = counted("n", n, least=0)
         chosen = self._filter(reason, error)
         try:
             seen = self._home.peek(self.topic, self._channel(), "ready", sys.maxsize)
@@ -201,7 +203,7 @@ class DeadLetters:
         act: Callable[[Consumer, Message], None],
     ) -> int:
         done = 0
-        if n is not None and n < 1:
+        if n is not None and whole("n", n) < 1:
             raise ValueError(f"n must be 1 or more, or None for all, not {n}")
         if not self._exists():
             return 0

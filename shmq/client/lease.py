@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from shmq import _native, leased
+from shmq import _native, arguments, leased
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.client.properties import unpack
 from shmq.errors import ShmqError
 from shmq.leased import READ_BYTES, READ_ROWS, Lease, keep_alive
+from shmq.option_types import to_ns
 
 if TYPE_CHECKING:
     from shmq.client.disk import Files
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 #: Largest number of parts that a lease can be split into.
 MOST_PARTS: Final = _native.CONSTANTS["LEASE_PARTS"]
 
-_NO_LIMIT: Final = (1 << 63) - 1
-_MOST_MESSAGES: Final = (1 << 32) - 1
-_LONG_NS: Final = 3600 * 10**9
 #: Attempts at leasing from disk while the supervisor may be moving the same records to memory.
 _TRIES: Final = 3
 
@@ -53,6 +51,8 @@ def read_lease(
 ) -> Iterator[LeasedBatch]:
     """Yield one part of a lease in batches. Raises LeaseLost as soon as the lease has ended; the
     batches before were valid."""
+    lease = arguments.lease("lease", lease)
+    part, rows, max_bytes = arguments.reading(part, rows, max_bytes)
 
     def look() -> tuple[int, ...]:
         return native.lease_open(queue, serial, lease, part)
@@ -69,6 +69,11 @@ def read_lease(
     if start != end:
         for count, found, blocks in files().read(start, end, rows, max_bytes, look, properties):
             yield LeasedBatch(count, *found, blocks)
+
+
+def _deadline(timeout: float) -> int:
+    """When a wait of so many seconds ends (CLOCK_MONOTONIC ns). Raises TypeError and ValueError."""
+    return _native.now() + to_ns(min(arguments.delay("timeout", timeout, True), arguments.LONGEST))
 
 
 @dataclass(frozen=True)
@@ -218,12 +223,13 @@ class LeaseHolder(metaclass=Shown):
 
         Raises ShmqError if 64 leases of the channel are open, ValueError for n or parts.
         """
-        if not 1 <= n <= _MOST_MESSAGES:
-            raise ValueError(f"n must be from 1 to {_MOST_MESSAGES}, not {n}")
-        if not 1 <= parts <= MOST_PARTS:
-            raise ValueError(f"parts must be from 1 to {MOST_PARTS}, not {parts}")
-        limit = _NO_LIMIT if max_bytes is None else max_bytes
-        deadline = _native.now() + min(int(timeout * 1e9), _LONG_NS) if timeout > 0 else 0
+        n = arguments.counted("n", n, arguments.MOST_NUMBER)
+        parts = arguments.counted("parts", parts, MOST_PARTS)
+        parent = arguments.lease("parent", parent)
+        limit = arguments.MOST
+        if max_bytes is not None:
+            limit = arguments.counted("max_bytes", max_bytes, least=0)
+        deadline = _deadline(timeout) if timeout != 0 else 0
         while True:
             found = self._take(n, limit, parts, parent)
             if found is not None:
@@ -244,8 +250,7 @@ class LeaseHolder(metaclass=Shown):
     def wait(self, timeout: float) -> bool:
         """Sleep until there may be something to lease, at most `timeout` seconds. Returns False if
         the time is over."""
-        deadline = _native.now() + min(int(timeout * 1e9), _LONG_NS)
-        return self._native.lease_wait(self._holder, deadline)
+        return self._native.lease_wait(self._holder, _deadline(timeout))
 
     def read_lease(
         self,
@@ -281,17 +286,18 @@ class LeaseHolder(metaclass=Shown):
         Raises LeaseLost if that lease is neither open nor finished: its messages went back to the
         channel, or the name was forgotten. The leases before it are finished all the same.
         """
-        return self._native.lease_finish(self._holder, through)
+        return self._native.lease_finish(self._holder, arguments.lease("through", through))
 
     def return_lease(self, lease: int) -> int:
         """Return a lease: its messages go to the head of the channel. Returns their number. Raises
         LeaseLost if there is no such lease."""
-        return self._native.lease_return(self._holder, lease)
+        return self._native.lease_return(self._holder, arguments.lease("lease", lease))
 
     def look(self, lease: int, replay: bool = False) -> Lease:
         """Return the open lease of this id. replay: add 1 to its `replays`. Raises LeaseLost if
         there is no such lease."""
-        return Lease(*self._native.lease_look(self._holder, lease, replay))
+        id = arguments.lease("lease", lease)
+        return Lease(*self._native.lease_look(self._holder, id, replay))
 
     def leases(self) -> list[Lease]:
         """Return the open leases of this name, the oldest first."""

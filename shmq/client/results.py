@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from shmq import _native
+from shmq import _native, arguments
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ class Results(_native.Store, metaclass=Shown):
         """Like `wait_any`, for asyncio: other tasks run meanwhile."""
         from shmq.client import results_aio
 
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout must be None or seconds from 0 on, not {timeout}")
+        timeout = arguments.limit("timeout", timeout)
         found = self.wait_any(keys, 0, delete)
         if found is not None or timeout == 0:
             return found

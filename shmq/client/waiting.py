@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
-from shmq import _native
+from shmq import _native, arguments
 
 if TYPE_CHECKING:
     from shmq.client.beacon import Beacon
@@ -53,6 +53,8 @@ class Waiting:
         limit; 0: do not wait). A call that is cancelled takes nothing. Raises Gone."""
         if self._rushes():
             await self._give_way()
+        if timeout is not None:
+            timeout = arguments.limit("timeout", timeout)
         message = self.take(0)
         if message is not None or timeout == 0:
             return message
@@ -64,6 +66,8 @@ class Waiting:
         takes nothing. Raises Gone."""
         if self._rushes():
             await self._give_way()
+        if timeout is not None:
+            timeout = arguments.limit("timeout", timeout)
         batch = self.take_many(n, 0)
         if batch or timeout == 0:
             return batch

@@ -23,7 +23,7 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 
 from shmq import greenlets, layout, objects, shm
-from shmq.arguments import whole
+from shmq.arguments import number, whole
 from shmq.broker import Broker
 from shmq.errors import BadArgument, Full, MessageTooBig, Rejected, ShmqError
 from shmq.names import check_name
@@ -106,7 +106,7 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"max_tasks_per_child must be 1 or more, not {max_tasks_per_child}")
         if not 1 <= whole("attempts", attempts) <= _MOST_ATTEMPTS:
             raise ValueError(f"attempts must be from 1 to {_MOST_ATTEMPTS}, not {attempts}")
-        if timeout is not None and not 0 < timeout < _LONGEST:
+        if timeout is not None and not 0 < number("timeout", timeout) < _LONGEST:
             raise ValueError(f"timeout must be None or more than 0 seconds, not {timeout}")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"initializer must be callable, not {initializer!r}")
@@ -448,6 +448,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"buffersize must be None, or 1 or more, not {buffersize}")
         if progress not in (None, "text"):
             raise ValueError(f'progress must be None or "text", not {progress!r}')
+        if timeout is not None:
+            timeout = number("timeout", timeout)
         calls = zip(*iterables, strict=False)
         from shmq.pool import mapping
 

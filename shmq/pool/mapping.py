@@ -32,8 +32,8 @@ def run(
     submitted before this returns."""
     end = None if timeout is None else time.monotonic() + timeout
     together = _TOGETHER if buffersize is None else 1
-    tasks = _submitted(executor, function, calls, chunksize, together)
-    begun = deque(itertools.islice(tasks, buffersize))
+    tasks = _submitted(executor, function, calls, min(chunksize, sys.maxsize), together)
+    begun = deque(itertools.islice(tasks, buffersize and min(buffersize, sys.maxsize)))
     outcomes = _outcomes(begun, tasks, end)
     if progress and sys.stderr.isatty():
         outcomes = _shown(outcomes, len(begun) if buffersize is None else None)

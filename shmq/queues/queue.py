@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import math
-import operator
 import os
 import queue
 import secrets
@@ -16,6 +15,7 @@ from multiprocessing import context
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
 from shmq import greenlets
+from shmq.arguments import number, whole
 from shmq.client import Message
 from shmq.errors import MessageTooBig, NotInFlight, ShutDown
 from shmq.names import check_name
@@ -72,7 +72,7 @@ class _Ends:
     def __init__(
         self, maxsize: int, broker: Broker | None, name: str | None, writable: bool = False
     ) -> None:
-        most = 0 if maxsize <= 0 else operator.index(maxsize)
+        most = max(whole("maxsize", maxsize), 0)
         topic = _unique() if name is None else check_name(name, "queue")
         delete_dropped()
         place = Place(tree.broker() if broker is None else broker, topic, name is not None)
@@ -147,7 +147,9 @@ class _Ends:
         already, or what is false."""
         if self._closed:
             _refuse(self._when_closed)
-        wait = 0.0 if not block else None if timeout is None else max(timeout, 0.0)
+        wait = 0.0 if not block else None
+        if block and timeout is not None:
+            wait = max(number("timeout", timeout), 0.0)
         packed = Packed(b"", *pickled[2:]) if pickled else pack(obj)
         writer = self._writer()
         if self._publish is _unopened:  # for the sake of greenlets
@@ -429,7 +431,7 @@ def _deadline(block: bool, timeout: float | None) -> float | None:
     Raises TypeError and ValueError for what is no number of seconds."""
     if timeout is None or not block:
         return None
-    deadline = float(time.monotonic() + timeout)
+    deadline = time.monotonic() + number("timeout", timeout)
     if math.isnan(deadline):
         raise ValueError("timeout must be a number of seconds, not NaN")
     return deadline

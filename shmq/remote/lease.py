@@ -18,7 +18,6 @@ from shmq.remote.reading import Reader
 if TYPE_CHECKING:
     from shmq.remote.rows import RemoteBatch
 
-_MOST_MESSAGES: Final = (1 << 32) - 1
 _MOST_PARTS: Final = 32
 #: Seconds for which a gateway waits at most in one request.
 _WAIT: Final = 20.0
@@ -62,7 +61,7 @@ class RemoteLeaseHolder:
         ttl, grace = times
         document: dict[str, Any] = {"name": name, "ttl": ttl, "grace": grace, "secret": secret}
         if resume is not None:
-            document["holder"] = _words(resume)
+            document["holder"] = _words(_checked(resume))
         if free:
             document["free"] = True
         answer = connections.ask("LHOLD", (topic, channel), document)
@@ -105,9 +104,12 @@ class RemoteLeaseHolder:
         is returned. Raises as the class says, ShmqError if 64 leases of the channel are open, and
         ValueError for n or parts.
         """
-        n = arguments.counted("n", n, _MOST_MESSAGES)
+        n = arguments.counted("n", n, arguments.MOST_NUMBER)
         parts = arguments.counted("parts", parts, _MOST_PARTS)
-        timeout = arguments.delay("timeout", timeout)
+        parent = arguments.lease("parent", parent)
+        if max_bytes is not None:
+            max_bytes = arguments.counted("max_bytes", max_bytes, least=0)
+        timeout = min(arguments.delay("timeout", timeout, True), arguments.LONGEST)
         wish: dict[str, Any] = {"n": n, "parts": parts, "parent": parent}
         if max_bytes is not None:
             wish["max_bytes"] = max_bytes
@@ -126,7 +128,8 @@ class RemoteLeaseHolder:
     def wait(self, timeout: float) -> bool:
         """Sleep until there may be something to lease, at most `timeout` seconds. Returns False if
         the time is over."""
-        end = time.monotonic() + arguments.delay("timeout", timeout)
+        seconds = min(arguments.delay("timeout", timeout, True), arguments.LONGEST)
+        end = time.monotonic() + seconds
         while True:
             left = min(max(end - time.monotonic(), 0.0), _WAIT)
             if self._ask("LWAIT", left, timeout=left)["ready"]:
@@ -157,17 +160,20 @@ class RemoteLeaseHolder:
         """Finish every open lease of this name up to the id `through`. Returns the number of their
         messages; 0 if they were finished before. Raises LeaseLost if that lease is neither open nor
         finished; the leases before it are finished all the same."""
+        through = arguments.lease("through", through)
         return int(self._ask("LFIN", through=through)["messages"])
 
     def return_lease(self, lease: int) -> int:
         """Return a lease: its messages go to the head of the channel. Returns their number. Raises
         LeaseLost if there is no such lease: also if the answer of a first try got lost."""
+        lease = arguments.lease("lease", lease)
         return int(self._ask("LRET", lease=lease)["messages"])
 
     def look(self, lease: int, replay: bool = False) -> Lease:
         """Return the open lease of this id. replay: add 1 to its `replays`; a repeated request may
         add more. Raises LeaseLost if there is no such lease."""
-        return _lease(self._ask("LLOOK", lease=lease, replay=replay)["lease"])
+        id = arguments.lease("lease", lease)
+        return _lease(self._ask("LLOOK", lease=id, replay=replay)["lease"])
 
     def leases(self) -> list[Lease]:
         """Return the open leases of this name, the oldest first."""
@@ -194,6 +200,15 @@ class RemoteLeaseHolder:
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.channel} on {self._connections.address}"
         return f"<shmq.RemoteLeaseHolder {self.name!r} of {where}>"
+
+
+def _checked(resume: tuple[int, int]) -> tuple[int, int]:
+    """The incarnation that a caller gives. Raises TypeError and ValueError."""
+    entry, bits = resume
+    whole = (arguments.whole("the first number of resume", entry), arguments.whole("resume", bits))
+    if not (0 <= whole[0] <= arguments.MOST_NUMBER and 0 <= whole[1] < 1 << 64):
+        raise ValueError(f"resume must be the incarnation of a holder, not {resume!r}")
+    return whole
 
 
 def _words(incarnation: tuple[int, int]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from shmq import arguments
 from shmq.errors import MemoryLost
 from shmq.leased import READ_BYTES, READ_ROWS
 from shmq.remote.connection import ERROR, Connection, Lost, document_of
@@ -35,14 +36,14 @@ class Reader:
     ) -> None:
         """channel: topic and channel. lease: its id and the part. identity: of the channel; None:
         the present one. mine: `holder` or `secret`, which prove that the lease may be read."""
-        if rows < 1 or max_bytes < 1:
-            raise ValueError(f"rows and max_bytes must be 1 or more, not {rows} and {max_bytes}")
+        lease = (arguments.lease("lease", lease[0]), lease[1])
+        part, rows, max_bytes = arguments.reading(lease[1], rows, max_bytes)
         self._connections = connections
         self._channel = channel
         self._tried = f"read part {lease[1]} of lease {lease[0]} of {'/'.join(channel)}"
         self._wish: dict[str, Any] = {
             "lease": lease[0],
-            "part": lease[1],
+            "part": part,
             "rows": min(rows, MOST_ROWS),
             "bytes": min(max_bytes, _FRAME),
             "credit": _CREDIT,

@@ -58,8 +58,7 @@ class Writer:
         self._secret = secret
 
     def _document(self, epoch: int) -> dict[str, Any]:
-        if not 0 <= epoch < 1 << 62:
-            raise ValueError(f"epoch must be from 0 to 2^62 - 1, not {epoch}")
+        epoch = arguments.counted("epoch", epoch, (1 << 62) - 1, least=0)
         return {"writer": self._key, "epoch": epoch, "secret": self._secret}
 
     def stage(self, epoch: int, bodies: Iterable[Any]) -> Staged | None:
