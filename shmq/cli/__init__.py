@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -114,10 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments is None:
             end(status)
         return status
+    # The default action of SIGPIPE would end `shmq stat | head` silently, but also a command whose
+    # server or client has gone: sockets of OpenSSL and of asyncio raise that signal.
+    status = _run(words)
     if arguments is None:
-        # in `shmq stat | head`, end silently when `head` has closed the pipe
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return _run(words)
+        _flush()
+    return status
 
 
 def _run(words: list[str]) -> int:
@@ -136,15 +137,27 @@ def _run(words: list[str]) -> int:
         return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        from shmq.cli.output import forget_output
+    except BrokenPipeError as exc:
+        from shmq.cli.output import forget_output, is_read
 
+        if is_read():
+            return _say(exc, ERROR)  # of a socket
         forget_output()
         return ERROR
     except NotRunning as exc:
         return _say(exc, NOT_RUNNING)
     except (ShmqError, OSError, ValueError) as exc:
         return _say(exc, ERROR)
+
+
+def _flush() -> None:
+    """Print what is left; the interpreter would complain if nobody reads it any more."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        from shmq.cli.output import forget_output
+
+        forget_output()
 
 
 def _say(exc: BaseException, status: int) -> int:

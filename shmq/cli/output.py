@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import sys
 import threading
 import time
@@ -114,6 +115,14 @@ def print_rows(titles: Sequence[str], rows: Sequence[Sequence[str]], indent: str
     """Print the lines of `format_rows`."""
     for line in format_rows(titles, rows, indent):
         say(line)
+
+
+def is_read() -> bool:
+    """Whether somebody still reads, or may read, the output and the errors of this process."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def forget_output() -> None:

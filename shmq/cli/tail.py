@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import select
-import signal
 import stat
 import sys
 import termios
@@ -170,8 +169,6 @@ def _follow(
     count: int | None,
     form: Callable[[Any], bytes],
 ) -> int:
-    # the default action would end the process between writing a message and finishing it
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with shmq.attach(instance) as broker:
         if channel is None:
             _spare_backlog(broker, topic)

@@ -32,7 +32,11 @@ Keep = Callable[[Any], Any]
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[str, str]:
     """Of 127.0.0.1, signed by itself, and its key."""
-    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    return tls_files(tmp_path, "cert")
+
+
+def tls_files(directory: Path, called: str) -> tuple[str, str]:
+    cert, key = str(directory / f"{called}-cert.pem"), str(directory / f"{called}-key.pem")
     name = ("-subj", "/CN=nats", "-addext", "subjectAltName=IP:127.0.0.1")
     words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     subprocess.run(
@@ -103,6 +107,44 @@ def test_tls_and_a_password(
     assert "certificate verify failed" in unknown.errors
     url = server.url.replace("nats:", "tls:")
     forwarded(forward, url, tmp_path, f"# mine\nuser = me\npassword=secret\nca = {cert}\n")
+
+
+def test_a_certificate_may_change_while_it_runs(
+    filled: shmq.Broker, forward: Forward, tmp_path: Path, keep: Keep
+) -> None:
+    """The server is started again with a certificate of another authority. The file of the login
+    names the new one by then; a server that it does not know gets nothing."""
+    made = [tls_files(tmp_path, name) for name in ("first", "second")]
+    cert, key, ca = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+
+    def use(files: tuple[str, str], known: tuple[str, str]) -> None:
+        for source, target in ((files[0], cert), (files[1], key), (known[0], ca)):
+            write_secret(target, Path(source).read_text())
+
+    use(made[0], made[0])
+    words = ("--user=me", "--pass=secret", f"--tlscert={cert}", f"--tlskey={key}", "--tls")
+    server = keep(NatsServer(tmp_path / "nats", *words))
+    write_secret(tmp_path / "login", f"user = me\npassword=secret\nca = {ca}\n")
+    login = f"--login={tmp_path / 'login'}"
+    url = server.url.replace("nats:", "tls:")
+    running = forward(f"{url}/S", "--create", login)
+    eventually(lambda: filled.stats().channel("t", "c").finished == 1)
+    server.kill()
+    use(made[1], made[1])
+    server.start_again()
+    publish(filled, 10, 1)
+    eventually(lambda: filled.stats().channel("t", "c").finished == 11, what=running.errors)
+    assert running.process.poll() is None
+    server.kill()
+    use(made[0], made[1])
+    server.start_again()
+    publish(filled, 10, 11)
+    assert running.wait() == 1
+    assert "certificate verify failed" in running.errors
+    assert filled.stats().channel("t", "c").finished == 11
+    use(made[0], made[0])
+    summary(forward(f"{url}/S", "--until-empty", login))
+    assert filled.stats().channel("t", "c").finished == 21
 
 
 def test_a_server_without_tls_is_refused_if_it_was_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import struct
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 from confluent_kafka import KafkaException
+from integration.test_no_room import mounted
+from support.deliveries import take_all
 from support.forwarding import publish, summary, wrong
 from support.hostile import Hostile, frame
 from support.processes import WATCHDOG, Child, eventually
@@ -285,6 +288,40 @@ def test_a_dead_topic_that_is_full_is_waited_for(
             message.finish()
     assert summary(second)["messages"] == 1
     assert found == bad
+    assert nats.bodies("SMALL", "small") == [b"good"]
+
+
+def test_a_full_disk_behind_the_dead_topic_is_waited_for(
+    serve: Serve, attach: Attach, nats: NatsServer, forward: Forward, data_path: Path
+) -> None:
+    """The dead topic has as much in memory as may be, and the disk takes nothing."""
+    server = serve(mem_queue_size=256, in_flight_slots=256, before=mounted(data_path, "4m"))
+    disk = Path(f"/proc/{server.pid}/root{data_path}")
+    broker = attach()
+    assert "error" not in nats.make("SMALL", "small", "shmq.SMALL.>", max_msg_size=3000)
+    broker.create_channel("t", "c")
+    broker.create_channel("t.c.dead", "dead")
+    dead = broker.dead("t", "c")
+    bad = [b"x" * 4000 + b"%d" % number for number in range(5)]
+    broker.producer("t").publish_many([*bad, b"good"])
+    filled = []
+    with open(disk / "ballast", "wb", 0) as ballast:
+        ballast.write(bytes(2 << 20))
+        producer = broker.producer(dead.topic)
+        with contextlib.suppress(shmq.Full):
+            while True:
+                producer.publish(b"%05d" % len(filled) + bytes(3000), timeout=2)
+                filled.append(len(filled))
+        running = forward(f"{nats.url}/SMALL?subject=small", "--refused=dead")
+        eventually(lambda: "t.c.dead" in running.errors, what=running.errors)
+        assert running.process.poll() is None
+        assert broker.stats().channel("t", "c").finished == 0
+        ballast.truncate(0)
+        eventually(lambda: broker.stats().channel("t", "c").finished == 6)
+    assert running.kill(signal.SIGTERM) == OK
+    bodies = take_all(broker, dead.topic, "dead").bodies
+    assert [body for body in bodies if body.startswith(b"x")] == bad
+    assert len(bodies) == len(filled) + 5
     assert nats.bodies("SMALL", "small") == [b"good"]
 
 
