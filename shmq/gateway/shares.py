@@ -179,9 +179,11 @@ def _beyond(what: str, mine: int, free: int, most: int, times: int) -> str:
     each that it leaves to others."""
     free -= most // _RESERVE
     if free <= 0:
+        raised = what == "topics" and most < constant("TOPICS")
         return (
             f"the {what} of clients are used up: {most // _RESERVE} of {most} are kept for "
             f"processes of this host; delete some that are not used"
+            f"{', or raise the option max_topics of the broker' if raised else ''}"
         )
     if mine >= max(times * free, _LEAST):
         return (
