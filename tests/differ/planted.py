@@ -8,6 +8,8 @@ import queue
 import threading
 from typing import Any
 
+from differ import nsqd
+
 import shmq
 from shmq.queues import queue as queues
 
@@ -74,8 +76,21 @@ def lock_inherited() -> None:
     shmq.Queue.put = locked  # type: ignore[method-assign]
 
 
+def smaller_limit() -> None:
+    """The server refuses messages that are as long as they may be."""
+    nsqd.FLAGS = (f"--max-msg-size={nsqd.LARGEST - 1}", *nsqd.FLAGS[1:])
+
+
 FAULTS = {
-    each.__name__: each for each in (stored_twice, starves, no_look, cut_in_silence, lock_inherited)
+    each.__name__: each
+    for each in (
+        stored_twice,
+        starves,
+        no_look,
+        cut_in_silence,
+        lock_inherited,
+        smaller_limit,
+    )
 }
 
 

@@ -50,6 +50,8 @@ class Actor:
     closed: set[int] = field(default_factory=set)
     handler: Step | None = None
     stopped: bool = False
+    wrote: dict[int, bool] = field(default_factory=dict)
+    """Queues into which it has put something; False: it has tried to."""
     told: dict[int, int] = field(default_factory=dict)
     stuck: set[int] = field(default_factory=set)
     """Threads that wait for ever on the original."""
@@ -185,6 +187,7 @@ class Model:
             if waits_there and not (queue.getter and queue.getter[1:] == (who, 0)):
                 raise Unfit
             self._add(index, item)
+            actor.wrote[index] = True
             if queue.lost:
                 raise Unfit
         elif what == "raise":
@@ -242,7 +245,9 @@ class Model:
             return "OSError" if queue.kind == SIMPLE else "ValueError"
         if queue.kind == SIMPLE and not (block and timeout is None):
             raise Unfit
+        self.actors[who].wrote.setdefault(index, False)
         if item in BAD:
+            self.actors[who].wrote[index] = True
             if queue.full or queue.putter:
                 raise Unfit
             if queue.kind == JOINABLE:
@@ -258,6 +263,7 @@ class Model:
                 self.actors[who].busy[thread] = index
                 return None
             return "Full"
+        self.actors[who].wrote[index] = True
         self._add(index, item)
         return "None"
 
@@ -301,7 +307,10 @@ class Model:
 
     def _empty_of(self, number: int, who: int, thread: int, index: int, *rest: Any) -> str:
         queue, closed = rest
-        if closed:
+        wrote = self.actors[who].wrote.get(index)
+        if closed and wrote is False:
+            raise Unfit  # each side has begun in its own way
+        if closed and (wrote or queue.kind == SIMPLE):
             return "OSError"
         return str(not queue.items)
 
@@ -320,6 +329,8 @@ class Model:
         queue = rest[0]
         if index in actor.busy.values():
             raise Unfit
+        if who and self.actors[0].wrote.get(index) is not None:
+            actor.wrote.setdefault(index, False)  # it was forked, perhaps after that
         actor.closed.add(index)
         if held := actor.held.pop(index, []):
             queue.lost = "close without task_done"

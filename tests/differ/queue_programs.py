@@ -267,7 +267,7 @@ def serve(lane: Any, queues: list[Any]) -> bool:
         index, *args = args
         lane.send("begins")
         result = tried(name, queues[index], args)
-        if name == "put":
+        if name in ("put", "close"):
             settle(queues[index])
         lane.send(result)
 

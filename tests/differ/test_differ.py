@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from differ import differences, planted
 from differ.machine import Run
+from support.external_programs import peer
 
 SEED = "suite"
 #: Programs in `tools/dev test`, and in `--all`.
@@ -30,10 +31,27 @@ def test_many_programs_of_the_standard_library_do_the_same() -> None:
     assert not differ("stdlib", MANY)
 
 
+@pytest.mark.peers
+@pytest.mark.shallow
+def test_programs_of_nsqds_clients_do_the_same() -> None:
+    peer("nsqd")
+    assert not differ("nsqd", FEW // 3)
+
+
+@pytest.mark.peers
+@pytest.mark.deep
+def test_many_programs_of_nsqds_clients_do_the_same() -> None:
+    peer("nsqd")
+    assert not differ("nsqd", MANY // 3)
+
+
 @pytest.mark.parametrize("fault", planted.FAULTS)
 @pytest.mark.deep
 def test_a_planted_fault_is_found(fault: str) -> None:
-    assert differ("stdlib", 1000, fault)
+    kind = "nsqd" if fault == "smaller_limit" else "stdlib"
+    if kind == "nsqd":
+        peer("nsqd")
+    assert differ(kind, 1000, fault)
 
 
 def test_a_difference_without_a_row_is_none_that_is_wanted(tmp_path: Path) -> None:
