@@ -137,34 +137,31 @@ def staged_by_instance(uid: int) -> dict[str, list[str]]:
     }
 
 
-def forget_staged(uid: int, instance: str | None = None) -> int:
-    """Remove what is staged for memory that has ended, because no commit is for other memory: the
-    rows that the gateways of instances keep for commits, those that applications staged which have
-    died, the notes of what such applications have read, and each directory with nothing else in it.
-    instance: of that one alone; None: of every instance of which nothing is left. Returns the
-    number of files of rows. Only what is in the user's own directory is removed, wherever a link in
-    it may lead."""
+def forget_staged(instance: str, uid: int) -> int:
+    """Remove the rows that the gateway of an instance keeps for commits, if nothing is left of its
+    memory, because no commit is for other memory. Remove also, of each instance of which nothing is
+    left, what applications staged that have died, the notes of what they have read, and directories
+    with nothing else in them. Returns the number of files of the instance's rows. Only what is in
+    the user's own directory is removed, wherever a link in it may lead."""
     count = 0
     with contextlib.suppress(OSError):
         for name, paths in _all_names(uid).items():
-            other = name.removesuffix(READS)
-            if instance is not None and other != instance:
-                continue
             for path in paths:
                 with contextlib.suppress(OSError):
-                    count += _forget(os.path.join(_BASE, path), name, other, uid)
+                    found = _forget(os.path.join(_BASE, path), name, instance, uid)
+                    count += found if name == instance else 0
     return count
 
 
-def _forget(path: str, name: str, other: str, uid: int) -> int:
-    """Remove what is staged in one directory for memory that has ended. other: the instance's name,
-    "" where those of many have one directory. Raises OSError if something has to stay."""
-    count = 0
+def _forget(path: str, name: str, instance: str, uid: int) -> int:
+    """Remove what is staged in one directory for memory that has ended. Returns the number of files
+    of rows. Raises OSError if it cannot be looked at."""
+    count, other = 0, name.removesuffix(READS)  # "" where those of many have one directory
     fd = os.open(path, _DIRECTORY)
     try:
         if os.fstat(fd).st_uid != uid:
             return 0
-        memories = _memories(fd)
+        memories = _memories(fd) if name == instance else []
         if other and os.path.lexists(f"{_BASE}/shmq.{other}"):
             return 0
         # An instance that is started from now on has other memory than those, and looks itself.

@@ -106,7 +106,7 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
     the messages in memory, write them to disk instead: `shmq serve --drain`.
     """
     found = survey(check_instance(instance))
-    if found is None and (staged := forget_staged(os.geteuid(), instance)):
+    if found is None and (staged := forget_staged(instance, os.geteuid())):
         return _removed_staged(as_json, instance, staged)
     if found is None:
         raise NotRunning(f"nothing of an instance {instance!r} is left in {shm.SHM_DIRECTORY}")
@@ -124,7 +124,7 @@ def rm(as_json: bool, yes: bool, instance: str) -> int:
         remove = removal.remove_orphans if found.state == "orphaned" else removal.remove_dead
         count = remove(instance)
         is_removed = own is not None and removal.remove_own_directory(own, found.uid)
-        staged = forget_staged(found.uid, instance)
+        staged = forget_staged(instance, found.uid)
     if as_json:
         print_json(
             {

@@ -37,7 +37,7 @@ def _staged(instances: Container[str]) -> Iterator[Finding]:
         for path in paths:
             text = f"{path} has {what} instance {name}, of which nothing is left"
             remedy = (
-                f"the next broker that this user starts removes what dead processes have left of "
+                "the next broker that this user starts removes what dead applications have left of "
                 f"it; if no Spark query goes on {does} that instance: rm -r {path}"
             )
             yield replace(problem("segments", text, remedy), instance=name)

@@ -114,7 +114,8 @@ class Supervisor:
         Raises ShmqError or OSError, with a sentence, if it cannot start.
         """
         with self._signals(), self._locked_data_path(), self._open_companions():
-            forget_staged(os.geteuid())  # what a killed one left, which may have filled /dev/shm
+            # what killed processes left may have filled /dev/shm
+            forget_staged(self._options.instance, os.geteuid())
             directory = startup.enter(self._options)
             try:
                 return self._live(directory)
@@ -403,7 +404,7 @@ class Supervisor:
         self._broker.detach()
         if owns_name():
             shm.unlink_instance(options.instance)
-            forget_staged(os.geteuid())
+            forget_staged(options.instance, os.geteuid())
             claims.forget_empty(self._data_path)
         if drops:
             import shutil  # slow to import

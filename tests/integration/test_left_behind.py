@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -30,6 +31,16 @@ Serve = Callable[..., Child]
 # ---- staged ----
 
 
+def put(place: StagingPlace, *names: str) -> None:
+    """Make files. A broker that starts meanwhile may remove the directory while it is empty, so the
+    first one is of a living process."""
+    while True:
+        with contextlib.suppress(FileNotFoundError), place.open() as here:
+            for name in names:
+                os.close(here.append(name))
+            return
+
+
 def test_the_next_start_removes_what_is_staged_for_memory_that_is_gone(
     serve: Serve,
     instance: str,
@@ -43,14 +54,14 @@ def test_the_next_start_removes_what_is_staged_for_memory_that_is_gone(
     )
     with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as ended:
         mine, dead = (f"{pid}-{procfs.start_time(pid)}" for pid in (os.getpid(), ended.pid))
-    with rows.open("gateway", "memory") as here:
-        os.close(here.create("some.rows"))
+    own = StagingPlace(instance, lambda: (bytes(32), "memory"))
+    put(rows, f"0a.2.{mine}.b.arrow", f"0a.1.{dead}.b.arrow")
+    put(notes, f"c.{mine}", f"a.{dead}", "lock.1")
     with rows.open() as here, notes.open() as read:
-        for name in (f"0a.1.{dead}.b.arrow", f"0a.2.{mine}.b.arrow"):
-            os.close(here.create(name))
-        for name in (f"a.{dead}", f"c.{mine}", "lock.1"):
-            os.close(read.create(name))
+        with own.open("gateway", "memory") as staged:
+            os.close(staged.create("some.rows"))
         serve()
+        eventually(lambda: not staged_paths(instance, os.geteuid()))
         eventually(lambda: here.names() == [f"0a.2.{mine}.b.arrow"])
         eventually(lambda: read.names() == [f"c.{mine}"])
         here.unlink(f"0a.2.{mine}.b.arrow")
@@ -87,9 +98,9 @@ def test_notes_of_reads_from_many_instances_end_with_their_application_after_a_d
     with subprocess.Popen([sys.executable], stdin=subprocess.PIPE) as ended:
         mine, dead = (f"{pid}-{procfs.start_time(pid)}" for pid in (os.getpid(), ended.pid))
     names = {f"old-{mine}.{dead}", f"young-{mine}.{dead}", f"old-{mine}.{mine}"}
+    put(place, f"old-{mine}.{mine}", *names)
     with place.open() as here:
         for name in names:
-            os.close(here.create(name))
             if name.startswith("old"):
                 os.utime(here.path / name, (0, 0))
         serve()
