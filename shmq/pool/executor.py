@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import math
 import multiprocessing
 import os
 import secrets
@@ -448,8 +449,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"buffersize must be None, or 1 or more, not {buffersize}")
         if progress not in (None, "text"):
             raise ValueError(f'progress must be None or "text", not {progress!r}')
-        if timeout is not None:
-            timeout = number("timeout", timeout)
+        if timeout is not None and math.isnan(timeout := number("timeout", timeout)):
+            raise ValueError("timeout must be None or a number of seconds, not NaN")
         calls = zip(*iterables, strict=False)
         from shmq.pool import mapping
 
