@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -74,6 +75,7 @@ class Connection:
         """heartbeat: seconds between two heartbeats; 0: none. wishes: more of IDENTIFY. Raises
         OSError, Unauthorized, and ShmqError if the server does not know leases."""
         self.closed = False
+        _open.add(self)
         self.peer = str(address)
         self._pid = os.getpid()
         self._held = bytearray()
@@ -359,11 +361,33 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.close()
 
+    def leave(self) -> None:
+        """In a forked child: close its descriptor, which would keep the parent's connection open
+        after the parent's end."""
+        self.closed = True
+        sock = getattr(self, "_sock", None)  # none: another thread of the parent was connecting
+        if sock is not None:
+            sock.close()
+
     def cut(self) -> None:
         """End the connection and leave its descriptor to the thread that reads. No lock is needed:
         below TLS this is one system call."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+
+#: The connections of this process.
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for connection in list(_open):
+        with contextlib.suppress(OSError):
+            connection.leave()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def is_heartbeat(data: memoryview) -> bool:
