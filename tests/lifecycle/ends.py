@@ -6,14 +6,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from lifecycle.handles import Row
 
 
 class Where(Enum):
-    """Who makes the end: the process, which goes on; the process, which ends with it; or the one
-    who looks, from outside."""
+    """The maker of the end: the process, which goes on; the process, which ends with it; or the
+    one who looks, from outside."""
 
     INSIDE = "inside"
     PROCESS = "process"
@@ -26,7 +27,7 @@ class Where(Enum):
 
 
 ENDS: dict[Where, tuple[str, ...]] = {
-    Where.INSIDE: ("close", "owner", "collected", "thread", "exception"),
+    Where.INSIDE: ("close", "owner", "collected", "thread", "exception", "second"),
     Where.PROCESS: (
         "returned",
         "raised",
@@ -35,6 +36,7 @@ ENDS: dict[Where, tuple[str, ...]] = {
         "fork_ends",
         "fork_closes",
         "fork_stays",
+        "killed_beside_fork",
         "replaced",
     ),
     Where.SIGNAL: ("sigterm", "sigkill"),
@@ -45,60 +47,79 @@ ENDS: dict[Where, tuple[str, ...]] = {
         "instance_stopped",
     ),
 }
-#: Only of the broker that rows share, which has a gateway.
-OF_THE_GATEWAY = "gateway_killed"
+
+
+def has(row: Row, end: str) -> bool:
+    """Whether the row has this end. Only the broker that rows share has a gateway; and only of
+    executors a second one that is made and closed must leave the first one as it is."""
+    if end == "second":
+        return "executor" in row.name
+    return not row.own or end != "gateway_killed"
 
 
 class Stays(NamedTuple):
-    """What may be more after these ends of these rows. It is gone when the process has ended and
-    another one has made such a handle."""
+    """Names that may be more after these ends of these rows. They are gone when the process has
+    ended and another one has made such a handle."""
 
     rows: Callable[[Row], bool]
     ends: tuple[str, ...]
     names: tuple[str, ...]
-    """How they begin."""
+    """Patterns."""
     why: str
 
 
 _UNCLOSED = ENDS[Where.PROCESS] + ENDS[Where.SIGNAL]
+_WITH_A_FORK = ("fork_stays", "killed_beside_fork")
 _ALIVE = ENDS[Where.INSIDE] + ENDS[Where.OUTSIDE]
 STAYS: tuple[Stays, ...] = (
     Stays(
         lambda row: row.name == "embedded_broker_on_disk",
         (*_UNCLOSED, "collected", "exception"),
-        (".local/state/shmq/embedded-N",),
+        (".local/state/shmq/embedded-N*",),
         "a broker that was not closed leaves its data path; the next embedded one removes it, "
         "unless it has messages",
     ),
     Stays(
         lambda row: row.tree,
-        (*_ALIVE, "fork_stays", "replaced"),
-        ("sem.shmq.tree", "shmq-memory-N", "shmq.tree-N", "supervisor"),
+        (*_ALIVE, *_WITH_A_FORK, "replaced"),
+        ("sem.shmq.tree-N.*", "shmq-memory-N", "shmq.tree-N", "shmq.tree-N:*", "supervisor"),
         "the instance of a tree of processes lives until the last of them ends; a process that "
         "becomes another program is the same",
     ),
     Stays(
         lambda row: "embedded" in row.name,
         ("replaced",),
-        ("sem.shmq.embedded-N", "shmq-memory-N", "shmq.embedded-N", "supervisor", "embedded-N"),
+        ("*shmq.embedded-N*", "shmq-memory-N", "supervisor", "embedded-N"),
         "the same, of an embedded broker",
     ),
     Stays(
-        lambda row: row.name == "executor_of_a_broker",
+        lambda row: "executor" in row.name,
         ("replaced",),
-        (sys.executable, "tasks/pool", "client 0 pins"),
-        "the same, of the workers of a durable pool, which go on with its tasks",
+        (f"{sys.executable} *", "tasks/pool", "client 0 pins*"),
+        "the same, of the workers of a pool",
     ),
     Stays(
-        lambda row: row.name in {"queue", "joinable_queue", "simple_queue"},
-        (*_ALIVE, "fork_stays"),
+        lambda row: "queue" in row.name,
+        ("owner", "thread"),
+        ("/dev/shm/shmq.*",),
+        "a process of root may drop its rights, so its queues keep descriptors while they live",
+    ),
+    Stays(
+        lambda row: row.tree and "queue" in row.name,
+        (*_ALIVE, *_WITH_A_FORK),
         ("shmq.tree-N.N",),
         "a closed queue keeps its items for others until its last object is collected",
     ),
     Stays(
+        lambda row: row.name == "private_queue_of_a_broker",
+        (*_ALIVE, *_WITH_A_FORK),
+        ("shmq.lifecycle.N", "queue-*"),
+        "the same, of a queue in a broker",
+    ),
+    Stays(
         lambda row: row.name == "wait_for_a_result",
-        ("collected", "exception"),
-        ("Thread", "client"),
+        ("collected", "thread", "exception", "second"),
+        ("Thread*", "client*"),
         "the thread that waits has the handle",
     ),
     Stays(
@@ -113,10 +134,13 @@ STAYS: tuple[Stays, ...] = (
 def stays(row: Row, end: str, name: str) -> bool:
     """Whether the table says that this is there after the end."""
     return any(
-        each.rows(row) and end in each.ends and name.startswith(each.names) for each in STAYS
+        each.rows(row)
+        and end in each.ends
+        and any(fnmatchcase(name, pattern) for pattern in each.names)
+        for each in STAYS
     )
 
 
 def alike(row: Row) -> tuple[bool, ...]:
     """Rows for which this is the same may be made and ended at the same time."""
-    return (row.own, *(each.rows(row) for each in STAYS))
+    return (row.own, has(row, "second"), *(each.rows(row) for each in STAYS))

@@ -1,7 +1,7 @@
 """The rows of the matrix: every public handle, made and used as a program would.
 
-Each makes what it covers in a process of its own (`holder`), and returns it with its owner. What it
-takes it holds: messages in flight, a lease, tasks that run, items that were got with `ack`.
+Each makes what it covers in a process of its own (`holder`), and returns it with its owner. It
+holds what it takes: messages in flight, a lease, tasks that run, items that were got with `ack`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Held:
     handle: Any
     owner: Any = None
     others: Any = None
-    """What else is to be alive as long as the handle."""
+    """Objects that are to be alive as long as the handle."""
     close: Callable[[], object] | None = None
     """How a program ends the handle; None: `close()`, or nothing if it has none."""
 
@@ -237,6 +237,16 @@ def queue_of_a_broker(site: Site) -> Held:
     owner = attached(site)
     made = shmq.Queue(broker=owner, name="items")
     made.put(1)
+    assert made.get() == 1
+    return Held(made, owner)
+
+
+@handle(shmq.Queue)
+def private_queue_of_a_broker(site: Site) -> Held:
+    owner = attached(site)
+    made = shmq.Queue(broker=owner)
+    made.put(1)
+    made.put(2)
     assert made.get() == 1
     return Held(made, owner)
 

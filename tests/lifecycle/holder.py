@@ -22,8 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from lifecycle import plants
-from lifecycle.ends import Where
+from lifecycle.ends import Where, stays
 from lifecycle.handles import ROWS, Held, Site
 
 import shmq
@@ -57,7 +56,7 @@ def own() -> dict[str, list[str]]:
 
 
 def more(some: list[str], others: list[str]) -> list[str]:
-    """What is in `some` and not, or not as often, in `others`."""
+    """The names in `some` that are not, or not as often, in `others`."""
     rest, found = list(others), []
     for each in some:
         if each in rest:
@@ -91,7 +90,7 @@ class Holder:
             for end in self._ends:
                 before = own()
                 getattr(self, end)()
-                self._tell(before)
+                self._tell(end, before)
         elif where is Where.OUTSIDE:
             for _ in self._ends:
                 held = self._make()
@@ -108,7 +107,7 @@ class Holder:
         os._exit(0)
 
     def _show(self) -> None:
-        """Make the handle to be seen. What stays for good is there later."""
+        """Make the handle to be seen. Later all is there that stays for good."""
         heard()
         held = self._make()
         say("made")
@@ -122,12 +121,22 @@ class Holder:
         say("ready")
         heard()
 
-    def _tell(self, before: dict[str, list[str]]) -> None:
+    def _may(self, end: str, name: str) -> bool:
+        return stays(self._row, end, name)
+
+    def _tell(self, end: str, before: dict[str, list[str]]) -> None:
         """Say what is left, when it has settled or after a while."""
         until = time.monotonic() + SETTLES
         while True:
             now = own()
-            left = {what: more(now[what], before[what]) for what in now}
+            left = {
+                what: [
+                    name
+                    for name in more(now[what], before[what])
+                    if not stays(self._row, end, name)
+                ]
+                for what in now
+            }
             if not any(left.values()) or time.monotonic() > until:
                 break
             time.sleep(0.02)
@@ -177,6 +186,15 @@ class Holder:
 
         with contextlib.suppress(ValueError):
             fails()
+
+    def second(self) -> None:
+        """Another one of its kind is made and closed; this one still works."""
+        held = self._make()
+        self._ready()
+        other = self._make()
+        close(other)
+        assert held.handle.submit(len, "abc").result() == 3
+        close(held)
 
     # ---- ends of the process ----
 
@@ -248,6 +266,13 @@ class Holder:
             signal.pause()
         self.held = held
 
+    def killed_beside_fork(self, held: Held) -> None:
+        """A child is forked and outlives this process, which is killed."""
+        if not os.fork():
+            say("stays", os.getpid())
+            signal.pause()
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def replaced(self, held: Held) -> None:
         say("stays", os.getpid())
         os.execv("/bin/sleep", ["sleep", "1000"])
@@ -287,7 +312,6 @@ def started() -> list[str]:
 def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    plants.plant()
     row, ends, *place = started()
     Holder(row, ends.split(), Site(*place)).run()
 

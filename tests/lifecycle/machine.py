@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from lifecycle.ends import ENDS, OF_THE_GATEWAY, Where, alike, stays
+from lifecycle.ends import ENDS, Where, alike, has, stays
 from lifecycle.handles import ROWS, SECONDS, Row, prime
 from lifecycle.holder import REQUESTS, more
 from support import processes
@@ -36,7 +36,6 @@ import shmq
 from shmq import homes, peek, shm, sources, stats
 
 INSTANCE = "lifecycle"
-PATIENCE = processes.WATCHDOG / 2
 OPTIONS = {"msg_timeout": "60s"}
 ALL_ENDS = [end for ends in ENDS.values() for end in ends]
 
@@ -45,7 +44,7 @@ Left = dict[str, list[str]]  # by what: names that are gone (-) and more (+)
 
 
 class Found(NamedTuple):
-    """What differs after these ends of these rows: while the process lives, and after it."""
+    """The differences after these ends of these rows: while the process lives, and after it."""
 
     rows: list[str]
     ends: list[str]
@@ -112,7 +111,9 @@ class Holder:
 class Machine:
     """One instance, and what is made of it."""
 
-    def __init__(self, directory: Path, modules: Sequence[str]) -> None:
+    def __init__(self, directory: Path, modules: Sequence[str], patience: float) -> None:
+        """patience: seconds that something may take to be given back."""
+        self.patience = patience
         # orphans become children of this process, and are reaped by it
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         self.data_path = directory / "data"
@@ -167,7 +168,7 @@ class Machine:
     # ---- looking ----
 
     def census(self) -> Census:
-        """What there is."""
+        """All that there is."""
         found: Census = {"shared memory": sorted(map(_kind, os.listdir("/dev/shm")))}
         for name, path in self.homes.items():
             found[name] = sorted(_kind(str(each.relative_to(path))) for each in path.rglob("*"))
@@ -254,9 +255,9 @@ class Machine:
         return sorted(found)
 
     def settled(self, before: Census, end: str = "") -> Left:
-        """What differs from before and is not to stay after this end (none: when its processes are
-        gone), when nothing does or after a while."""
-        until = time.monotonic() + PATIENCE
+        """The differences from before that are not to stay after this end (none: when its
+        processes are gone), when there are none or after a while."""
+        until = time.monotonic() + self.patience
         while True:
             different: Left = {}
             if not end:  # as the next start of an embedded broker does
@@ -294,7 +295,9 @@ class Machine:
                 took = time.monotonic() - began
                 names = f"{' '.join(together)}: {' '.join(row.name for row in some)}"
                 print(f"{names} ... {took:.1f} s", file=sys.stderr, flush=True)
-                if found:
+                if found and len(some) == len(together) == 1:
+                    yield found
+                elif found:
                     yield from self.smallest(found)
 
     def smallest(self, found: Found) -> Iterator[Found]:
@@ -366,7 +369,7 @@ class Machine:
         holder.said("ready")
         eventually(  # a process that is being started blocks some for a moment
             lambda: not any(_blocked(each.pid) for each in _with_children(holder.pid)),
-            PATIENCE,
+            self.patience,
             f"no process of {holder.row.name} blocks signals",
         )
 
@@ -382,16 +385,14 @@ class Machine:
         for holder in holders:
             if where in (Where.INSIDE, Where.OUTSIDE):
                 for what, names in json.loads(holder.said("ended")).items():
-                    new = [f"+{name}" for name in names if not stays(holder.row, end, name)]
-                    if new:
-                        left[f"{what} of {holder.row.name}"] = new
+                    left[f"{what} of {holder.row.name}"] = [f"+{name}" for name in names]
                 continue
-            if end in ("fork_stays", "replaced"):
+            if end in STAYING:
                 staying.append(int(holder.said("stays")))
                 self.alive.add(staying[-1])
             if end != "replaced":
                 status = holder.wait()
-                if status != WORDS_OF_ENDS.get(end, 0):
+                if status != STATUS.get(end, 0):
                     left[f"exit status of {holder.row.name}"] = [str(status)]
         return left | self.settled(before, end)
 
@@ -442,12 +443,20 @@ class Machine:
         self.server.close()
 
 
+#: Ends after which a process stays.
+STAYING = ("fork_stays", "killed_beside_fork", "replaced")
 #: Exit statuses other than 0.
-WORDS_OF_ENDS = {"raised": 1, "sigterm": -signal.SIGTERM, "sigkill": -signal.SIGKILL}
+STATUS = {
+    "killed_beside_fork": -signal.SIGKILL,
+    "raised": 1,
+    "sigterm": -signal.SIGTERM,
+    "sigkill": -signal.SIGKILL,
+}
 
 
 def _together(row: Row, ends: Sequence[str]) -> Iterator[list[str]]:
     """The ends that one process of a row may have, one after the other."""
+    ends = [end for end in ends if has(row, end)]
     inside = [end for end in ends if Where.of(end) is Where.INSIDE]
     outside = [end for end in ends if Where.of(end) is Where.OUTSIDE]
     if inside:
@@ -455,8 +464,6 @@ def _together(row: Row, ends: Sequence[str]) -> Iterator[list[str]]:
     if outside and not row.own:
         yield outside
     for end in ends:
-        if row.own and end == OF_THE_GATEWAY:
-            continue
         if end not in inside and (row.own or end not in outside):
             yield [end]
 
@@ -498,10 +505,11 @@ def main() -> None:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--ends", nargs="+", default=ALL_ENDS)
     parser.add_argument("--modules", nargs="+", default=[])
+    parser.add_argument("--patience", type=float, default=processes.WATCHDOG / 2)
     words = parser.parse_args()
     for module in words.modules:
         importlib.import_module(module)
-    machine = Machine(words.directory, words.modules)
+    machine = Machine(words.directory, words.modules, words.patience)
     for found in machine.run([ROWS[name] for name in words.rows or ROWS], words.ends):
         print(json.dumps(found._asdict()), flush=True)
     machine.close()
