@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -187,6 +188,25 @@ class Attachment:
     def _lock(self) -> threading.Lock:
         """One lock per process: a thread of the parent may have held the parent's at the fork."""
         return self._locks.setdefault(_native.fork_generation(), threading.Lock())
+
+
+@functools.cache
+def leave_threads() -> None:
+    """At the end of the interpreter print nothing of daemon threads that still wait for something:
+    they end with the process, as those that wait for anything else. Call it after what ends the
+    attachment there was registered, because the last that was registered runs first."""
+    atexit.register(_be_quiet)
+
+
+def _be_quiet() -> None:
+    shown = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        waited = issubclass(args.exc_type, Gone) and args.thread is not None and args.thread.daemon
+        if not waited:
+            shown(args)
+
+    threading.excepthook = hook
 
 
 def _is_forbidden(exc: ShmqError) -> bool:

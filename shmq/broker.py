@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, ov
 from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
 from shmq.arguments import counted, number, whole
-from shmq.attachment import Attachment, Kept, pauses
+from shmq.attachment import Attachment, Kept, leave_threads, pauses
 from shmq.client import (
     Batch,
     Consumer,
@@ -169,6 +169,7 @@ class Broker(Answers, Held, Lessor, metaclass=Shown):
         # At the interpreter's end the messages in flight go back at once. A supervisor of ours
         # sees that its parent ended, and ends after the last client.
         weakref.finalize(self, self._attachment.abandon)
+        leave_threads()
         if server is not None:
             server.watch()
             weakref.finalize(self, server.abandon).atexit = False

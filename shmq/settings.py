@@ -13,14 +13,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypedDict
+from typing import Any, Final, Literal, Self, TypedDict, get_args
 
 from shmq.errors import BadArgument, BadName
 from shmq.names import EPHEMERAL, MAX_NAME_BYTES, check_name, valid_name
 from shmq.option_types import format_duration, parse_duration, to_ns
 
+Overflow = Literal["disk", "block", "reject", "drop-oldest", "drop-newest"]
 #: The words of `overflow`, by their numbers in the core.
-OVERFLOWS: Final = ("disk", "block", "reject", "drop-oldest", "drop-newest")
+OVERFLOWS: Final[tuple[Overflow, ...]] = get_args(Overflow)
 
 #: Bits of `flags` in the core.
 _EXPIRED_TO_DEAD: Final = 1
@@ -41,7 +42,7 @@ class SettingWords(TypedDict, total=False):
 
     max_messages: int | None
     max_bytes: int | str | None
-    overflow: str
+    overflow: Overflow
     message_ttl: float | str | None
     max_attempts: int | None
     retry_delay: float | str | tuple[float, float] | None

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from shmq import shm
 from shmq.client import Message
 from shmq.objects import LARGE, unseal
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _UNSET: Final = object()
 #: Parts of /dev/shm; after one of them its room is looked at again.
@@ -46,7 +55,7 @@ class _Room:
 _room = _Room()
 
 
-class Item:
+class Item(Generic[T]):
     """An item of a queue that was got with `ack=True`. It comes back if this process dies before
     `done()` is called.
 
@@ -64,12 +73,13 @@ class Item:
         self._value: Any = _UNSET
 
     @property
-    def value(self) -> Any:
+    def value(self) -> T:
         """The object that was put. It is made at the first use, which raises what unpickling
         raises."""
         if self._value is _UNSET:
             self._value = value_of(self._message, self._writable)
-        return self._value
+        found: T = self._value
+        return found
 
     @property
     def attempts(self) -> int:
@@ -85,7 +95,7 @@ class Item:
         """Give the item back to the queue, behind those that wait. Raises as `done`."""
         self._message.requeue()
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> T:
         try:
             return self.value
         except BaseException:

@@ -64,7 +64,7 @@ class Place:
         self._broker = self._kept = None
         self._home, self.topic, self._hold = state
         if getattr(multiprocessing.current_process(), "_inheriting", False):
-            with contextlib.suppress(ShmqError):
+            with contextlib.suppress(OSError, ShmqError):
                 self._keep()  # this process was started with it, and is root until it says so
 
     # ---- making it ----
@@ -90,7 +90,7 @@ class Place:
         """Keep what is needed to use the queue after this process, or a child that it forks, has
         become another user."""
         if os.geteuid() == 0:
-            with contextlib.suppress(FileNotFoundError, Gone):  # it was deleted just now
+            with contextlib.suppress(OSError, Gone):  # it was deleted just now; no file is left
                 self._kept = self.broker.keep(self._found()[1])
 
     def producer(self) -> Producer:

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import context
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NoReturn, Self, overload
 
 from shmq import greenlets
 from shmq.arguments import number, whole
@@ -22,7 +22,7 @@ from shmq.names import check_name
 from shmq.objects import Packed, loads_sealed, pack, publish, spare
 from shmq.queues import tree
 from shmq.queues.hold import delete_dropped
-from shmq.queues.item import Item, value_of
+from shmq.queues.item import Item, T, value_of
 from shmq.queues.mine import Mine
 from shmq.queues.place import Place
 from shmq.seal import refuse
@@ -197,7 +197,7 @@ class _Ends:
         return value_of(body, self._writable, view)
 
 
-class SimpleQueue(_Ends):
+class SimpleQueue(_Ends, Generic[T]):
     """A queue with the methods of `multiprocessing.SimpleQueue`, in shared memory: `put`, `get`,
     `empty` and `close`. `Queue` says what holds for all queues of shmq. After `close` they raise
     OSError.
@@ -210,23 +210,23 @@ class SimpleQueue(_Ends):
     def __init__(self, *, broker: Broker | None = None, name: str | None = None) -> None:
         super().__init__(0, broker, name)
 
-    def put(self, obj: object) -> None:
+    def put(self, obj: T) -> None:
         """Put an object into the queue; when the call returns any process may get it. It waits only
         while memory is full. Raises what pickling raises, OSError after `close`, and Gone."""
         done = self._publish(spare, obj)
         if done is not True:
             self._put(obj, done, True, None)
 
-    def get(self) -> Any:
+    def get(self) -> T:
         """Remove and return the next item; wait until there is one. Raises OSError after `close`,
         and Gone."""
         body = self._take(_SLICE)
         if type(body) is bytes:
-            return loads_sealed(body)
-        return self._received(body, True, None)
+            return loads_sealed(body)  # type: ignore[no-any-return]
+        return self._received(body, True, None)  # type: ignore[no-any-return]
 
 
-class Queue(_Ends):
+class Queue(_Ends, Generic[T]):
     """A queue with the methods of `multiprocessing.Queue`, in shared memory.
 
     maxsize: how many items may wait in the queue; 0: as many as memory holds. `put` waits for room,
@@ -267,7 +267,7 @@ class Queue(_Ends):
 
     # ---- items ----
 
-    def put(self, obj: object, block: bool = True, timeout: float | None = None) -> None:
+    def put(self, obj: T, block: bool = True, timeout: float | None = None) -> None:
         """Put an object into the queue; when the call returns any process may get it.
 
         block: wait while the queue is full. timeout: for so many seconds at most; None: no limit.
@@ -285,9 +285,24 @@ class Queue(_Ends):
                 raise ShutDown(f"put into {self!r}: it was shut down") from None
             raise
 
-    def put_nowait(self, obj: object) -> None:
+    def put_nowait(self, obj: T) -> None:
         """Like `put(obj, block=False)`."""
         self.put(obj, False)
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: Literal[False] = False
+    ) -> T: ...
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: Literal[True]
+    ) -> Item[T]: ...
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: bool
+    ) -> T | Item[T]: ...
 
     def get(self, block: bool = True, timeout: float | None = None, *, ack: bool = False) -> Any:
         """Remove and return the next item.
@@ -306,12 +321,12 @@ class Queue(_Ends):
             return loads_sealed(body)
         return self._received(body, block, timeout)
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> T:
         """Like `get(block=False)`."""
         return self.get(False)
 
     @contextlib.contextmanager
-    def item(self, timeout: float | None = None) -> Iterator[Any]:
+    def item(self, timeout: float | None = None) -> Iterator[T]:
         """A context manager that gets the next item and yields it: `with queue.item() as job:`.
 
         At the end of the block the item is done. If the block raises, it goes back to the queue,
@@ -376,7 +391,7 @@ class Queue(_Ends):
         """Do nothing: there is no thread that could delay the end of this process."""
 
 
-class JoinableQueue(Queue):
+class JoinableQueue(Queue[T]):
     """A Queue that knows which items are done, with the methods of `multiprocessing.JoinableQueue`.
 
     An item that was got stays the queue's until the same process has called `task_done` for it. If
@@ -393,6 +408,21 @@ class JoinableQueue(Queue):
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never made
             self._mine.finish()
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: Literal[False] = False
+    ) -> T: ...
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: Literal[True]
+    ) -> Item[T]: ...
+
+    @overload
+    def get(
+        self, block: bool = True, timeout: float | None = None, *, ack: bool
+    ) -> T | Item[T]: ...
 
     def get(self, block: bool = True, timeout: float | None = None, *, ack: bool = False) -> Any:
         """Return the next item; call `task_done` when the work on it is complete. With ack, call

@@ -9,7 +9,6 @@ shared memory then, and calls of children that live on raise `Gone`.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import mmap
@@ -107,21 +106,7 @@ def _started() -> Broker:
     made = Broker.owned(instance, **_sizes())
     _config()[_KEY] = instance
     util.Finalize(None, made.close, exitpriority=_AFTER_CHILDREN)
-    atexit.register(_leave_threads)  # it runs before `made.close`, and before the attachment ends
     return made
-
-
-def _leave_threads() -> None:
-    """Print nothing of daemon threads that still wait for something: they end with the process, as
-    those that wait for anything else."""
-    shown = threading.excepthook
-
-    def hook(args: threading.ExceptHookArgs) -> None:
-        waited = issubclass(args.exc_type, Gone) and args.thread is not None and args.thread.daemon
-        if not waited:
-            shown(args)
-
-    threading.excepthook = hook
 
 
 def _sizes() -> Keywords:

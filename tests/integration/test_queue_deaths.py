@@ -58,5 +58,8 @@ def test_the_death_of_the_root_ends_every_wait(
     assert not left_of(instance)
 
 
-def test_daemon_threads_that_wait_end_in_silence(queue_program: Callable[..., Child]) -> None:
-    finish(queue_program("leave_daemon_threads", "fork"))
+@pytest.mark.parametrize("method", METHODS)
+def test_daemon_threads_that_wait_end_in_silence(
+    queue_program: Callable[..., Child], method: str
+) -> None:
+    finish(queue_program("leave_daemon_threads", method))

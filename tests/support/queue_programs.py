@@ -355,10 +355,19 @@ def drop_in_parent(context: BaseContext) -> None:
     say("broker", tree.broker().instance)
 
 
+def wait_in_a_thread(made: shmq.Queue, instance: str) -> None:
+    consumer = shmq.attach(instance).consumer("t", "c")
+    for call in (made.get, consumer.take):
+        threading.Thread(target=call, daemon=True).start()
+    made.put("they wait")
+
+
 @program
 def leave_daemon_threads(context: BaseContext) -> None:
-    """The program ends while daemon threads wait; nothing is printed."""
+    """The program and a child end while daemon threads wait; nothing is printed."""
     made = shmq.Queue()
+    worker = start(context, wait_in_a_thread, made, tree.broker().instance)
+    worker.join()
     for _ in range(3):
         threading.Thread(target=made.get, daemon=True).start()
     array = np.ones(50_000)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import array
 import mmap
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 
@@ -98,3 +99,22 @@ def looking(broker: shmq.Broker) -> None:
         broker.producer("t").publish(b"x", timeout=0)
     except (shmq.Full, shmq.OptionError, shmq.BadArgument) as exc:
         assert_type(exc, shmq.Full | shmq.OptionError | shmq.BadArgument)
+
+
+def queues(broker: shmq.Broker, plain: shmq.Queue, simple: shmq.SimpleQueue[str]) -> None:
+    anything = shmq.Queue(3)
+    anything.put(1)
+    assert_type(anything.get(), Any)
+    assert_type(plain.get(timeout=1), Any)
+    assert_type(simple.get(), str)
+    numbers: shmq.Queue[int] = shmq.Queue(name="numbers", broker=broker)
+    assert_type(numbers.get(), int)
+    assert_type(numbers.get(True, 1.0), int)
+    assert_type(numbers.get_nowait(), int)
+    assert_type(numbers.get(ack=True).value, int)
+    with numbers.item() as item, numbers.get(ack=True) as another:
+        assert_type(item + another, int)
+    jobs = shmq.JoinableQueue[tuple[int, str]](writable=True)
+    assert_type(jobs.get(), tuple[int, str])
+    multiprocessing.Process(target=queues, args=(broker, numbers, simple))
+    broker.configure("t", "c", max_messages=5, overflow="drop-oldest")

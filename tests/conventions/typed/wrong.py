@@ -57,3 +57,13 @@ def opening(broker: shmq.Broker) -> None:
     broker.lease_holder("t", "c", "n", ttl="5")  # wrong: arg-type
     print(broker.stats().channel("t", "c").dept)  # wrong: attr-defined
     print(np.zeros(5) + broker.channel_depth("t", "c"))
+
+
+def queues(broker: shmq.Broker) -> None:
+    numbers: shmq.Queue[int] = shmq.Queue()
+    numbers.put("x")  # wrong: arg-type
+    numbers.get().upper()  # wrong: attr-defined
+    numbers.get(ack=True).value.upper()  # wrong: attr-defined
+    shmq.JoinableQueue[int]().put(b"x")  # wrong: arg-type
+    shmq.Queue("3")  # wrong: arg-type
+    broker.configure("t", "c", overflow="blok")  # wrong: arg-type
