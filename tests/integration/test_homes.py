@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -194,7 +195,7 @@ def _waiting_for_locks(pid: int) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without an entry")
 def test_a_user_without_an_entry_and_a_home_has_temporary_files(
-    tmp_path: Path, child: Callable[..., Child]
+    child: Callable[..., Child],
 ) -> None:
     def become_nobody(path: str) -> None:
         import tempfile
@@ -205,15 +206,14 @@ def test_a_user_without_an_entry_and_a_home_has_temporary_files(
             os.environ.pop(name, None)
         tempfile.tempdir = path
         os.chmod(path, 0o777)
-        os.chdir(path)  # those above are for their owner alone
-        tempfile.tempdir = "."
         os.setgid(54321)
         os.setuid(54321)
         with homes.opened("x") as made:
             say("parent", homes.parent(), oct(made.stat().st_mode))
         homes.remove(made)
-        say("left", os.listdir("."))
+        say("left", os.listdir(path))
 
-    nobody = child(become_nobody, str(tmp_path))
-    assert nobody.said("parent") == "parent None 0o40700"
-    assert nobody.said("left") == "left []"
+    with tempfile.TemporaryDirectory() as path:  # others may pass through those above it
+        nobody = child(become_nobody, path)
+        assert nobody.said("parent") == "parent None 0o40700"
+        assert nobody.said("left") == "left []"
