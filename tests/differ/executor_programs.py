@@ -327,7 +327,7 @@ class Model:
         return "opened"
 
     def _map(self, name: str, count: int, chunk: int) -> str:
-        return "RuntimeError" if self.shut and count else mapped(name, count)
+        return "RuntimeError" if self.shut and count else mapped(name, count, chunk)
 
     def _wait(self) -> str:
         if self.closed:
@@ -358,11 +358,11 @@ def plan(program: dict[str, Any]) -> list[tuple[int, str, str]]:
     return found
 
 
-def mapped(name: str, count: int) -> str:
+def mapped(name: str, count: int, chunk: int) -> str:
     values = []
     for number in range(count):
         if name == "odd" and number == 7:
-            return f"{values} ValueError"
+            return f"{values[: number - number % chunk]} ValueError"
         values.append(MAPPED[name](number))
     return str(values)
 

@@ -247,7 +247,7 @@ class Model:
             raise Unfit
         self.actors[who].wrote.setdefault(index, False)
         if item in BAD:
-            self.actors[who].wrote[index] = True
+            self.actors[who].wrote[index] = False
             if queue.full or queue.putter:
                 raise Unfit
             if queue.kind == JOINABLE:
