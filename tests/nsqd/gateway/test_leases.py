@@ -360,7 +360,8 @@ def test_leases_outlive_the_supervisor_and_not_the_memory(start: Start) -> None:
         server = start(flag, again=server)
         assert remote.ended
         assert remote.stage("t", "w", 2, [b"row"])
-        assert len(os.listdir(folder)) == 1
+        (place,) = staged_paths(server.instance, os.geteuid())
+        assert len(os.listdir(Path(place, "gateway"))) == 1
         for call in (
             lambda: holder.finish_lease(lease.id),
             lambda: next(holder.read_lease(lease.id)),
