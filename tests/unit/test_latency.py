@@ -32,7 +32,7 @@ def test_a_percentile_is_within_a_bucket_of_the_exact_one(share: float) -> None:
 def test_without_messages_there_is_no_percentile() -> None:
     empty = Latency(0, 0, 0, np.zeros(layout.constant("LATENCY_BUCKETS"), np.uint64))
     assert empty.percentile(0.5) is None
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="from 0 to 1"):
         empty.percentile(99)
 
 
