@@ -67,10 +67,11 @@ def session(site: Site) -> Any:
     """A connection of the TCP protocol."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(WATCHDOG)
-    sock.connect(site.tcp)
-    sock.sendall(b"  V2")
     client = Client(sock)
     try:
+        sock.connect(site.tcp)
+        with contextlib.suppress(BrokenPipeError):  # a gateway with too many has closed it at once
+            sock.sendall(b"  V2")
         yield client
     finally:
         client.close()
@@ -79,9 +80,12 @@ def session(site: Site) -> Any:
 def said(client: Client, data: bytes) -> bytes:
     """The answer OK, or another response. Raises Refused."""
     try:
-        answer = client.ask(data)
-    except (BrokenPipeError, ConnectionResetError):  # it has read enough
-        answer = client.frame()
+        try:
+            answer = client.ask(data)
+        except (BrokenPipeError, ConnectionResetError):  # it has read enough
+            answer = client.frame()
+    except ConnectionResetError:
+        answer = None
     if answer is None:
         raise Refused("the connection ended without a word")
     if answer[0] == 1:
