@@ -94,13 +94,17 @@ class Place:
                 self._kept = self.broker.keep(self._found()[1])
 
     def producer(self) -> Producer:
-        """A producer of this process, which alone may publish here."""
+        """A producer of this process, which alone may publish here. Raises Gone if the queue was
+        deleted: a producer of a broker would make a topic that is no queue."""
+        self._found()
         made = self.broker.producer(self.topic)
         made.seal()
         return made
 
     def consumer(self) -> Consumer:
-        """A consumer of this process, without a limit of number or time."""
+        """A consumer of this process, without a limit of number or time. Raises Gone as
+        `producer`."""
+        self._found()
         return self.broker.consumer(self.topic, CHANNEL, _ALL, None)
 
     # ---- looking at it ----

@@ -72,7 +72,7 @@ class _Ends:
     def __init__(
         self, maxsize: int, broker: Broker | None, name: str | None, writable: bool = False
     ) -> None:
-        most = max(whole("maxsize", maxsize), 0)
+        most = 0 if _is_none(maxsize) else whole("maxsize", maxsize)
         topic = _unique() if name is None else check_name(name, "queue")
         delete_dropped()
         place = Place(tree.broker() if broker is None else broker, topic, name is not None)
@@ -465,6 +465,14 @@ def _deadline(block: bool, timeout: float | None) -> float | None:
     if math.isnan(deadline):
         raise ValueError("timeout must be a number of seconds, not NaN")
     return deadline
+
+
+def _is_none(maxsize: int) -> bool:
+    """Whether this is no limit, as 0 and all that is less is for `multiprocessing` too."""
+    try:
+        return maxsize <= 0
+    except TypeError:
+        return False
 
 
 def _unique() -> str:

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "producers, consumers (any Python process, Spark's workers too) ": "a picture",
     "pip install .": "needs a network; `tools/dev setup` installs it the same way",
     "tools/dev setup ": "the test is run by it",
+    "tools/dev test tests/limits": "the suite runs it",
     "native/include/ ": "a map",
     "_native <- errors": "a map",
     "directory  /shmq.<instance> ": "a picture",

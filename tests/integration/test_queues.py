@@ -432,12 +432,12 @@ def test_task_done_takes_the_items_of_other_threads_last(make: Callable[..., Any
 
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_the_end_of_a_queue_in_a_process_finishes_what_get_returned(
-    make: Callable[..., Any], end: str
+    module_broker: shmq.Broker, end: str
 ) -> None:
-    made = make(0, "JoinableQueue")
+    made = shmq.JoinableQueue(broker=module_broker, name=f"end-{end}")
     for item in ("got", "held"):
         made.put(item)
-    other = shmq.JoinableQueue(broker=made._place.broker, name=made.name)
+    other = shmq.JoinableQueue(broker=module_broker, name=made.name)
     assert made.get() == "got"
     held = made.get(ack=True)
     assert held.value == "held"
@@ -451,6 +451,23 @@ def test_the_end_of_a_queue_in_a_process_finishes_what_get_returned(
     other.task_done()
     other.join()
     assert other.empty()
+
+
+def test_who_has_only_the_name_of_a_queue_does_not_make_it_again(
+    make: Callable[..., Any], module_broker: shmq.Broker
+) -> None:
+    made = make()
+    made.put("left")
+    by_name = [shmq.Queue(broker=module_broker, name=made.name) for _ in range(2)]
+    name = made.name
+    del made
+    gc.collect()
+    eventually(lambda: name not in [topic.name for topic in module_broker.stats().topics])
+    with pytest.raises(shmq.Gone):
+        by_name[0].get(timeout=WATCHDOG)
+    with pytest.raises(shmq.Gone):
+        by_name[1].put(1)
+    assert name not in [topic.name for topic in module_broker.stats().topics]
 
 
 # ---- shutdown ----
