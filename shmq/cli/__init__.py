@@ -116,9 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The default action of SIGPIPE would end `shmq stat | head` silently, but also a command whose
     # server or client has gone: sockets of OpenSSL and of asyncio raise that signal.
     status = _run(words)
-    if arguments is None:
-        _flush()
-    return status
+    return _flushed(status) if arguments is None else status
 
 
 def _run(words: list[str]) -> int:
@@ -150,14 +148,20 @@ def _run(words: list[str]) -> int:
         return _say(exc, ERROR)
 
 
-def _flush() -> None:
-    """Print what is left; the interpreter would complain if nobody reads it any more."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        from shmq.cli.output import forget_output
+def _flushed(status: int) -> int:
+    """Print what is left, which the interpreter would do with a traceback if it fails. Returns the
+    exit status of the command that ended with `status`."""
+    from shmq.cli.output import forget_output
 
+    try:
+        if sys.stdout is not None:  # as in `shmq ls >&-`
+            sys.stdout.flush()
+    except BrokenPipeError:
         forget_output()
+    except OSError as exc:  # a full disk
+        forget_output()
+        return _say(exc, ERROR)
+    return status
 
 
 def _say(exc: BaseException, status: int) -> int:

@@ -121,7 +121,8 @@ def is_read() -> bool:
     """Whether somebody still reads, or may read, the output and the errors of this process."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
-        poll.register(stream.fileno(), 0)
+        if stream is not None:  # as in `shmq ls >&-`
+            poll.register(stream.fileno(), 0)
     return not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 

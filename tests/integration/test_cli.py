@@ -284,6 +284,14 @@ def test_a_live_table_ends_with_ctrl_c_and_when_its_reader_goes(
     assert len(documents(counted)) == 3
 
 
+@pytest.mark.parametrize(("output", "status"), [(">&-", "0"), ("> /dev/full", "1")])
+def test_an_output_that_cannot_be_written_is_no_traceback(output: str, status: str) -> None:
+    program = f"{sys.executable} -m shmq --help {output}; echo $? >&2"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == status
+
+
 def test_pub_waits_for_room_or_says_that_there_is_none(
     serve: Serve, attach: Attach, instance: str
 ) -> None:
