@@ -363,6 +363,6 @@ def left_out(settings: Settings, where: str, lease: int, why: str) -> None:
     if settings.failOnDataLoss:
         raise DataLoss(
             f'{text}; to go on without it: .option("failOnDataLoss", "false"). Messages of a '
-            "lease that ran out are in the channel again"
+            "lease that ran out (leaseTtl) are in the channel again"
         )
     _log.warning("%s; going on without it", text)

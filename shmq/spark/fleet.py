@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from shmq.errors import MemoryLost
 from shmq.spark.chain import Offset
-from shmq.spark.hosts import UNREACHABLE, Directory, Host, HostAway, NoLookupd, probe
+from shmq.spark.hosts import UNREACHABLE, Directory, Host, HostAway, NoLookupd, probe, said
 from shmq.spark.options import Settings
 
 _log = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ class Fleet:
         if not away:
             return
         policy, settings = self._settings.onMissingHost, self._settings
-        each = "; ".join(f"{address}: {error}" for address, error in sorted(away.items()))
+        each = "; ".join(f"{address}: {said(error)}" for address, error in sorted(away.items()))
         channel = f"{settings.topic}/{settings.channel}"
         if policy != "fail" and (new := away.keys() - self._told):
             self._told |= new

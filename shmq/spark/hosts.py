@@ -102,6 +102,11 @@ class Place:
         )
 
 
+def said(error: Exception) -> str:
+    """What a client's error says, with the option of a query in place of the client's argument."""
+    return str(error).replace("raise timeout", "raise hostTimeout")
+
+
 def dial(place: Place) -> Any:
     """A new connection to a gateway. Raises as `shmq.connect`, and OSError for the certificates."""
     tls: bool | ssl.SSLContext | None = None

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark import TaskContext
 
-from shmq.spark.hosts import UNREACHABLE, HostAway, Place, remote_at
+from shmq.spark.hosts import UNREACHABLE, HostAway, Place, remote_at, said
 from shmq.spark.options import Settings
 from shmq.spark.staging import bodies_of
 
@@ -165,7 +165,7 @@ def _short(key: str) -> str:
 def _away(settings: Settings, addresses: Sequence[str], error: Exception, tried: str) -> HostAway:
     return HostAway(
         f"{tried} to {settings.topic}: {', '.join(addresses)} of {len(settings.instances)} "
-        f"instances did not answer ({error}). Run the write again when they answer; "
+        f"instances did not answer ({said(error)}). Run the write again when they answer; "
         '.option("onMissingHost", "wait") waits for them. Where the rows are published already '
         "they are not published again"
     )

@@ -248,9 +248,9 @@ class ManyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait(self, hosts: Mapping[str, Host], consumer: str) -> None:
         """Wait for messages for pollTimeout, on one instance after the other."""
         if not hosts:
-            time.sleep(self._settings.pollTimeout or 0)
+            time.sleep(self._settings.pollTimeout)
         for key, host in hosts.items():
-            seconds = (self._settings.pollTimeout or 0) / len(hosts)
+            seconds = self._settings.pollTimeout / len(hosts)
 
             def wait(host: Host, seconds: float = seconds) -> bool:
                 return host.chain.adopt(consumer).wait(seconds)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shmq.arguments import LONGEST, MOST, MOST_NUMBER
 from shmq.leased import checked_secret
 from shmq.names import check_instance, check_name
 from shmq.remote.address import Address
@@ -21,6 +22,10 @@ _DEFAULT_COLUMNS: Final = "id,timestamp,attempts,body"
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+#: The word `never` means nothing for this option.
+_NO_WORD: Final = object()
+#: The largest version of a write, which marks of writers have room for.
+_VERSIONS: Final = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
@@ -50,39 +55,58 @@ def _flag(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _count(text: str) -> int:
-    if not 1 <= int(text) < 1 << 32:
-        raise ValueError("must be from 1 to 2^32 - 1")
-    return int(text)
+@dataclass(frozen=True)
+class Whole:
+    """Parses a whole number from low to high."""
+
+    low: int
+    high: int = MOST
+
+    def __call__(self, text: str) -> int:
+        found = re.fullmatch(r"\s*(-?[0-9]{1,20})\s*", text)
+        if not found or not self.low <= int(found[1]) <= self.high:
+            raise ValueError(f"must be a whole number from {self.low} to {self.high}")
+        return int(found[1])
 
 
-def _from_zero(text: str) -> int:
-    if int(text) < 0:
-        raise ValueError("must be 0 or more")
-    return int(text)
+@dataclass(frozen=True)
+class Size:
+    """Parses a number of bytes, 1 or more."""
+
+    high: int = MOST
+
+    def __call__(self, text: str) -> int:
+        found = re.fullmatch(r"\s*([0-9]{1,20})\s*([kmg]?)(?:i?b)?\s*", text.lower())
+        size = int(found[1]) * _SIZES[found[2]] if found else 0
+        if not 0 < size <= self.high:
+            raise ValueError(f"must be a size such as 65536, 512k, 64m, from 1 to {self.high}")
+        return size
 
 
-def _seconds(text: str) -> float | None:
-    if text.strip().lower() == "never":
-        return None
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|m|h)?\s*", text.lower())
-    if not found:
-        raise ValueError("must be a duration such as 500ms, 30s, 10m, or never")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+@dataclass(frozen=True)
+class Seconds:
+    """Parses a duration. never: what the word `never` stands for, if it may be written."""
+
+    low: float = 0.0
+    never: Any = _NO_WORD
+    high: float = LONGEST
+
+    def __call__(self, text: str) -> Any:
+        if text.strip().lower() == "never" and self.never is not _NO_WORD:
+            return self.never
+        found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(ms|s|m|h)?\s*", text.lower())
+        seconds = float(found[1]) * _UNITS[found[2] or "s"] if found else -1.0
+        if not self.low <= seconds <= self.high:
+            never = "" if self.never is _NO_WORD else ", or never"
+            raise ValueError(
+                f"must be a duration such as 500ms, 30s, 10m, from {_shown(self.low)} to "
+                f"{_shown(self.high)}{never}"
+            )
+        return seconds
 
 
-def _limited(text: str) -> float:
-    seconds = _seconds(text)
-    if not seconds:
-        raise ValueError("must be a duration above 0 such as 500ms, 30s, 10m")
-    return seconds
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]+)\s*([kmg]?)(?:i?b)?\s*", text.lower())
-    if not found or not int(found[1]):
-        raise ValueError("must be a size such as 65536, 512k, 64m")
-    return int(found[1]) * _SIZES[found[2]]
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f}ms" if 0 < seconds < 1 else f"{seconds:.0f}s"
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -161,7 +185,7 @@ OPTIONS: Final = (
     SparkOption(
         "hostTimeout",
         10.0,
-        _limited,
+        Seconds(0.001),
         "how long one of many instances may take for an answer until it counts as missing",
         is_listed=False,
     ),
@@ -251,14 +275,14 @@ OPTIONS: Final = (
     SparkOption(
         "numPartitions",
         min(os.cpu_count() or 1, 32),
-        _count,
+        Whole(1, MOST_NUMBER),
         "partitions of a batch, at most 32",
         "read",
     ),
     SparkOption(
         "minPartitionRows",
         1000,
-        _count,
+        Whole(1, MOST_NUMBER),
         "rows below which a batch is not split further",
         "read",
         is_listed=False,
@@ -266,21 +290,21 @@ OPTIONS: Final = (
     SparkOption(
         "maxMessagesPerTrigger",
         1_000_000,
-        _count,
+        Whole(1, MOST_NUMBER),
         "messages of a micro-batch, or of one batch read, at most",
         "read",
     ),
     SparkOption(
         "maxBytesPerTrigger",
         256 << 20,
-        _bytes,
+        Size(),
         "bytes of bodies of the same, at most",
         "read",
     ),
     SparkOption(
         "minMessagesPerTrigger",
         0,
-        _from_zero,
+        Whole(0),
         "wait for this number of messages...",
         "stream",
         is_listed=False,
@@ -288,7 +312,7 @@ OPTIONS: Final = (
     SparkOption(
         "maxTriggerDelay",
         1.0,
-        _seconds,
+        Seconds(never=LONGEST),
         "...but not longer than this",
         "stream",
         is_listed=False,
@@ -296,7 +320,7 @@ OPTIONS: Final = (
     SparkOption(
         "pollTimeout",
         0.1,
-        _seconds,
+        Seconds(),
         "how long an idle query waits for messages at a time",
         "stream",
         is_listed=False,
@@ -304,7 +328,7 @@ OPTIONS: Final = (
     SparkOption(
         "leaseTtl",
         600.0,
-        _seconds,
+        Seconds(0.001, never=None),
         "time after the end of the driver, or without a sign of life of it, after which what it "
         "holds goes back to the channel",
         "read",
@@ -312,7 +336,7 @@ OPTIONS: Final = (
     SparkOption(
         "restartGrace",
         None,
-        _seconds,
+        Seconds(0.001, never=LONGEST),
         "the same after the driver's process ended; else leaseTtl; not for many instances",
         "read",
         is_listed=False,
@@ -320,7 +344,7 @@ OPTIONS: Final = (
     SparkOption(
         "maxReplays",
         0,
-        _from_zero,
+        Whole(0),
         "plan a micro-batch at most this number of times, then fail; 0: no limit",
         "stream",
         is_listed=False,
@@ -361,7 +385,7 @@ OPTIONS: Final = (
     SparkOption(
         "txnVersion",
         None,
-        _from_zero,
+        Whole(0, _VERSIONS),
         "number of a batch write under txnAppId; if it is the last one that was written, the write "
         "is skipped; below that it is an error",
         "write",
@@ -384,7 +408,7 @@ OPTIONS: Final = (
     SparkOption(
         "timeout",
         60.0,
-        _seconds,
+        Seconds(never=None),
         "how long a write waits for room in the broker",
         "write",
     ),

@@ -56,7 +56,7 @@ class Patience:
             return True
         now = time.monotonic()
         self._short_since = self._short_since or now
-        if now - self._short_since < (settings.maxTriggerDelay or 0):
+        if now - self._short_since < settings.maxTriggerDelay:
             time.sleep(min(0.01, settings.pollTimeout or 0.01))
             return False
         self._short_since = None
@@ -221,7 +221,7 @@ class ShmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _enough(self, holder: LeaseHolder) -> bool:
         """Wait for messages for pollTimeout. Returns True if there are enough to take, or few for
         long enough."""
-        if not holder.wait(self._settings.pollTimeout or 0):
+        if not holder.wait(self._settings.pollTimeout):
             return False
         return self._patience.over(self._chain.waiting())
 

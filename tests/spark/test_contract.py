@@ -390,7 +390,6 @@ def test_a_batch_may_wait_for_more_messages(broker: shmq.Broker) -> None:
     query = Query(broker, minMessagesPerTrigger=3, maxTriggerDelay="never")
     start = query.begin()
     soon = Query(broker, consumer="r", minMessagesPerTrigger=3, maxTriggerDelay="0s")
-    query.reader._settings._values["maxTriggerDelay"] = 1e9
     assert query.latest(start) == start
     publish(broker, 2, 3)
     end = query.latest(start)
@@ -610,4 +609,4 @@ def test_options_are_parsed() -> None:
     given = {"topic": "t", "LEASETTL": "10m", "maxbytespertrigger": "64MB", "restartGrace": "never"}
     settings = Settings({**given, "path": "x", "pollTimeout": "50ms"})
     assert (settings.leaseTtl, settings.maxBytesPerTrigger) == (600.0, 64 << 20)
-    assert (settings.restartGrace, settings.pollTimeout) == (None, 0.05)
+    assert (settings.restartGrace, settings.pollTimeout) == (1e9, 0.05)
