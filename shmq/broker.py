@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, Unpack, ov
 
 from shmq import _native, layout, ownership, shm
 from shmq.answers import Answers
-from shmq.arguments import counted, number, whole
+from shmq.arguments import LONGEST, counted, delay, number, whole
 from shmq.attachment import Attachment, Kept, leave_threads, pauses
 from shmq.client import (
     Batch,
@@ -564,12 +564,11 @@ def attach(
     Raises NotRunning, TooManyClients, LayoutMismatch, BadName, ShmqError (with the remedy) if the
     shared memory belongs to another user, and ValueError if there is no user `owner`.
     """
-    if not number("timeout", timeout) >= 0:
-        raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+    seconds = min(delay("timeout", timeout, endless=True), LONGEST)
     if owner is not None:
         ownership.uid_of(owner)
     name = check_instance(instance or shm.default_instance())
-    return _attach_within(timeout, name, owner=owner)
+    return _attach_within(seconds, name, owner=owner)
 
 
 def _rejoin(instance: str, owner: str | int | None) -> Broker:

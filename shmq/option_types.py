@@ -212,13 +212,15 @@ class Option:
             except ValueError:
                 raise OptionError(f"{what} must be numbers, not {text!r}") from None
         base = 8 if self.kind is Kind.MODE else 10
-        if not re.fullmatch(r"[+-]?[0-7]+" if base == 8 else r"[+-]?[0-9]+", text):
+        if not re.fullmatch(rf"[+-]?[0-{base - 1}]{{1,{_MOST_DIGITS}}}", text):
             number = "an octal number such as 0660" if base == 8 else "a whole number"
-            raise OptionError(f"{what} must be {number}, not {text!r}")
+            raise OptionError(f"{what} must be {number}, not {text[:_MOST_DIGITS]!r}")
         return int(text, base)
 
 
 _SECRET = re.compile(r"secret|token|password")
+#: Python does not read numbers of some thousand digits, and no option has many.
+_MOST_DIGITS = 999
 
 #: Go's strconv.ParseBool
 _SWITCH = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True)
@@ -257,6 +259,8 @@ def parse_duration(text: str) -> float:
     """
     if text in ("0", "+0", "-0"):
         return 0.0
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a duration of {len(text)} characters is too long")
     match = _DURATION.fullmatch(text)
     if match is None:
         hint = " (it needs a unit: s, ms, m, h)" if re.fullmatch(r"[+-]?[0-9.]+", text) else ""

@@ -203,13 +203,20 @@ class Options(OptionFields):
         return _permissions(self.socket_mode, self.socket_group)
 
 
+#: The largest gid, and how many digits of a text are looked at: more than any gid has.
+_LAST_GID: Final = (1 << 32) - 2
+_GID_DIGITS: Final = 100
+
+
 def _permissions(mode: int, group: str) -> tuple[int, int]:
     if not group:
         return mode or 0o600, NO_GROUP
     try:
-        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
-    except KeyError:
+        gid = int(group[:_GID_DIGITS]) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except (KeyError, ValueError):  # a zero byte
         raise OptionError(f"group {group!r} is not known on this host") from None
+    if gid > _LAST_GID:
+        raise OptionError(f"group {group[:_GID_DIGITS]!r} is no gid: they end at {_LAST_GID}")
     return mode or 0o660, gid
 
 

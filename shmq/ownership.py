@@ -26,6 +26,9 @@ from shmq.errors import ShmqError
 
 #: Environment variable with the user (name or uid) whose brokers are trusted besides one's own.
 OWNER_VARIABLE = "SHMQ_OWNER"
+#: The largest uid, and how many digits of a text are looked at: more than any uid has.
+_LAST_UID = (1 << 32) - 2
+_UID_DIGITS = 100
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -59,14 +62,14 @@ class NotTrusted(ShmqError):
 
 def uid_of(owner: str | int) -> int:
     """The uid of a user, by name or number. Raises ValueError if there is no such user."""
+    if isinstance(owner, str) and owner.isascii() and owner.isdecimal():
+        owner = int(owner[:_UID_DIGITS])
     if isinstance(owner, int) and not isinstance(owner, bool):
-        if owner < 0:
-            raise ValueError(f"owner must be a user's name or uid, not {owner!r}")
+        if not 0 <= owner <= _LAST_UID:
+            raise ValueError(f"owner must be a user's name, or a uid from 0 to {_LAST_UID}")
         return owner
-    if not isinstance(owner, str) or not owner:
+    if not isinstance(owner, str) or not owner or "\0" in owner:
         raise ValueError(f"owner must be a user's name or uid, not {owner!r}")
-    if owner.isascii() and owner.isdecimal():
-        return int(owner)
     try:
         return pwd.getpwnam(owner).pw_uid
     except KeyError:

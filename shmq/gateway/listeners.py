@@ -106,13 +106,17 @@ def _is_local(address: str) -> bool:
 def split_address(address: str) -> tuple[str, int] | None:
     """Return (host, port) of `host:port`, `[v6]:port` or `:port`; None if it is a path."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or "/" in address or int(port) > 65535:
+    if not colon or "/" in address or not _is_port(port):
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
         return None
     return host, int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= 65535
 
 
 def is_host_and_port(address: str) -> bool:

@@ -315,14 +315,15 @@ async def _body_of(request: web.BaseRequest) -> bytes:
 
 def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > 15:
-        raise ValueError(f"{name} is a number, not {text!r}")
+        raise ValueError(f"{name} is a number of 15 digits at most, not {text[:100]!r}")
     return int(text)
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text[:9]) <= detail.MOST_MESSAGES:
-        raise ValueError(f"n is a number from 1 to {detail.MOST_MESSAGES}, not {text!r}")
-    return int(text)
+    count = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not 1 <= count <= detail.MOST_MESSAGES:
+        raise ValueError(f"n is a number from 1 to {detail.MOST_MESSAGES}, not {text[:100]!r}")
+    return count
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import dataclass
 from typing import Final, Self
@@ -31,7 +32,7 @@ class Address:
         if not colon or (":" in host and not host.endswith("]")) or text.endswith("]"):
             host, port = text, str(PORT)
         host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not re.fullmatch("[0-9]{1,9}", port) or not 0 < int(port) < 65536:
             raise ValueError(f"address must be 'host:port' or '/path', not {text!r}")
         return cls(host, int(port))
 

@@ -103,7 +103,8 @@ class Place:
 
 
 def said(error: Exception) -> str:
-    """What a client's error says, with the option of a query in place of the client's argument."""
+    """The text of a client's error, with the option of a query in place of the client's
+    argument."""
     return str(error).replace("raise timeout", "raise hostTimeout")
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import socket
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
+_DIGITS = 9  # of a number of descriptors, at most
+_LONGEST = 1e9  # seconds, of a watchdog
 _PATIENCE = 2.0  # seconds for a message; a manager that does not read must not stop a broker
 
 _log = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class Notifier:
         pid = environ.pop("WATCHDOG_PID", "")
         # without WATCHDOG_PID it is meant for any process that gets it
         mine = not pid or pid == str(os.getpid())
-        return cls(address, int(usec) / 1e6 if mine and usec.isdecimal() else 0.0)
+        return cls(address, min(float(usec) / 1e6, _LONGEST) if mine and usec.isdecimal() else 0.0)
 
     def __bool__(self) -> bool:
         """True if there is a manager to send to."""
@@ -134,8 +136,8 @@ def listen_fds(environ: MutableMapping[str, str] | None = None) -> tuple[PassedS
     environ.pop("LISTEN_PIDFDID", None)
     if not count or pid != str(os.getpid()):
         return ()
-    if not count.isdecimal():
-        raise ValueError(f"LISTEN_FDS must be a number of descriptors, not {count!r}")
+    if not count.isdecimal() or len(count) > _DIGITS:
+        raise ValueError(f"LISTEN_FDS must be a number of descriptors, not {count[:100]!r}")
     called = names.split(":") if names else []
     passed = []
     for index in range(int(count)):

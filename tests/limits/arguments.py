@@ -76,18 +76,24 @@ def _stub() -> dict[str, dict[str, str]]:
     return found
 
 
-def _annotations(owner: type, name: str) -> dict[str, str]:
+def _annotations(owner: Any, name: str) -> dict[str, str]:
     if not callable(getattr(owner, name)):
         return {}
-    definer = next(base for base in owner.__mro__ if name in vars(base))
-    if definer.__module__ == "shmq._native":
-        return _stub().get(f"{definer.__name__}.{name}", {})
+    if inspect.isclass(owner):
+        definer = next(base for base in owner.__mro__ if name in vars(base))
+        if definer.__module__ == "shmq._native":
+            return _stub().get(f"{definer.__name__}.{name}", {})
     found = inspect.signature(getattr(owner, name)).parameters.values()
     return {one.name: str(one.annotation) for one in found}
 
 
 def arguments() -> Iterator[Argument]:
-    """All numbers that a user gives to a method."""
+    """All numbers that a user gives to a method or function."""
+    for name in shmq.__all__:
+        if inspect.isfunction(getattr(shmq, name)):
+            for parameter, text in _annotations(shmq, name).items():
+                if re.search(r"\b(int|float)\b", text):
+                    yield Argument(f"shmq.{name}", parameter, "float" not in text)
     for owner in public_classes():
         for name in dir(owner):
             if name.startswith("_") and (name != "__init__" or owner.__name__ in MADE):

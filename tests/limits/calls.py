@@ -149,9 +149,14 @@ def many(site: Site, **given: Any) -> None:
     site.broker.consumer([TOPIC, GONE], CHANNEL, **given).close()
 
 
-@covers("RemoteBroker.__init__")
+@covers("RemoteBroker.__init__", "shmq.connect")
 def connect(site: Site, timeout: float = 60) -> None:
     shmq.connect(site.tcp, timeout=timeout).close()
+
+
+@covers("shmq.attach")
+def attach(site: Site, **given: Any) -> None:
+    shmq.attach(site.instance, **given).close()
 
 
 method("Broker.peek", "broker", TOPIC, CHANNEL, n=5)
@@ -362,6 +367,7 @@ def result(site: Site, timeout: float | None = 60) -> None:
 
 @covers("Latency.percentile")
 def percentile(site: Site, quantile: float = 0.5) -> None:
+    assert site.consumer
     latency = site.broker.stats().channel(TOPIC, CHANNEL).latency
     assert latency is not None
     latency.percentile(quantile)

@@ -27,7 +27,7 @@ SIGNED = re.compile(r"Results\.incr\.(by|least|most)")
 
 def may_return(name: str, value: object) -> bool:
     """Whether the call may do its work with this value."""
-    if LOOK_LATER.fullmatch(name):
+    if LOOK_LATER.fullmatch(name) or (name == "shmq.attach.owner" and value == "1"):
         return True
     if not isinstance(value, int | float) or value != value:  # a NaN
         return False

@@ -103,6 +103,22 @@ def test_a_bounded_option_is_refused_beyond_its_bounds(tmp_path: Path, way: str)
     sheet.verdict()
 
 
+def test_a_number_of_thousands_of_digits_is_refused_by_name(tmp_path: Path) -> None:
+    """Python itself refuses it, and names nothing."""
+    sheet = Sheet()
+    digits = "9" * 5000
+    for name, option in BOUNDED.items():
+        unit = "s" if option.kind is Kind.DURATION else ""
+        words = ("serve", f"--data-path={tmp_path}", f"{option.flag}={digits}{unit}")
+        sheet.cell(
+            f"{name} of {len(digits)} digits",
+            lambda words=words: run(*words),
+            rf"{option.name}|{option.flag}",
+            Options,
+        )
+    sheet.verdict()
+
+
 SETTINGS: dict[str, tuple[Any, ...]] = {
     "max_messages": (0, -1, 1 << 63, 1 << 64, 10**30, 1.5, math.nan, "x", b"1"),
     "max_bytes": (0, -1, 1 << 63, 1 << 64, 10**30, 1.5, math.nan, "x", b"1"),
@@ -181,8 +197,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 #: They go on until they are ended, or begin much: what is refused alone is tried.
 LASTING = ("stat", "page", "tail", "forward", "worker", "bench")
-NUMBERS = ("-1", "0", "nan", "inf", "x", "1.5", f"{1 << 31}", f"{1 << 63}", f"{1 << 64}", "9" * 400)
-TIMES = ("-1s", "1", "nan", "x", "9" * 400 + "s", "9" * 400 + "h", f"{1 << 63}h")
+DIGITS = ("9" * 400, "9" * 5000)
+NUMBERS = ("-1", "0", "nan", "inf", "x", "1.5", f"{1 << 31}", f"{1 << 63}", f"{1 << 64}", *DIGITS)
+TIMES = ("-1s", "1", "nan", "x", "9" * 400 + "s", "9" * 5000 + "h", f"{1 << 63}h")
 
 
 def numbers_of_commands() -> Iterator[tuple[str, click.Parameter]]:
