@@ -1,6 +1,5 @@
-"""What is beyond a limit, said to the real command: on its command line, in its file, in its
-environment, among its TLS files. It ends with the status of a wrong use, or of an error, and says
-one sentence."""
+"""The real command is told what is beyond a limit: on its command line, in its file, in its
+environment. It ends with the status of a wrong use, or of an error, and says one sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Said(ValueError):
-    """What a command that failed has printed."""
+    """A command has failed, and printed this."""
 
 
 def run(*words: str) -> str:

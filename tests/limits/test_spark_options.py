@@ -31,7 +31,7 @@ NUMBERS = {
     option.name: option for option in OPTIONS if isinstance(option.parse, Whole | Size | Seconds)
 }
 TOPIC, ROWS = "sparks", 6
-#: What no number is, and what no number of 64 bits holds.
+#: Texts that are no number, or none of 64 bits.
 STRANGE = (
     *("", "x", "-1", "nan", "inf", "0x10", "1_0", "1.2.3", "1e3", "-0.5", "٣", "64q"),
     *(str(1 << 64), "9" * 400, "9" * 5000),
