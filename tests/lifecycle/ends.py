@@ -50,8 +50,11 @@ ENDS: dict[Where, tuple[str, ...]] = {
 
 
 def has(row: Row, end: str) -> bool:
-    """Whether the row has this end. Only the broker that rows share has a gateway; and only of
-    executors a second one that is made and closed must leave the first one as it is."""
+    """Whether the row has this end. A program has few. Only the broker that rows share has a
+    gateway; and only of executors a second one that is made and closed must leave the first one as
+    it is."""
+    if row.ends is not None:
+        return end in row.ends
     if end == "second":
         return "executor" in row.name
     return not row.own or end != "gateway_killed"
@@ -141,6 +144,7 @@ def stays(row: Row, end: str, name: str) -> bool:
     )
 
 
-def alike(row: Row) -> tuple[bool, ...]:
+def alike(row: Row) -> tuple[object, ...]:
     """Rows for which this is the same may be made and ended at the same time."""
-    return (row.own, has(row, "second"), *(each.rows(row) for each in STAYS))
+    ends = row.ends or ()
+    return (row.own, ends, has(row, "second"), *(each.rows(row) for each in STAYS))

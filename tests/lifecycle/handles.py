@@ -1,4 +1,5 @@
-"""The rows of the matrix: every public handle, made and used as a program would.
+"""The rows of the matrix: every public handle, made and used as a program would. Modules named
+`rows_of_...` have those that need more than shmq itself.
 
 Each makes what it covers in a process of its own (`holder`), and returns it with its owner. It
 holds what it takes: messages in flight, a lease, tasks that run, items that were got with `ack`.
@@ -27,11 +28,12 @@ GRACE = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Site:
-    """Where a handle is made. address: of the gateway. topic: it has a channel with messages that
-    wait. silent: a topic without channels."""
+    """Where a handle is made. address: of the gateway. port: of 127.0.0.1, passed on to that
+    address. topic: it has a channel with messages that wait. silent: a topic without channels."""
 
     instance: str
     address: str
+    port: str
     directory: str
     topic: str
     silent: str
@@ -52,7 +54,8 @@ class Held:
 @dataclass(frozen=True)
 class Row:
     """covers: the public classes whose ends it shows. own: it is of an instance of its own. tree:
-    it is of the one that a tree of processes has."""
+    it is of the one that a tree of processes has. ends: those that it has; None: all. warm: the
+    first one leaves topics and stores that are to stay."""
 
     name: str
     make: Callable[[Site], Held]
@@ -60,20 +63,33 @@ class Row:
     shows: bool
     own: bool
     tree: bool
+    ends: tuple[str, ...] | None
+    warm: bool
+
+    @property
+    def module(self) -> str:
+        """The module that has it."""
+        return self.make.__module__
 
 
 ROWS: dict[str, Row] = {}
 
 
 def handle(
-    *covers: type, shows: bool = True, own: bool = False, tree: bool = False
+    *covers: type,
+    shows: bool = True,
+    own: bool = False,
+    tree: bool = False,
+    ends: tuple[str, ...] | None = None,
+    warm: bool = False,
 ) -> Callable[[Callable[[Site], Held]], Callable[[Site], Held]]:
     """Add a row. shows: whether one can see from outside that the handle is there.
     own: whether it is of an instance of its own, whose supervisor is a child of its process; tree:
-    whether that is the one of its tree of processes."""
+    whether that is the one of its tree of processes. ends, warm: as in Row."""
 
     def add(make: Callable[[Site], Held]) -> Callable[[Site], Held]:
-        ROWS[make.__name__] = Row(make.__name__, make, covers, shows, own or tree, tree)
+        name = make.__name__
+        ROWS[name] = Row(name, make, covers, shows, own or tree, tree, ends, warm)
         return make
 
     return add

@@ -15,13 +15,16 @@ import importlib
 import itertools
 import json
 import os
+import random
 import re
+import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,6 +111,45 @@ class Holder:
             os.close(number)
 
 
+class Relay:
+    """A port of 127.0.0.1 that is passed on to a Unix socket, for programs that know only ports."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            server = socket.socket(socket.AF_UNIX)
+            try:
+                server.connect(self._path)
+            except OSError:
+                client.close()
+                server.close()
+                continue
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        back = threading.Thread(target=self._pass_on, args=(server, client), daemon=True)
+        back.start()
+        self._pass_on(client, server)
+        back.join()
+        client.close()
+        server.close()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
 class Machine:
     """One instance, and what is made of it."""
 
@@ -133,10 +175,28 @@ class Machine:
         self.alive: set[int] = set()
         self.called: dict[int, str] = {}
         self.address = str(directory / "tcp")
+        self.relay = Relay(self.address)
         self.start()
         self._start_starter(modules)
         with self.broker() as broker:
             prime(broker)
+            self.is_warm: set[str] = set()
+
+    def _warm(self, row: Row) -> None:
+        """Have the row make its topics and stores, which stay. A store without keys would be gone
+        at a stop."""
+        self.is_warm.add(row.name)
+        with self.broker() as broker, sources.open_readonly(INSTANCE) as source:
+            before = {client.pid for client in broker.stats().clients}
+            holder = self._holder(row, ["close"])
+            try:
+                holder.tell()
+                holder.said("made")
+            finally:
+                holder.close()
+            eventually(lambda: {client.pid for client in broker.stats().clients} <= before)
+            for store in source.directory.live_stores():
+                broker.results(store.name).set("stays", b"value")
 
     def _start_starter(self, modules: Sequence[str]) -> None:
         self.starter, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -239,6 +299,15 @@ class Machine:
 
     def _processes(self) -> list[str]:
         """Those that the ended ones have left."""
+        return sorted(name for name, _ in self._left())
+
+    def _kill_left(self) -> None:
+        """Let what was found not be found again, nor hold this process's output open."""
+        for _, process in self._left():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _left(self) -> list[tuple[str, psutil.Process]]:
         mine = {self.starter_pid, self.server.pid} | self.alive
         with contextlib.suppress(psutil.Error):
             mine |= {each.pid for each in psutil.Process(self.server.pid).children(recursive=True)}
@@ -251,8 +320,8 @@ class Machine:
                     if process.ppid() == os.getpid():
                         os.waitpid(process.pid, os.WNOHANG)
                     continue
-                found.append(_called(process))
-        return sorted(found)
+                found.append((_called(process), process))
+        return found
 
     def settled(self, before: Census, end: str = "") -> Left:
         """The differences from before that are not to stay after this end (none: when its
@@ -284,18 +353,24 @@ class Machine:
 
     # ---- ending ----
 
-    def run(self, rows: Sequence[Row], ends: Sequence[str]) -> Iterator[Found]:
-        """End these rows in each of these ways, as many as possible at once; what is found."""
+    def run(
+        self, rows: Sequence[Row], ends: Sequence[str], draws: Callable[[Row, str], bool]
+    ) -> Iterator[Found]:
+        """End these rows in each of these ways, as many as possible at once; what is found. draws:
+        whether to try an end that needs a process of its own."""
         for _, group in itertools.groupby(sorted(rows, key=alike), alike):
             some = list(group)
             for together in _together(some[0], ends):
                 began = time.monotonic()
-                found = self.case(some, together)
-                self.cells += len(some) * len(together)
+                few = some if len(together) > 1 else [row for row in some if draws(row, *together)]
+                if not few:
+                    continue
+                found = self.case(few, together)
+                self.cells += len(few) * len(together)
                 took = time.monotonic() - began
-                names = f"{' '.join(together)}: {' '.join(row.name for row in some)}"
+                names = f"{' '.join(together)}: {' '.join(row.name for row in few)}"
                 print(f"{names} ... {took:.1f} s", file=sys.stderr, flush=True)
-                if found and len(some) == len(together) == 1:
+                if found and len(few) == len(together) == 1:
                     yield found
                 elif found:
                     yield from self.smallest(found)
@@ -317,6 +392,9 @@ class Machine:
     def case(self, rows: Sequence[Row], ends: Sequence[str]) -> Found:
         """Make these handles and end them, in each of these ways, in one process for each row."""
         self.rows = list(rows)
+        for row in rows:
+            if row.warm and row.name not in self.is_warm:
+                self._warm(row)
         before = self.census()
         holders: list[Holder] = []
         staying: list[int] = []
@@ -324,9 +402,7 @@ class Machine:
         at = list(ends)
         try:
             for row in rows:
-                place = (INSTANCE, self.address, str(self.homes["tmp"]))
-                topics = (f"t.{row.name}", f"silent.{row.name}")
-                holders.append(Holder(self.starter, row, " ".join(ends), *place, *topics))
+                holders.append(self._holder(row, ends))
                 self.alive.add(holders[-1].pid)
                 self.called[holders[-1].pid] = row.name
                 if Where.of(ends[0]) is Where.INSIDE:
@@ -355,7 +431,14 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             for holder in holders:
                 holder.close()
-        return Found([row.name for row in rows], at, left, self.settled(before))
+        last = self.settled(before)
+        self._kill_left()
+        return Found([row.name for row in rows], at, left, last)
+
+    def _holder(self, row: Row, ends: Sequence[str]) -> Holder:
+        place = (INSTANCE, self.address, str(self.relay.port), str(self.homes["tmp"]))
+        topics = (f"t.{row.name}", f"silent.{row.name}")
+        return Holder(self.starter, row, " ".join(ends), *place, *topics)
 
     def _see(self, holder: Holder) -> None:
         """Let it make its handle, and look whether that is seen."""
@@ -399,10 +482,11 @@ class Machine:
     # ---- ends from outside ----
 
     def stopped_and_continued(self, holders: Iterable[Holder]) -> None:
-        for holder in holders:
-            processes.stop_process(holder.pid)
-        for holder in holders:
-            os.kill(holder.pid, signal.SIGCONT)
+        pids = [each.pid for holder in holders for each in _with_children(holder.pid)]
+        for pid in pids:
+            processes.stop_process(pid)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
 
     def supervisor_killed(self, holders: Sequence[Holder]) -> None:
         if holders[0].row.own:
@@ -506,11 +590,20 @@ def main() -> None:
     parser.add_argument("--ends", nargs="+", default=ALL_ENDS)
     parser.add_argument("--modules", nargs="+", default=[])
     parser.add_argument("--patience", type=float, default=processes.WATCHDOG / 2)
+    parser.add_argument("--share", type=float, default=1.0, help="of the cells that are dear")
+    parser.add_argument("--seed", default=os.environ.get("SHMQ_TEST_SEED", secrets.token_hex(4)))
     words = parser.parse_args()
     for module in words.modules:
         importlib.import_module(module)
+    named = [row for row in ROWS.values() if not words.modules or row.module in words.modules]
+    rows = [ROWS[name] for name in words.rows] or named
     machine = Machine(words.directory, words.modules, words.patience)
-    for found in machine.run([ROWS[name] for name in words.rows or ROWS], words.ends):
+    print(f"share {words.share}, seed {words.seed}", file=sys.stderr, flush=True)
+
+    def draws(row: Row, end: str) -> bool:
+        return random.Random(f"{words.seed} {row.name} {end}").random() < words.share
+
+    for found in machine.run(rows, words.ends, draws):
         print(json.dumps(found._asdict()), flush=True)
     machine.close()
     print(json.dumps({"cells": machine.cells}), flush=True)
