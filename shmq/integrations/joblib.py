@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 try:
-    import cloudpickle
     from joblib import cpu_count, register_parallel_backend
     from joblib._parallel_backends import (
         AutoBatchingMixin,
@@ -30,6 +29,8 @@ try:
         ParallelBackendBase,
         SequentialBackend,
     )
+
+    from shmq.integrations import arrays
 except ImportError as exc:
     raise ImportError(
         "shmq.integrations.joblib needs joblib: install shmq with the extra `joblib`"
@@ -39,7 +40,6 @@ from shmq.integrations import blas
 from shmq.objects import unpack_nested
 from shmq.pool import Executor
 
-_PROTOCOL: Final = 5
 #: joblib's `max_nbytes`, if it names none.
 _VIEWED: Final = 1 << 20
 #: Keywords of `Parallel` that concern joblib itself, its temporary files, and its pools.
@@ -64,7 +64,9 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
     allowed. An array in the arguments that has more than joblib's `max_nbytes` is a read-only view
     of shared memory in the workers, as joblib's own memory maps are. With `max_nbytes=None`, or
     another `mmap_mode` than "r", it is a copy that may be changed, as smaller arrays and those in
-    results are. Numeric libraries use as many threads in each worker as joblib gives to its own.
+    results are. An array that maps a file (`numpy.memmap`) is that file in the workers too, so what
+    they write is seen. Numeric libraries use as many threads in each worker as joblib gives to its
+    own. An error or a call that is too late ends the workers, as joblib ends its own.
     """
 
     supports_retrieve_callback = True
@@ -73,6 +75,7 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
     _made_with: tuple[Any, ...] = ()
     _given: dict[str, Any] | None = None  # the keywords of the last call of `Parallel`
     _copied: int | None = None
+    _opened: int | None = None
     _idle_after: float | None = None
     _idle: threading.Timer | None = None
 
@@ -98,7 +101,9 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
         self._stay()
         options = self.backend_kwargs | given
         most = options.get("max_nbytes", _VIEWED)
-        self._copied = most if options.get("mmap_mode", "r") == "r" else None
+        views = options.get("mmap_mode", "r") == "r"
+        self._copied = most if views else None
+        self._opened = None if views else most
         options = {name: value for name, value in options.items() if name not in _JOBLIBS}
         wrong = options.keys() - _OPTIONS
         if wrong:
@@ -109,7 +114,8 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
         self._idle_after = options.pop("idle_worker_timeout", None)
         made_with = workers, self._threads(workers), options
         if self._executor is None or not _same(made_with, self._made_with):
-            self._end(wait=True)
+            if self._executor is not None:
+                self._executor.shutdown(cancel_futures=True)
             self._executor = Executor(max_workers=workers, **_begun(made_with[1], **options))
             self._made_with = made_with
         return workers
@@ -127,7 +133,7 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
     ) -> Future[Any]:
         """Schedule a batch of calls."""
         assert self._executor is not None
-        future = self._executor.submit(_run, _Call(func, self._copied))
+        future = self._executor.submit(_run, _Call(func, self._copied, self._opened))
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -137,8 +143,15 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancel the batches that no worker has begun."""
-        self._end(wait=False)
+        """Cancel the batches that no worker has begun, and kill the workers, as joblib does with
+        its own: a call that failed or was too late may run for ever. The workers of a durable pool
+        stay, since others use them."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            if executor.durable:
+                executor.shutdown(wait=False, cancel_futures=True)
+            else:
+                executor.kill_workers()
         if ensure_ready:
             given = self._given or {}
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel, **given)
@@ -160,25 +173,20 @@ class SharedMemoryBackend(AutoBatchingMixin, ParallelBackendBase):
             if self._executor is not None and self._executor.has_ended:
                 self._executor = None
 
-    def _end(self, wait: bool) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=wait, cancel_futures=True)
-            self._executor = None
-
 
 class _Call:
     """An object that arrives as cloudpickle restores it."""
 
-    def __init__(self, value: Any, copied: int | None = None) -> None:
+    def __init__(self, value: Any, copied: int | None = None, opened: int | None = None) -> None:
         """copied: its buffers of at most so many bytes are copies, which programs may change, and
-        the others are views; None: all are copies."""
+        the others are views; None: all are copies. opened: as of `arrays.dumps`."""
         self.value = value
-        self._copied = copied
+        self._copied, self._opened = copied, opened
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         buffers: list[pickle.PickleBuffer] = []
         keep = buffers.append
-        pickled = cloudpickle.dumps(self.value, protocol=_PROTOCOL, buffer_callback=keep)
+        pickled = arrays.dumps(self.value, keep, self._opened)
         return _arrived, (pickled, buffers, self._copied)
 
 

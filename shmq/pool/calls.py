@@ -34,13 +34,32 @@ def encode_refused(
     """The body of a call or a result that `objects.encode` refused with `exc`, which is raised if
     cloudpickle is not there, or refuses too."""
     dumps = _cloudpickle()
-    local = isinstance(exc, pickle.PicklingError) or str(exc).startswith(_LOCAL)
-    if dumps is None or not local:
+    if dumps is None or not _is_local(exc):
         raise exc
     try:
         return _small(objects.pack(obj, head, dumps))
     except Exception:
         raise exc from None
+
+
+def encode_error(raised: BaseException) -> bytes:
+    """The pickle of an exception. Raises what pickling raises. An exception of a local class, and
+    one of a main module that cloudpickle took to the worker, are pickled by cloudpickle."""
+    try:
+        return pickle.dumps(raised, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError) as exc:
+        dumps = _cloudpickle()
+        if dumps is None or not _is_local(exc):
+            raise
+        try:
+            return dumps(raised, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception:
+            raise exc from None
+
+
+def _is_local(exc: Exception) -> bool:
+    """Whether pickle refused a function or a class that it cannot find by its name."""
+    return isinstance(exc, pickle.PicklingError) or str(exc).startswith(_LOCAL)
 
 
 def _small(packed: objects.Packed) -> bytes | objects.Packed:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from shmq import objects
 from shmq.errors import NotSealed, ShmqError
-from shmq.pool.calls import encode_call, encode_refused, interactive
+from shmq.pool.calls import encode_call, encode_error, encode_refused, interactive
 from shmq.pool.task_timeout import TaskTimeout
 from shmq.pool.worker_died import WorkerDied
 
@@ -68,7 +68,7 @@ class Outcomes:
         error that pickling it raised; the traceback keeps its text."""
         text = "".join(traceback.format_exception(raised))
         try:
-            pickled = pickle.dumps(raised, pickle.HIGHEST_PROTOCOL)
+            pickled = encode_error(raised)
         except Exception as exc:
             try:
                 pickled = pickle.dumps(exc, pickle.HIGHEST_PROTOCOL)

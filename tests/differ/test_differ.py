@@ -31,6 +31,16 @@ def test_many_programs_of_the_standard_library_do_the_same() -> None:
     assert not differ("stdlib", MANY)
 
 
+@pytest.mark.shallow
+def test_programs_of_joblib_do_the_same() -> None:
+    assert not differ("joblib", FEW // 30)
+
+
+@pytest.mark.deep
+def test_many_programs_of_joblib_do_the_same() -> None:
+    assert not differ("joblib", FEW // 6)
+
+
 @pytest.mark.peers
 @pytest.mark.shallow
 def test_programs_of_nsqds_clients_do_the_same() -> None:

@@ -81,6 +81,7 @@ def _run(kind: Any, side: str, program: Any, silence: float) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+    getattr(kind, "after", int)(pid)
     os.close(read)
     os.close(child)
     seen = [json.loads(line) for line in bytes(found).splitlines()]

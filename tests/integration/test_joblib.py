@@ -8,6 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,3 +247,104 @@ def test_workers_end_when_they_were_idle_for_as_long_as_they_may() -> None:
         for pid in first:
             wait_ended(pid)
         assert not first & set(run(calls))
+
+
+def fill(array: Any, index: int) -> tuple[str, Any]:
+    array[index] = index + 1
+    return type(array).__name__, array
+
+
+PARTS: dict[str, Any] = {
+    "all": lambda mapped: mapped,
+    "a range": lambda mapped: mapped[3:],
+    "a column": lambda mapped: mapped.reshape(8, 8)[:, 2],
+    "backwards": lambda mapped: mapped[::-1],
+    "every third": lambda mapped: mapped[60:5:-3],
+    "an array": lambda mapped: np.asarray(mapped)[1:40],
+    "Fortran": lambda mapped: mapped.reshape(8, 8).T.reshape(-1, order="F"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("offset", [0, 24])
+@pytest.mark.usefixtures("backend")
+def test_what_workers_write_into_a_mapped_file_is_in_the_file(
+    part: str, offset: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    mapped = np.memmap(path, "i8", "w+", offset, (64,))
+    array = PARTS[part](mapped)
+    found = run(joblib.delayed(fill)(array, index) for index in range(4))
+    assert list(array[:4]) == [1, 2, 3, 4]
+    assert sorted(np.memmap(path, "i8", "r", offset))[-5:] == [0, 1, 2, 3, 4]
+    for _, back in found:  # a result is the file, too
+        array[5] += 1
+        assert back[5] == array[5]
+        assert back.shape == array.shape
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_file_mapped_for_reading_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(800))
+    array = np.memmap(tmp_path / "file", "i8", "r")
+    with pytest.raises(ValueError, match="read-only"):
+        run(joblib.delayed(fill)(array, index) for index in range(2))
+
+
+@pytest.mark.parametrize("name", ["shmq", "loky"])
+def test_a_read_only_array_may_be_changed_where_the_mode_says_so(name: str) -> None:
+    array = np.zeros(1 << 18)
+    array.flags.writeable = False
+    with joblib.parallel_config(backend=name, n_jobs=2):
+        calls = [joblib.delayed(change)(array) for _ in range(2)]
+        assert run(calls, mmap_mode="c") == [1.0, 1.0]
+        with pytest.raises(ValueError, match="read-only"):
+            run(calls)
+
+
+def sleep_for_ever(pids: Path) -> None:
+    (pids / str(os.getpid())).touch()
+    while True:
+        signal.pause()
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_call_that_is_too_late_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(multiprocessing.TimeoutError):
+        run([joblib.delayed(sleep_for_ever)(tmp_path) for _ in range(2)], timeout=0.2)
+    for path in tmp_path.iterdir():
+        wait_ended(int(path.name))
+    assert run([joblib.delayed(abs)(-1)]) == [1]
+
+
+def raise_local() -> None:
+    class LocalError(Exception):
+        pass
+
+    raise LocalError("of a function")
+
+
+@pytest.mark.usefixtures("backend")
+def test_an_exception_of_a_local_class_arrives() -> None:
+    with pytest.raises(Exception, match="of a function") as caught:
+        run([joblib.delayed(raise_local)()])
+    assert type(caught.value).__name__ == "LocalError"
+
+
+def test_an_exception_of_the_main_script_is_caught_by_its_name(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import joblib\n"
+        "import shmq.integrations.joblib\n"
+        "class MyError(Exception): pass\n"
+        "def f():\n"
+        "    raise MyError('mine')\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        joblib.Parallel(backend='shmq', n_jobs=2)([joblib.delayed(f)()])\n"
+        "    except MyError as exc:\n"
+        "        print('caught', exc)\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.stdout == "caught mine\n", ended.stderr
