@@ -10,6 +10,7 @@ may differ by the number of messages that moved meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -356,16 +357,27 @@ class BrokerStats:
                 else "the supervisor is not running"
             )
         if self.disk_errno:
-            found.append(f"{self._disk_said}: {os.strerror(self.disk_errno)}")
+            found.append(self._disk_said)
         if self.shm_is_full:
             found.append(f"/dev/shm is full: {self.shm_free} of {self.shm_total} bytes are free")
         return found
 
     @property
     def _disk_said(self) -> str:
+        path, said = f"the data path {self.data_path}", os.strerror(self.disk_errno)
+        if self.disk_errno == errno.ESTALE:
+            return f"{path} is not the directory that it was (moved, or its file system unmounted)"
         if self.disk_errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"the data path {self.data_path} is full"
-        return f"the data path {self.data_path} cannot be written"
+            return f"{path} is full: {said}{self._without_names}"
+        return f"{path} cannot be written: {said}"
+
+    @property
+    def _without_names(self) -> str:
+        with contextlib.suppress(OSError):
+            room = os.statvfs(self.data_path)
+            if self.disk_errno == errno.ENOSPC and room.f_files and not room.f_favail:
+                return ": no inodes are left there"
+        return ""
 
     @property
     def shm_is_full(self) -> bool:

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #define BACKLOGS_MAX 100 /* how often one publish asks for a backlog queue */
 
@@ -53,6 +54,14 @@ static bool producer_reopen(producer_object *self)
 	return true;
 }
 
+/* True if the file system of a directory can take no more files, however small. */
+static bool no_names(const char *path)
+{
+	struct statvfs room;
+
+	return !statvfs(path, &room) && room.f_files && !room.f_favail;
+}
+
 /* The reason why nothing makes room. Returns NULL if only the consumers are too slow. */
 static const char *producer_hint(shmq_broker *broker, char *to, size_t size)
 {
@@ -66,8 +75,14 @@ static const char *producer_hint(shmq_broker *broker, char *to, size_t size)
 	if (!error)
 		return NULL;
 	if (error == ENOSPC || error == EDQUOT)
-		PyOS_snprintf(to, size, "the data path %s is full: %s: make room there", path,
-		              strerror(error));
+		PyOS_snprintf(to, size, "the data path %s is full: %s: %s", path, strerror(error),
+		              error == ENOSPC && no_names(path) ? "no inodes are left there: remove files"
+		                                                : "make room there");
+	else if (error == ESTALE)
+		PyOS_snprintf(to, size,
+		              "the data path %s is not the directory that it was (moved, or its file "
+		              "system unmounted): bring that one back under this name (mount, mv)",
+		              path);
 	else
 		PyOS_snprintf(to, size,
 		              "the supervisor cannot write to the data path %s: %s: mend that, it tries "

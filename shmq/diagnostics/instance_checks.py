@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import sys
@@ -260,8 +261,23 @@ def _ready(name: str, objects: list[SharedObject]) -> Iterator[Finding]:
                 "end processes that are not needed",
             )
         yield from _queues(source, objects)
+        refused, named = directory.disk_trouble[0] if alive else 0, directory.data_path
     if alive:
         yield from _strain(pid)
+        if refused == errno.ESTALE:
+            yield problem(
+                "data path",
+                f"{printable(named)} is not the directory that it was (moved, or its file system "
+                "unmounted)",
+                "bring that one back under this name (mount, mv)",
+            )
+            return
+        if refused:
+            yield problem(
+                "data path",
+                f"{printable(named)}: its supervisor cannot write there: {os.strerror(refused)}",
+                "mend that: the supervisor's log has the file; it tries again every second",
+            )
         data_path = data_path_of(pid)
         if data_path is not None:
             yield from check_data_path(data_path, pid)

@@ -64,7 +64,9 @@ class DataFiles:
         return self.data_path / f"{self.base}.diskqueue.removed.dat"
 
     def files(self) -> list[int]:
-        """The numbers of the existing data files, rising. Lists the whole directory."""
+        """The numbers of the existing data files, rising. Lists the whole directory. Raises
+        OSError."""
+        own_files.check_place(self.data_path)
         prefix, numbers = f"{self.base}.", []
         for name in os.listdir(self.data_path):
             number = data_file_number(name, self.base) if name.startswith(prefix) else None

@@ -547,6 +547,7 @@ class DeferredStore:
 
     def remove_all(self) -> None:
         """Delete all chunks. Raises OSError."""
+        own_files.check_place(self.data_path)
         self.drop(self._highest)
 
     def rename(self, new_base: str) -> None:

@@ -79,11 +79,13 @@ class DirLock:
             sentence = f"failed to lock data path: cannot flock directory ({exc.strerror})"
             raise StorageError(exc.errno, sentence, str(self.path)) from exc
         self._fd = fd
+        own_files.hold(self.path, fd)
 
     def release(self) -> None:
         """Release the lock. Does nothing if it is not held."""
         if self.held:
             fd, self._fd = self._fd, -1
+            own_files.let_go(self.path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             finally:

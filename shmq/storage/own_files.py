@@ -9,6 +9,11 @@ use. The names in the data path are looked at before a start too, so that it is 
 anything is used.
 
 `share` takes these checks off a data path whose other writers are trusted (`--data-path-shared`).
+
+The name of a data path can come to mean another directory while its broker runs: its file system is
+unmounted, or somebody moves it. Files that seem to be missing there are not lost, and what is
+written there is never found again. `hold` notes which directory is meant, and `check_place` refuses
+another one.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ TEMPORARY: Final = re.compile(rf"(?:{_KIND})(?:\.bad(?:\.[0-9]+)?)?\.[0-9]+\.tmp
 _OURS = re.compile(rf"{_KIND}|{TEMPORARY.pattern}")
 
 _shared: set[str] = set()
+_held: dict[str, tuple[int, int]] = {}  # device and inode of each data path that is locked
 
 
 class ForeignFile(StorageError):
@@ -66,13 +72,44 @@ def is_shared(data_path: Path | str) -> bool:
     return bool(_shared) and os.path.abspath(data_path) in _shared
 
 
+# ---- which directory ----
+
+
+def hold(data_path: Path | str, fd: int) -> None:
+    """From now on this name means the directory of the descriptor `fd`, and no other."""
+    status = os.fstat(fd)
+    _held[os.path.normpath(data_path)] = status.st_dev, status.st_ino
+
+
+def let_go(data_path: Path | str) -> None:
+    """The name may mean any directory again."""
+    _held.pop(os.path.normpath(data_path), None)
+
+
+def check_place(data_path: Path | str) -> None:
+    """Raises StorageError (ESTALE) if the name of a data path that is held means another directory
+    now, or none: nothing in it may be read, written or removed."""
+    held = _held.get(os.path.normpath(data_path))
+    if held is None:
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        status = os.stat(data_path)
+        if (status.st_dev, status.st_ino) == held:
+            return
+    sentence = (
+        "it is not the directory that it was (moved, or its file system unmounted): bring that one "
+        "back under this name (mount, mv)"
+    )
+    raise StorageError(errno.ESTALE, sentence, os.fspath(data_path))
+
+
 # ---- opening ----
 
 
 def open_file(path: Path | str, flags: int, mode: int = 0o600) -> int:
     """A descriptor of a file in a data path, as of `os.open`. Raises ForeignFile, without waiting,
-    also for a link, a FIFO or anything else that is no regular file; OSError; ValueError if the
-    file shall be made and is of none of `KINDS`."""
+    also for a link, a FIFO or anything else that is no regular file; StorageError as `check_place`;
+    OSError; ValueError if the file shall be made and is of none of `KINDS`."""
     if flags & os.O_CREAT:
         _check_kind(path)
     return open_beside(path, flags, mode)
@@ -80,9 +117,12 @@ def open_file(path: Path | str, flags: int, mode: int = 0o600) -> int:
 
 def open_beside(path: Path | str, flags: int, mode: int = 0o600) -> int:
     """`open_file` for a file of any name, beside a data path."""
+    directory = os.path.dirname(path) or "."
+    check_place(directory)
     try:
         fd = ownership.open_regular(path, flags, mode)
     except (FileNotFoundError, FileExistsError):
+        check_place(directory)  # it may have gone away since
         raise
     except OSError as exc:
         with contextlib.suppress(FileNotFoundError):
@@ -92,6 +132,8 @@ def open_beside(path: Path | str, flags: int, mode: int = 0o600) -> int:
         raise
     try:
         _refuse(os.fstat(fd), path)
+        if flags & os.O_CREAT:
+            check_place(directory)
     except BaseException:
         os.close(fd)
         raise
@@ -100,8 +142,10 @@ def open_beside(path: Path | str, flags: int, mode: int = 0o600) -> int:
 
 def make_file(path: Path | str, mode: int = 0o600) -> int:
     """A descriptor to write a new file in a data path with. mode: whatever the umask says. Raises
-    FileExistsError if the name is taken, also by a dead link; ValueError as `open_file`."""
+    FileExistsError if the name is taken, also by a dead link; StorageError as `check_place`;
+    ValueError as `open_file`."""
     _check_kind(path)
+    check_place(os.path.dirname(path) or ".")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, mode)
     os.fchmod(fd, mode)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from shmq import _native, shm
+from shmq import _native, shm, sources
 from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
 from shmq.layout import EntryState
 from shmq.names import base_name
@@ -14,7 +14,7 @@ from shmq.options import Options
 from shmq.ownership import NotTrusted
 from shmq.storage import deferred, metadata
 from shmq.storage.diskqueue_recovery import recount
-from shmq.supervisor import directory_recovery, salvage
+from shmq.supervisor import directory_recovery, salvage, startup
 from shmq.supervisor.progress import Progress
 from shmq.supervisor.registry import Queue, Registry, Topic
 from shmq.supervisor.startup import create_missing, data_files
@@ -35,12 +35,16 @@ def adopt(
     this instance's positions are no longer meaningful. Messages may be delivered twice then.
 
     Raises OSError if files cannot be opened; clients then continue with the messages in memory.
+    Raises ShmqError, with nothing changed, if messages are on disk and the directory has no
+    nsqd.dat: its file system is not mounted, or somebody has emptied it.
     """
     directory, data_path = registry.directory, Path(options.data_path or ".")
+    had_another = _had_another(directory, data_path)
+    if had_another and not metadata.modified(data_path):
+        _refuse_if_on_disk(options, data_path)
     lost = directory_recovery.recover_names(broker, directory, options)
     rescued = directory_recovery.drop_unnamed(broker, directory, options, lost)
     manager.chunks, files = deferred.existing(data_path), data_files(data_path)
-    had_another = _had_another(directory, data_path)
     if had_another:
         _warn_of_another(data_path)
         manager.files = files
@@ -60,6 +64,22 @@ def _had_another(directory: DirectoryView, data_path: Path) -> bool:
     writes the file."""
     ours = directory.read("names_written"), directory.read("names_replaced")
     return metadata.modified(data_path) not in ours
+
+
+def _refuse_if_on_disk(options: Options, data_path: Path) -> None:
+    count = 0
+    with sources.open_readonly(options.instance) as source:
+        for entry in source.directory.live_queues():
+            with contextlib.suppress(ShmqError, OSError, LayoutMismatch):
+                view = source.queue(entry)
+                count += view.read("disk_depth") + view.read("deferred_depth")
+    if count:
+        path = str(data_path.absolute())
+        raise ShmqError(
+            f"instance {options.instance!r} has {count} messages on disk in {path}, and there is "
+            "no nsqd.dat there any more: mount its file system, or bring back what was there; to "
+            f"go on without them: {startup.without_files(path)}"
+        )
 
 
 def _warn_of_another(data_path: Path) -> None:

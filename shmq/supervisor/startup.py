@@ -315,9 +315,18 @@ def check_data_path(directory: Directory, options: Options) -> None:
     raise ShmqError(
         f"instance {options.instance!r} has its files in {recorded}, which is not there any more, "
         f"and {instead} does not have them: mount or restore it, or give the directory that they "
-        "were moved to (--data-path); to go on without what was on disk: mkdir "
-        f"{quoted}, then --data-path={quoted}"
+        f"were moved to (--data-path); to go on without what was on disk: mkdir {quoted} && "
+        f"{without_files(recorded)}, then --data-path={quoted}"
     )
+
+
+def without_files(data_path: str) -> str:
+    """A command after which a start takes a data path that has lost its files as one that has
+    none."""
+    import shlex  # for a mistake only
+
+    path = shlex.quote(os.path.join(data_path, metadata.METADATA_NAME))
+    return f"""echo '{{"topics":[]}}' > {path}"""
 
 
 def _is_same(one: str, other: str) -> bool:

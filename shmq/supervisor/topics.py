@@ -20,7 +20,7 @@ from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
 from shmq.ownership import NotTrusted
 from shmq.settings import Patterns, Settings
-from shmq.storage import deferred
+from shmq.storage import deferred, own_files
 from shmq.storage.deferred import ChunkFile, DeferredStore
 from shmq.storage.diskqueue import DiskQueue
 from shmq.storage.diskqueue_recovery import recover_positions
@@ -355,5 +355,7 @@ class TopicManager:
 
 def _has_files(disk: DiskQueue) -> bool:
     """True if the queue has files. The position file, or file 1 or 0 (nsqd begins with 0), exists
-    beside any others; listing a directory of thousands of queues would take too long."""
+    beside any others; listing a directory of thousands of queues would take too long. Raises
+    OSError."""
+    own_files.check_place(disk.data_path)
     return disk.meta_path.exists() or any(disk.file_path(file).exists() for file in (1, 0))

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from shmq._native import Broker
-from shmq.storage.own_files import open_file
+from shmq.storage.own_files import check_place, open_file
 
 _PROBE = "shmq.dat.0.tmp"  # a name that the next start removes if it is left over
 
@@ -50,7 +50,8 @@ class DiskTrouble:
 
 def probe(data_path: Path, nbytes: int = 1) -> None:
     """Write `nbytes` bytes into a file without a name, which leaves nothing behind. Raises OSError
-    if the disk refuses."""
+    if the disk refuses, or if the name of the data path means another directory now."""
+    check_place(data_path)
     try:
         fd = os.open(data_path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         named = None

@@ -52,7 +52,7 @@ _EXTEND_BY = 30.0
 _CUT = 1  # exit status
 _STALLED = 60.0  # seconds without progress of a stop after which it asks for no more time
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_HELPED = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE)  # by a new start
 
 _log = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class Watchdog:
         try:
             probe(self._data_path)
         except OSError as exc:
-            if exc.errno not in _FULL and self._health() != "OK":
+            if exc.errno not in _NOT_HELPED and self._health() != "OK":
                 return f"cannot write to the data path {self._data_path}: {exc.strerror}"
         return ""
 

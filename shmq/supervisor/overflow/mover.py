@@ -29,7 +29,6 @@ from shmq.storage.positions import pack, unpack
 from shmq.storage.records import RecordRun
 from shmq.supervisor.overflow.deferred import DeferredMover
 from shmq.supervisor.overflow.files import Files
-from shmq.supervisor.overflow.health import DiskHealth
 from shmq.supervisor.overflow.policy import (
     BATCH_BYTES,
     bytes_that_fit,
@@ -64,7 +63,6 @@ class Mover:
         broker: Broker,
         states: States,
         files: Files,
-        health: DiskHealth,
         deferred: DeferredMover,
         spill_all: bool,
     ) -> None:
@@ -72,7 +70,6 @@ class Mover:
         self._broker = broker
         self._states = states
         self._files = files
-        self._health = health
         self._deferred = deferred
         self._spill_all = spill_all
 
@@ -210,7 +207,6 @@ class Mover:
         except BaseException:
             batch.end(write_position, False)
             raise
-        self._health.works()
         if batch.end(int(plan[-1]), True):
             return True
         queue.disk.cut(write_position)

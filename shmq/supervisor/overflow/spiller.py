@@ -13,6 +13,7 @@ import numpy as np
 from shmq import _native, layout
 from shmq._native import Broker, Busy, Gone
 from shmq.options import Options
+from shmq.storage import own_files
 from shmq.supervisor import salvage
 from shmq.supervisor.loops import Bell
 from shmq.supervisor.memory import Trimmer, scarce
@@ -58,9 +59,7 @@ class Spiller:
         self._health = DiskHealth(Path(options.data_path or "."), trouble)
         self._policy = Policy(registry, self._states, spill_all)
         self._deferred = DeferredMover(broker, self._policy)
-        self._mover = Mover(
-            broker, self._states, self._files, self._health, self._deferred, spill_all
-        )
+        self._mover = Mover(broker, self._states, self._files, self._deferred, spill_all)
         self._changes = -1  # the registry's count when deleted queues were last let go of
         self._watched: dict[Queue, None] = {}
         self._due = np.full(layout.constant("QUEUES"), _NEVER)  # by index: next due time on disk
@@ -91,6 +90,7 @@ class Spiller:
         self._let_go()
         self._gather(now)
         if not self._watched and not self._files.active:
+            self._health.only(set())
             self._health.probe()
             return _TICK
         snapshot = Snapshot.of([queue for queue in self._watched if not queue.gone])
@@ -99,8 +99,8 @@ class Spiller:
         self._trimmer.trim_idle(snapshot, now)
         self._make_room(snapshot)
         self._forget(snapshot, needs)
-        if not needs and not self._files.active:
-            self._health.probe()
+        self._health.only(needs | self._files.active)
+        self._health.probe()
         if busy:
             self._pause = _TICK_WATCHING
             return 0.0
@@ -250,15 +250,18 @@ class Spiller:
             if queue.gone:
                 return False
             try:
+                own_files.check_place(queue.disk.data_path)
                 if queue.positions != state.checked:
                     salvage.repair_positions(self._broker, queue)
                     state.checked = queue.positions
-                return work(queue)
+                moved = work(queue)
+                self._health.works(queue, kind)
+                return moved
             except (Gone, Busy):
                 pass  # removed or emptied meanwhile, or locked by a stopped client
             except OSError as exc:
                 state.retry_at[kind] = time.monotonic() + _RETRY_AFTER
-                self._health.failed(exc)
+                self._health.failed(queue, kind, exc)
             except salvage.BROKEN as exc:
                 state.retry_at[kind] = time.monotonic() + _RETRY_AFTER
                 _log.error("%s: cannot move messages between memory and disk: %s", queue, exc)
