@@ -14,6 +14,7 @@ TOP = Path(__file__).parents[2]
 #: Functions that catch Full and neither raise, nor return to a caller that does, nor say it: why.
 ELSEWHERE = {
     "shmq/pool/executor.py:_send": "the feeder, which it starts, says it",
+    "shmq/pool/worker.py:_deliver": "`_press`, which it calls, says it",
     "shmq/pool/inbox.py:put": "the outcome goes to the memory of this process",
     "shmq/supervisor/topics.py": "it takes memory from other queues, and tries once more",
     "shmq/integrations/django/worker.py:_store": "it says so at once, by the worker's own log",
