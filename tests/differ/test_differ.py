@@ -11,7 +11,7 @@ from support.external_programs import peer
 
 SEED = "suite"
 #: Programs in `tools/dev test`, and in `--all`.
-FEW, MANY = 60, 600
+FEW, MANY = 60, 300
 
 
 def differ(kind: str, programs: int, fault: str = "") -> list[str]:
@@ -53,6 +53,20 @@ def test_programs_of_nsqds_clients_do_the_same() -> None:
 def test_many_programs_of_nsqds_clients_do_the_same() -> None:
     peer("nsqd")
     assert not differ("nsqd", MANY // 3)
+
+
+@pytest.mark.peers
+@pytest.mark.shallow
+def test_programs_of_celery_do_the_same() -> None:
+    peer("redis-server")
+    assert not differ("celery", FEW // 10)
+
+
+@pytest.mark.peers
+@pytest.mark.deep
+def test_many_programs_of_celery_do_the_same() -> None:
+    peer("redis-server")
+    assert not differ("celery", FEW // 3)
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -25,6 +27,7 @@ REMEDIES = {
     "systemd-sysusers": "install Debian's systemd",
     "systemd-tmpfiles": "install Debian's systemd",
     "prometheus": "tools/dev test tests/monitoring unpacks Debian's",
+    "redis-server": "tools/dev test tests/differ installs it",
     "promtool": "tools/dev test tests/monitoring unpacks Debian's",
     "openssl": "install Debian's openssl",
     "unshare": "install Debian's util-linux",
@@ -34,7 +37,8 @@ REMEDIES = {
 
 def found(name: str) -> str | None:
     """The path of a program, None if it is missing."""
-    return shutil.which(name, path=BIN) or shutil.which(name)
+    scripts = Path(sys.prefix) / "bin"  # programs that Python packages bring
+    return shutil.which(name, path=BIN) or shutil.which(name) or shutil.which(name, path=scripts)
 
 
 def peer(name: str) -> str:

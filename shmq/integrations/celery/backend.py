@@ -116,7 +116,9 @@ class Backend(KeyValueStoreBackend):
             self.ensure(lambda client: client.delete(key + _UNREADY))
         else:
             self.set(key + _UNREADY, value)
-            self.ensure(lambda client: self._unfinish(client, key))
+            # A run sends its task again before it says so, and the next may have failed by then.
+            if state != states.RETRY:
+                self.ensure(lambda client: self._unfinish(client, key))
 
     # A task may have several runs at a time: its worker died, or it was sent again by a retry. The
     # process of one of them may be stopped after Celery has seen that there is no success yet.
@@ -128,8 +130,8 @@ class Backend(KeyValueStoreBackend):
             client.set(key, value, ttl)
 
     def _unfinish(self, client: shmq.Results, key: bytes) -> None:
-        """A task begins or is retried: it has no result any more, unless that is a success, which
-        another run had meanwhile."""
+        """A task begins: it has no result any more, unless that is a success, which another run had
+        meanwhile."""
         found = client.get(key)
         if found is not None and not self._is_success(found):
             client.delete(key, found)

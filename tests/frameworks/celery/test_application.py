@@ -190,6 +190,8 @@ def test_a_task_that_failed_and_runs_again_has_no_result(app: Any) -> None:
     app.backend.store_result("a", ValueError("once"), "FAILURE")
     assert AsyncResult("a", app=app).state == "FAILURE"
     app.backend.store_result("a", ValueError("twice"), "FAILURE")
+    app.backend.store_result("a", ValueError("again"), "RETRY")  # of the run that sent this one
+    assert app.AsyncResult("a").state == "FAILURE"
     app.backend.store_result("a", {}, "STARTED")
     assert AsyncResult("a", app=app).state == "STARTED"
     app.backend.store_result("a", 7, "SUCCESS")
