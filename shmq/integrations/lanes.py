@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from shmq.arguments import counted
+
 #: Most lanes of a queue.
 LANES: Final = 4
 
@@ -24,7 +26,6 @@ def lane_number(priority: int, max_priority: int | None) -> int:
 
 
 def check_max_priority(max_priority: int | None) -> int | None:
-    """Return it. Raises ValueError if it is neither None nor from 1 to 255."""
-    if max_priority is not None and not 1 <= max_priority <= 255:
-        raise ValueError(f"max_priority must be from 1 to 255 or None, not {max_priority}")
-    return max_priority
+    """Return it. Raises ValueError if it is neither None nor from 1 to 255, and TypeError for what
+    is no whole number."""
+    return None if max_priority is None else counted("max_priority", max_priority, 255)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol
 
 from shmq import shm
 from shmq.client import Message
@@ -20,39 +21,62 @@ else:
     T = TypeVar("T")
 
 _UNSET: Final = object()
-#: Parts of /dev/shm; after one of them its room is looked at again.
+#: Parts of a memory; after one of them its room is looked at again.
 _PARTS: Final = 64
 
 
-def value_of(message: Message, writable: bool, view: memoryview | None = None) -> Any:
-    """The object in a message, which the program may keep as long as it likes. Its arrays are
-    copies if more than half of /dev/shm is used: a program that keeps all it gets would leave no
-    room for what it waits for. writable, view: as of `unseal`."""
-    length = len(message)
-    if length >= LARGE and not writable and _room.is_short(length):
-        view = memoryview(bytes(message.view if view is None else view))
-    return unseal(message, view=view, writable=writable)
+class Room:
+    """The room in a memory as this process saw it last. A look costs as much as a short copy, so
+    the process looks again when it got a small part of the memory since."""
 
-
-class _Room:
-    """The room in /dev/shm as this process saw it last. A look costs as much as a short copy, so
-    the process looks again when it got a small part of /dev/shm since."""
+    __slots__ = ("_left", "_short")
 
     def __init__(self) -> None:
         self._short = False
         self._left = 0  # bytes until the next look
 
-    def is_short(self, length: int) -> bool:
-        """Whether more than half is used; length: of the body that is about to be kept."""
+    def is_short(self, length: int, look: Callable[[], tuple[int, int]]) -> bool:
+        """Whether more than half is used. length: of the body that is about to be kept. look:
+        returns the bytes that are free, and those that the memory has. Raises what it raises."""
         self._left -= length
         if self._left < 0:
-            room = os.statvfs(shm.SHM_DIRECTORY)
-            self._short = room.f_bavail * 2 < room.f_blocks
-            self._left = room.f_blocks * room.f_frsize // _PARTS
+            free, whole = look()
+            self._short = free * 2 < whole
+            self._left = whole // _PARTS
         return self._short
 
 
-_room = _Room()
+class HasRoom(Protocol):
+    """A queue's place, which knows the room in its memory."""
+
+    def is_short(self, length: int) -> bool:
+        """Whether more than half of it is used. length: of the body that is about to be kept."""
+        ...
+
+
+_shared_memory = Room()
+
+
+def _look() -> tuple[int, int]:
+    room = os.statvfs(shm.SHM_DIRECTORY)
+    return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+
+
+def value_of(
+    message: Message, writable: bool, place: HasRoom, view: memoryview | None = None
+) -> Any:
+    """The object in a message, which the program may keep as long as it likes. Its arrays are
+    copies if more than half of /dev/shm, or of the queue's memory, is used: a program that keeps
+    all it gets would leave no room for what it waits for. place: that of the queue. writable, view:
+    as of `unseal`."""
+    length = len(message)
+    if (
+        length >= LARGE
+        and not writable
+        and (_shared_memory.is_short(length, _look) or place.is_short(length))
+    ):
+        view = memoryview(bytes(message.view if view is None else view))
+    return unseal(message, view=view, writable=writable)
 
 
 class Item(Generic[T]):
@@ -63,11 +87,14 @@ class Item(Generic[T]):
     raised.
     """
 
-    __slots__ = ("_message", "_queue", "_value", "_writable")
+    __slots__ = ("_message", "_place", "_queue", "_value", "_writable")
 
-    def __init__(self, message: Message, queue: object, writable: bool = False) -> None:
-        """queue: the one it comes from, which lasts as long as its item. writable: as of it."""
+    def __init__(
+        self, message: Message, queue: object, place: HasRoom, writable: bool = False
+    ) -> None:
+        """queue: the one it comes from, which lasts as long as its item. place, writable: its."""
         self._writable = writable
+        self._place = place
         self._message = message
         self._queue = queue
         self._value: Any = _UNSET
@@ -77,7 +104,7 @@ class Item(Generic[T]):
         """The object that was put. It is made at the first use, which raises what unpickling
         raises."""
         if self._value is _UNSET:
-            self._value = value_of(self._message, self._writable)
+            self._value = value_of(self._message, self._writable, self._place)
         found: T = self._value
         return found
 

@@ -15,6 +15,7 @@ from shmq.client import Consumer, Producer
 from shmq.errors import Gone, ShmqError
 from shmq.layout import State
 from shmq.queues.hold import Hold
+from shmq.queues.item import Room
 from shmq.taken import is_taken, take_topic
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Place:
         self._home = (broker.instance, broker.owner)
         self.topic = topic
         """Name of the topic."""
+        self._memory = Room()
         delete = functools.partial(_delete, weakref.ref(broker), topic)
         self._hold: Hold | None = None
         self._kept: Kept | None = None
@@ -63,6 +65,7 @@ class Place:
     def __setstate__(self, state: tuple[Any, str, Hold | None]) -> None:
         self._broker = self._kept = None
         self._home, self.topic, self._hold = state
+        self._memory = Room()
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             with contextlib.suppress(OSError, ShmqError):
                 self._keep()  # this process was started with it, and is root until it says so
@@ -113,6 +116,20 @@ class Place:
         """How many items wait."""
         return self.broker.channel_depth(self.topic, CHANNEL)
 
+    def held_up(self) -> str:
+        """Why nobody gets the items that wait: those that were got and are not done yet hold all
+        that may be held. Empty if nobody is held up. Raises Gone."""
+        header = self._view().header
+        held = int(header["in_flight_len"])
+        if not held or header["paused"] or not self.size():
+            return ""
+        slots, most = int(header["in_flight_slots"]), int(header["arena_max"])
+        return (
+            f"items wait, but the {held} that were got and are not done yet hold all that "
+            f"in_flight_slots ({slots}) and three quarters of arena_size ({most}) allow; call "
+            "task_done, or done of an item, or raise these options of the broker"
+        )
+
     def maxsize(self) -> int:
         """How many items may wait; 0: as many as memory holds."""
         return self.broker.settings(self.topic, CHANNEL).max_messages or 0
@@ -129,6 +146,22 @@ class Place:
             busy = bool(((states != State.FREE) & (states != State.PINNED)).any())
             if busy or view.read("ready_tail") == before:
                 return busy
+
+    def is_short(self, length: int) -> bool:
+        """Whether more than half of the memory for bodies is used, as this process saw it last.
+        length: of the body that is about to be kept."""
+        try:
+            return self._memory.is_short(length, self._bytes)
+        except ShmqError:  # it was deleted meanwhile, and what was got stays
+            return False
+
+    def _bytes(self) -> tuple[int, int]:
+        """The bytes of the memory for bodies that are free, and all of them. Memory that is not
+        committed yet is free."""
+        header = self._view().header
+        most = int(header["arena_max"])
+        used = int(header["arena_committed"]) - int(header["arena"]["free_bytes"])
+        return most - used, most
 
     def _view(self) -> QueueView:
         return self.broker.views().queue_at(*self._found())

@@ -20,6 +20,7 @@ from shmq.client import Message
 from shmq.errors import MessageTooBig, NotInFlight, ShutDown
 from shmq.names import check_name
 from shmq.objects import Packed, loads_sealed, pack, publish, spare
+from shmq.patience import Patience
 from shmq.queues import tree
 from shmq.queues.hold import delete_dropped
 from shmq.queues.item import Item, T, value_of
@@ -159,7 +160,9 @@ class _Ends:
 
     def _next(self, take: Callable[[float], Any], block: bool, deadline: float | None) -> Any:
         """The next body or message, after a first look has found none. Raises queue.Empty and
-        ShutDown."""
+        ShutDown. A long wait for what this program itself, or another, has to give back is said in
+        the log."""
+        patience = Patience()
         while True:
             left = 0.0 if not block else _SLICE
             if block and deadline is not None:
@@ -172,6 +175,10 @@ class _Ends:
                 raise ShutDown(f"get from {self!r}: it was shut down, and nothing is left in it")
             if left < _SLICE:
                 raise queue.Empty
+            if why := self._place.held_up():
+                patience.refused(f"get from {self!r}: {why}")
+            else:
+                patience.over()
 
     def _received(self, found: bytes | Message | None, block: bool, timeout: float | None) -> Any:
         """The item in a body or message, which is finished. found: None if the first look found
@@ -194,7 +201,7 @@ class _Ends:
         view = body.view
         with contextlib.suppress(NotInFlight):  # `shutdown` has dropped it meanwhile
             body.finish()
-        return value_of(body, self._writable, view)
+        return value_of(body, self._writable, self._place, view)
 
 
 class SimpleQueue(_Ends, Generic[T]):
@@ -315,7 +322,7 @@ class Queue(_Ends, Generic[T]):
         no item, ValueError after `close`, Gone if the broker has ended, and what unpickling raises.
         """
         if ack:
-            return Item(self._held(block, timeout), self, self._writable)
+            return Item(self._held(block, timeout), self, self._place, self._writable)
         body = self._take(_SLICE if timeout is None and block else 0)
         if type(body) is bytes:
             return loads_sealed(body)
@@ -429,9 +436,9 @@ class JoinableQueue(Queue[T]):
         the item's `done()` instead. Otherwise as `Queue.get`."""
         message = self._held(block, timeout)
         if ack:
-            return Item(message, self, self._writable)
+            return Item(message, self, self._place, self._writable)
         self._mine.add(message)
-        return value_of(message, self._writable)
+        return value_of(message, self._writable, self._place)
 
     def close(self) -> None:
         """Use the queue no more in this process. The items that `get` returned are done, those of

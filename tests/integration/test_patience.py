@@ -300,3 +300,31 @@ def test_a_worker_whose_outcome_has_no_room_says_it_once(child: Callable[..., Ch
     waiting.tell()
     assert waiting.succeed(300)[-1] == "100"
     assert waiting.errors.count(STILL) == 1, waiting.errors
+
+
+@pytest.mark.parametrize("limit", ["slots", "bytes"])
+def test_a_get_that_waits_for_items_to_be_done_says_so(
+    open_broker: Callable[..., shmq.Broker], log: Lines, limit: str
+) -> None:
+    size = 1 << 17
+    options = {"arena_size": 8 * size} if limit == "bytes" else {"in_flight_slots": 64}
+    broker = open_broker(data_path=None, disk=False, max_msg_size=2 * size, **options)
+    queue: Any = shmq.JoinableQueue(broker=broker, name="held")
+    got = []
+
+    def get_all() -> None:
+        while len(got) < 80:
+            got.append(queue.get())
+
+    for _ in range(7 if limit == "bytes" else 80):
+        queue.put(np.ones(size, np.uint8) if limit == "bytes" else "item")
+    getter = threading.Thread(target=get_all, daemon=True)
+    getter.start()
+    eventually(lambda: log.said)
+    assert re.search(r"get from .*held.*items wait.*in_flight_slots.*task_done", log.said[0])
+    held = len(got)
+    for _ in range(held):
+        queue.task_done()
+    eventually(lambda: len(got) > held)
+    while len(got) < 80:
+        queue.put("last")

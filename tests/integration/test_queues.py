@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import multiprocessing
 import pickle
 import queue
 import threading
@@ -535,3 +536,34 @@ def test_a_queue_of_a_broker_that_ended_raises_gone(
     for call in (getting, lambda: made.put(1), made.get, made.qsize, made.empty):
         with pytest.raises(shmq.Gone):
             call()
+
+
+def feed(queue: Any, number: int) -> None:
+    for value in range(number):
+        queue.put(np.full(1 << 19, value, np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue", "SimpleQueue", "ack"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_program_that_keeps_all_it_gets_leaves_room_in_its_queue(
+    open_broker: Callable[..., shmq.Broker], kind: str, method: str
+) -> None:
+    """All that is kept is four times as much as the queue's memory holds."""
+    broker = open_broker(arena_size=8 << 20, max_msg_size=1 << 20)
+    queue: Any = getattr(shmq, kind if kind != "ack" else "Queue")(broker=broker, name="fed")
+    context = multiprocessing.get_context(method)
+    feeder = context.Process(target=feed, args=(queue, 64), daemon=True)
+    feeder.start()
+    kept = []
+    for _ in range(64):
+        if kind == "ack":
+            item = queue.get(ack=True)
+            kept.append(item.value)
+            item.done()
+        else:
+            kept.append(queue.get())
+        if kind == "JoinableQueue":
+            queue.task_done()
+    feeder.join()
+    assert [int(each[0]) for each in kept] == list(range(64))
+    assert not any(each.flags.writeable for each in kept)

@@ -13,6 +13,7 @@ from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import TimeoutError
 
 import shmq
+from shmq.arguments import LONGEST
 from shmq.errors import Gone, NotRunning
 from shmq.integrations.celery import attachment
 from shmq.integrations.celery.chords import Chord
@@ -36,6 +37,16 @@ _UNREADY: Final = b".unready"
 _PIECES: Final = b"\0pieces "
 
 
+def _expires(value: Any) -> int | None:
+    """The setting result_expires in seconds, 0 for never. Raises ValueError."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        if value is None or int(value) >= 0:
+            return value if value is None else min(int(value), int(LONGEST))
+    raise ValueError(
+        f"result_expires must be None or a number of seconds, 0 or more, not {value!r:.100}"
+    )
+
+
 class Backend(KeyValueStoreBackend):
     """A result backend of Celery in a results store of an instance.
 
@@ -52,7 +63,7 @@ class Backend(KeyValueStoreBackend):
         self, app: Any, url: str | None = None, expires: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(app=app, url=url, expires=expires, **kwargs)
-        self.expires = self.prepare_expires(expires, int)
+        self.expires = _expires(self.prepare_expires(expires))
         self._instance = attachment.instance_of(url)
         self._handle: tuple[shmq.Broker, shmq.Results] | None = None
 

@@ -29,6 +29,8 @@ from shmq.integrations.celery.turns import ROUND_ROBIN
 from shmq.seal import refuse
 
 _STEPS: Final = (0, 3, 6, 9)
+#: AMQP's largest priority.
+_MOST_STEP: Final = 255
 #: A task that is due in less than this is not deferred: the worker waits for it.
 _SOON: Final = 0.001
 
@@ -41,6 +43,21 @@ def _for_good(queue: str) -> Iterator[None]:
         yield
     except (shmq.MessageTooBig, shmq.BadName, shmq.BadArgument, shmq.Full) as exc:
         raise OperationalError(f"queue {queue!r}: {exc}") from exc
+
+
+def _checked(steps: Any) -> tuple[int, ...]:
+    """The option priority_steps. Raises ValueError."""
+    found = tuple(steps) if isinstance(steps, list | tuple | range) else ()
+    if (
+        not found
+        or not all(type(step) is int and 0 <= step <= _MOST_STEP for step in found)
+        or list(found) != sorted(set(found))
+    ):
+        raise ValueError(
+            f"priority_steps of broker_transport_options must be a list of rising whole numbers "
+            f"from 0 to {_MOST_STEP}, such as [0, 3, 6, 9], not {steps!r:.100}"
+        )
+    return found
 
 
 class Source:
@@ -123,6 +140,7 @@ class Channel(virtual.Channel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
+        self.priority_steps = _checked(self.priority_steps)
         self._queues: Queues = connection.queues
         self._exchanges: Exchanges = self._queues.exchanges
         self._sources: dict[str, Source] = {}

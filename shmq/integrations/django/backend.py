@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 
@@ -115,18 +116,27 @@ class Backend(BaseTaskBackend):
 
     @functools.cached_property
     def _home(self) -> Home:
-        chosen = self.settings
+        chosen = self._checked
         directory = None if chosen.directory is None else Path(chosen.directory)
         return home(chosen.instance, directory, chosen.owner, chosen.broker)
 
+    @functools.cached_property
+    def _checked(self) -> Settings:
+        """The settings, for who did not run Django's checks. Raises ImproperlyConfigured."""
+        for name, words in self.settings.faults().items():
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]['OPTIONS'][{name!r}] {words}")
+        return self.settings
+
     def retry(self, call: Callable[[shmq.Broker], T]) -> T:
-        """Call with the broker. If that was stopped in the middle, begin again with the next one,
-        for `timeout` seconds. Raises what `Home.broker` raises, and what the call raises."""
-        deadline = time.monotonic() + self.settings.timeout
+        """Call with the broker. If that was stopped in the middle, or a topic or the store was
+        deleted, begin again with new ones, for `timeout` seconds. Raises what `Home.broker` raises,
+        and what the call raises."""
+        deadline = time.monotonic() + self._checked.timeout
         while True:
             try:
                 return call(self.home.broker())
             except (shmq.Gone, shmq.NotRunning):
+                self.home.drop()
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE)

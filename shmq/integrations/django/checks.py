@@ -44,6 +44,12 @@ def check_backend(
             hint="Set BASE_DIR, or 'directory' or 'instance' in OPTIONS.",
             id="shmq.E003",
         )
+    for name, words in chosen.faults().items():
+        yield checks.Error(
+            f"{where}['OPTIONS'][{name!r}] {words}.",
+            hint="docs/django.md lists the options.",
+            id="shmq.E006",
+        )
     for queue in sorted(map(str, queues)):
         if not _NAME.fullmatch(lanes.topic(alias, queue, 100)) or not _NAME.fullmatch(queue):
             yield checks.Error(

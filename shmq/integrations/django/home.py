@@ -154,6 +154,11 @@ class Home:
         found: T = made[key]
         return found
 
+    def drop(self) -> None:
+        """Drop what was made: one of these was gone, because somebody deleted its topic or store,
+        or stopped the broker."""
+        self._made = None, {}
+
     def forget(self) -> None:
         """Leave the instance: what this process holds goes back. An owner's supervisor stays as
         long as others are attached."""

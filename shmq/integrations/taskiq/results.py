@@ -12,6 +12,7 @@ from taskiq.exceptions import ResultGetError, TaskiqResultTimeoutError
 from taskiq.serializers import JSONSerializer
 
 import shmq
+from shmq.arguments import number
 from shmq.integrations.taskiq.ties import AsyncLink
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class ResultBackend(AsyncResultBackend[T]):
         owner: str | int | None = None,
         timeout: float = 10.0,
     ) -> None:
-        if ttl is not None and not ttl > 0:
+        if ttl is not None and not number("ttl", ttl) > 0:
             raise ValueError(f"ttl must be None or seconds above 0, not {ttl}")
         self.serializer = JSONSerializer() if serializer is None else serializer
         self.keep_results, self.ttl = keep_results, ttl
