@@ -5,7 +5,7 @@
 
 /* The advice that ends an error message, unless the caller of raise_status has a better one. */
 static const char *const hints[STATUSES] = {
-	[-SHMQ_FULL] = "add consumers, or raise the limit or mem_queue_size",
+	[-SHMQ_FULL] = "add consumers, or raise the limit, mem_queue_size or arena_size",
 	[-SHMQ_BAD_NAME] = "use 1 to 64 of . a-z A-Z 0-9 _ -, with #ephemeral at the end if wanted",
 	[-SHMQ_NOT_IN_FLIGHT] = "it timed out, or was finished, requeued or emptied already",
 	[-SHMQ_GONE] = "create it again, then make a new producer or consumer",

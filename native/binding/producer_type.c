@@ -91,7 +91,7 @@ static const char *producer_hint(shmq_broker *broker, char *to, size_t size)
 	return to;
 }
 
-#define GIVES_ROOM "add consumers, %sor raise the limit or mem_queue_size"
+#define GIVES_ROOM "add consumers, %sor raise the limit, mem_queue_size or arena_size"
 
 /* Raise Full: what was tried, which queue has no room, and what gives it. waits: the caller goes on
  * waiting, and only says so. */

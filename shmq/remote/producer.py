@@ -14,6 +14,11 @@ from shmq.remote.connections import Connections
 
 _SIZE: Final = struct.Struct(">i")
 _OK: Final = b"OK"
+#: The most likely reason why a broker is late.
+_LATE: Final = (
+    "; most likely a channel is full: add consumers there, wait longer (timeout=), or raise the "
+    "limit of the channel (its log names it)"
+)
 #: Seconds to wait for room, if the caller sets no limit.
 _ROOM: Final = 60.0
 
@@ -85,7 +90,7 @@ class RemoteProducer:
         began = time.monotonic()
         try:
             connection.send(data, deadline, tried)
-            if not connection.hears(patience.AFTER, deadline):
+            if not connection.hears(patience.AFTER, deadline) and time.monotonic() < deadline:
                 patience.say(
                     f"{tried}: the broker at {connections.address} has not answered, most likely "
                     "because a channel is full; add consumers there, or raise the limit of the "
@@ -97,7 +102,7 @@ class RemoteProducer:
             raise Unconfirmed(
                 f"{tried}: the broker at {connections.address} has not answered within "
                 f"{time.monotonic() - began:.1f} s ({exc}); the messages may or may not have been "
-                "published"
+                f"published{_LATE if time.monotonic() >= deadline else ''}"
             ) from exc
         except BaseException:
             connection.close()

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.processes import HELPERS, TESTS
 from support.small_memory import mounted
 
-import shmq
-from limits import machine
+from limits import machine, running_room  # noqa: F401
 from limits.bounds import AS_NUMBERS, ELSEWHERE, INNER, defined
 from limits.machine import Sheet
+from limits.planted import PLANTS
 from limits.running import ROWS
-from limits.site import MESSAGE, TOPICS, Site
+from limits.site import TOPICS, Site
 from shmq.options import OPTIONS
-from shmq.remote.producer import RemoteProducer
 
 #: No run-time limits, or none that a client can exceed: option -> why.
 OTHER = {
@@ -90,30 +89,12 @@ def test_all_that_with_64_mib_of_shared_memory(tmp_path: Path) -> None:
 # ---- planted faults ----
 
 
-def test_a_limit_that_is_believed_from_a_stale_value_is_found(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = shmq.Broker.limit
-    monkeypatch.setattr(
-        shmq.Broker, "limit", lambda self, name: real(self, name) * (1 + (name[:5] == "max_m"))
-    )
-    sheet = Sheet()
-    ROWS["times"].fill(site, sheet)
-    assert any(fault.startswith("msg_timeout by consumer:") for fault in sheet.faults)
-
-
-def test_a_body_that_is_cut_in_silence_is_found(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = RemoteProducer.publish
-
-    def cut(self: RemoteProducer, body: Any, *words: Any) -> None:
-        whole(self, body[:MESSAGE], *words)
-
-    monkeypatch.setattr(RemoteProducer, "publish", cut)
-    sheet = Sheet()
-    ROWS["a_body"].fill(site, sheet)
-    assert any(f"{MESSAGE + 1} by remote: it is not refused" in fault for fault in sheet.faults)
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_fault_is_found(site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, sheet = PLANTS[name], Sheet()
+    plant.put(monkeypatch)
+    ROWS[plant.row].fill(site, sheet)
+    assert any(re.search(plant.found, fault) for fault in sheet.faults), sheet.faults
 
 
 def test_a_call_that_hangs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

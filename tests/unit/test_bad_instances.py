@@ -289,7 +289,7 @@ def test_a_full_queue_without_a_supervisor_says_so() -> None:
         with pytest.raises(Full, match="no room in memory"):
             producer.publish(b"x", timeout=0.05)
         assert time.monotonic_ns() - before >= 0.05 * SECOND
-        with pytest.raises(Full, match="or raise the limit or mem_queue_size"):
+        with pytest.raises(Full, match="or raise the limit, mem_queue_size or arena_size"):
             producer.publish_many([b"x", b"y"], timeout=0)
         with pytest.raises(Full), producer.loan(5, timeout=0):
             pass
