@@ -37,7 +37,7 @@ from differ.differences import Row, rows
 
 TOP = Path(__file__).resolve().parents[2]
 FOLDER = TOP / "build" / "differ"
-KINDS = ("stdlib", "joblib", "nsqd", "celery")
+KINDS = ("stdlib", "joblib", "nsqd", "celery", "dramatiq")
 SIDES = ("original", "shmq")
 #: Seconds without a word after which a program hangs: the first time, when it runs again to make
 #: sure, and while a finding is made smaller.

@@ -69,6 +69,20 @@ def test_many_programs_of_celery_do_the_same() -> None:
     assert not differ("celery", FEW // 3)
 
 
+@pytest.mark.peers
+@pytest.mark.shallow
+def test_programs_of_dramatiq_do_the_same() -> None:
+    peer("redis-server")
+    assert not differ("dramatiq", FEW // 15)
+
+
+@pytest.mark.peers
+@pytest.mark.deep
+def test_many_programs_of_dramatiq_do_the_same() -> None:
+    peer("redis-server")
+    assert not differ("dramatiq", FEW // 6)
+
+
 @pytest.mark.parametrize("fault", planted.FAULTS)
 @pytest.mark.deep
 def test_a_planted_fault_is_found(fault: str) -> None:
