@@ -56,7 +56,26 @@ def adopt(
     elif lost:
         directory_recovery.create_rescued(manager, registry, data_path, rescued)
     _sweep(directory, options.instance)
+    _tell_what_they_keep(registry, options)
     _log.info("adopted %d topics, %d queues", len(registry.topics), len(registry.queues))
+
+
+def _tell_what_they_keep(registry: Registry, options: Options) -> None:
+    """Warn of options that adopted queues do not follow: their memory is laid out when they are
+    made."""
+    told = (("mem_queue_size", "mem_queue_size"), ("in_flight_slots", "in_flight_slots"))
+    for option, field in (*told, ("arena_size", "arena_max")):
+        wanted = int(getattr(options, option))
+        kept = [size for queue in registry.queues if (size := queue.view.read(field)) != wanted]
+        if kept:
+            _log.warning(
+                "adopted queues: %d keep %s=%s, and new ones get %d: for all to follow it, stop "
+                "this broker with --on-stop=flush, and start it again",
+                len(kept),
+                option,
+                ",".join(map(str, sorted(set(kept))[:5])),
+                wanted,
+            )
 
 
 def _had_another(directory: DirectoryView, data_path: Path) -> bool:

@@ -178,6 +178,29 @@ def serve_drain(instance: str, data_path: Path) -> Child:
     return Child([sys.executable, "-c", f"import sys; {RUN}", "serve", *words])
 
 
+def test_limits_that_adopted_queues_do_not_follow_are_said(
+    serve: Callable[..., Child], attach: Callable[[], shmq.Broker]
+) -> None:
+    server = serve(mem_queue_size=300, arena_size=8 << 20)
+    with attach() as broker:
+        broker.create_channel("t", "c")
+        broker.producer("t").publish(b"kept")
+    server.kill()
+    server = serve(mem_queue_size=5000, arena_size=8 << 20)
+    eventually(lambda: ": running, pid" in server.errors)
+    told = [line for line in server.errors.splitlines() if "adopted queues:" in line]
+    assert len(told) == 1, server.errors
+    assert "adopted queues: 1 keep mem_queue_size=300, and new ones get 5000" in told[0]
+    assert server.kill(signal.SIGTERM) == 0  # what it says to do
+    server = serve(mem_queue_size=5000, arena_size=8 << 20)
+    eventually(lambda: ": running, pid" in server.errors)
+    assert "adopted queues:" not in server.errors
+    with attach() as broker:
+        message = broker.consumer("t", "c").take(processes.WATCHDOG)
+        assert message is not None
+        assert message.body == b"kept"
+
+
 def test_drain_writes_what_was_left_to_disk_and_ends(
     serve: Callable[..., Child], instance: str, data_path: Path, keep: Callable[[Any], Any]
 ) -> None:
