@@ -140,7 +140,9 @@ def tests(deep: bool, fuzzed: bool) -> list[Part]:
         ),
         python("differ", "beside the original", ["tests/differ"], deep, CORES),
         python("limits", "every limit, every way in", ["tests/limits"], deep, CORES),
-        python("lifecycle", "every handle, every end", ["tests/lifecycle"], deep, CORES),
+        python(
+            "lifecycle", "every handle, every end", ["tests/lifecycle"], deep, CORES, again=ONCE
+        ),
         python("crash", "clients and supervisors killed", ["tests/crash"], deep, many),
         python(
             "nsqd",

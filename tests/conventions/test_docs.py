@@ -47,6 +47,7 @@ PAGES = [
 
 #: Options of other programs that the pages name: of tools/dev, of containers, of systemctl.
 FOREIGN = {
+    "--modules",
     "--share",
     "--all",
     "--core",

@@ -126,6 +126,26 @@ STAYS: tuple[Stays, ...] = (
         "the thread that waits has the handle",
     ),
     Stays(
+        lambda row: row.keeps,
+        _ALIVE,
+        ("client*", "/dev/shm/*"),
+        "frameworks make and drop their objects for each task: a process attaches once",
+    ),
+    Stays(
+        lambda row: row.name == "joblib_executor",
+        ("owner", "thread", *ENDS[Where.OUTSIDE]),
+        (
+            f"{sys.executable} *",
+            "shmq.tree-N.N",
+            "shmq-pool",
+            "/dev/shm/*",
+            "anon_inode:*",
+            "pipe:*",
+            "socket:*",
+        ),
+        "after a call of Parallel the workers stay for the next one, until the backend is gone",
+    ),
+    Stays(
         lambda row: row.name == "viewer",
         ("owner", "thread"),
         ("/dev/shm/shmq.lifecycle",),

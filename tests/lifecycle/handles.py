@@ -55,7 +55,8 @@ class Held:
 class Row:
     """covers: the public classes whose ends it shows. own: it is of an instance of its own. tree:
     it is of the one that a tree of processes has. ends: those that it has; None: all. warm: the
-    first one leaves topics and stores that are to stay."""
+    first one leaves topics and stores that are to stay. keeps: its process has one attachment for
+    all of its kind, as long as it lives."""
 
     name: str
     make: Callable[[Site], Held]
@@ -65,6 +66,7 @@ class Row:
     tree: bool
     ends: tuple[str, ...] | None
     warm: bool
+    keeps: bool
 
     @property
     def module(self) -> str:
@@ -82,14 +84,15 @@ def handle(
     tree: bool = False,
     ends: tuple[str, ...] | None = None,
     warm: bool = False,
+    keeps: bool = False,
 ) -> Callable[[Callable[[Site], Held]], Callable[[Site], Held]]:
     """Add a row. shows: whether one can see from outside that the handle is there.
     own: whether it is of an instance of its own, whose supervisor is a child of its process; tree:
-    whether that is the one of its tree of processes. ends, warm: as in Row."""
+    whether that is the one of its tree of processes. ends, warm, keeps: as in Row."""
 
     def add(make: Callable[[Site], Held]) -> Callable[[Site], Held]:
         name = make.__name__
-        ROWS[name] = Row(name, make, covers, shows, own or tree, tree, ends, warm)
+        ROWS[name] = Row(name, make, covers, shows, own or tree, tree, ends, warm, keeps)
         return make
 
     return add

@@ -188,15 +188,21 @@ class Machine:
         self.is_warm.add(row.name)
         with self.broker() as broker, sources.open_readonly(INSTANCE) as source:
             before = {client.pid for client in broker.stats().clients}
+            connections = self._connections()
             holder = self._holder(row, ["close"])
             try:
-                holder.tell()
-                holder.said("made")
+                for word in ("made", "ready", "ended"):
+                    holder.tell()
+                    holder.said(word)
             finally:
                 holder.close()
             eventually(lambda: {client.pid for client in broker.stats().clients} <= before)
+            eventually(lambda: self._connections() <= connections and not self._left())
+            eventually(lambda: not any("#ephemeral" in one.name for one in broker.stats().topics))
             for store in source.directory.live_stores():
-                broker.results(store.name).set("stays", b"value")
+                kept = broker.results(store.name)
+                if not len(kept):
+                    kept.set("stays", b"value")
 
     def _start_starter(self, modules: Sequence[str]) -> None:
         self.starter, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -229,9 +235,12 @@ class Machine:
 
     def census(self) -> Census:
         """All that there is."""
-        found: Census = {"shared memory": sorted(map(_kind, os.listdir("/dev/shm")))}
+        shared = [*os.listdir("/dev/shm"), *Path("/dev/shm").glob("shmq-staged-*/**/*")]
+        found: Census = {"shared memory": sorted(_kind(str(each)) for each in shared)}
         for name, path in self.homes.items():
-            found[name] = sorted(_kind(str(each.relative_to(path))) for each in path.rglob("*"))
+            names = (str(each.relative_to(path)) for each in path.rglob("*"))
+            # those are of multiprocessing, in a process that was killed
+            found[name] = sorted(_kind(each) for each in names if not each.startswith("pymp-"))
         found["locks"] = self._locks()
         found["connections"] = [str(self._connections())]
         found["processes"] = self._processes()
@@ -525,6 +534,7 @@ class Machine:
         os.waitpid(self.starter_pid, 0)
         self.server.kill(signal.SIGTERM)
         self.server.close()
+        self._kill_left()
 
 
 #: Ends after which a process stays.
@@ -603,9 +613,11 @@ def main() -> None:
     def draws(row: Row, end: str) -> bool:
         return random.Random(f"{words.seed} {row.name} {end}").random() < words.share
 
-    for found in machine.run(rows, words.ends, draws):
-        print(json.dumps(found._asdict()), flush=True)
-    machine.close()
+    try:
+        for found in machine.run(rows, words.ends, draws):
+            print(json.dumps(found._asdict()), flush=True)
+    finally:
+        machine.close()
     print(json.dumps({"cells": machine.cells}), flush=True)
 
 

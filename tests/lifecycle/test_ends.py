@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import random
+import secrets
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from support.processes import HELPERS
 ALL = [end for ends in ENDS.values() for end in ends]
 SAMPLE = ("consumer", "executor_of_a_broker", "remote_consumer", "queue")
 #: Rows, and how many of the ends that need a process of their own a run of `--all` draws.
+SHARE = 0.2
 GROUPS = {
     "shared": ([name for name, row in ROWS.items() if not row.own], 0.5),
     "own": ([name for name, row in ROWS.items() if row.own], 0.25),
@@ -53,6 +57,33 @@ def test_every_end_of_some_handles_gives_everything_back(tmp_path: Path) -> None
 @pytest.mark.parametrize("group", GROUPS)
 def test_drawn_ends_of_every_handle_give_everything_back(tmp_path: Path, group: str) -> None:
     everything_is_given_back(tmp_path, *GROUPS[group])
+
+
+#: Modules with rows, and what each needs.
+OTHERS = {
+    "programs": "aiohttp",
+    "celery": "celery",
+    "django": "django",
+    "dramatiq": "dramatiq",
+    "taskiq": "taskiq",
+    "joblib": "joblib",
+    "spark": "pyspark",
+}
+
+
+@pytest.mark.deep
+def test_drawn_ends_of_programs_or_a_framework_give_everything_back(tmp_path: Path) -> None:
+    """Of one of these modules in a run: each takes half a minute of a processor."""
+    there = [name for name, package in OTHERS.items() if importlib.util.find_spec(package)]
+    if not there:
+        pytest.skip(f"needs one of {', '.join(OTHERS.values())}")
+    seed = os.environ.get("SHMQ_TEST_SEED", secrets.token_hex(4))
+    module = f"lifecycle.rows_of_{random.Random(seed).choice(there)}"
+    words = [f"--share={SHARE}", f"--seed={seed}", "--modules", module]
+    found, cells, said = ended(tmp_path, words)
+    named = f"{module}, {said.partition(chr(10))[0]}"
+    assert not found, f"{named}\n{json.dumps(found, indent=1)}{said[-3000:]}"
+    assert cells, named
 
 
 @pytest.mark.deep
