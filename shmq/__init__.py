@@ -19,6 +19,30 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shmq.errors import (
+    BadArgument,
+    BadName,
+    BadObject,
+    Full,
+    Gone,
+    LayoutMismatch,
+    LeaseFenced,
+    LeaseLost,
+    MemoryLost,
+    MessageTooBig,
+    NotInFlight,
+    NotRunning,
+    NotSealed,
+    OtherNamespace,
+    Rejected,
+    ShmqError,
+    ShutDown,
+    TooManyClients,
+    Unauthorized,
+    Unconfirmed,
+    Unreachable,
+)
+
 
 def _installed_version() -> str | None:
     """The version that importlib.metadata would find. Importing that module would take longer than
@@ -88,29 +112,6 @@ if TYPE_CHECKING:
         Results,
         ResultsStats,
     )
-    from shmq.errors import (
-        BadArgument,
-        BadName,
-        BadObject,
-        Full,
-        Gone,
-        LayoutMismatch,
-        LeaseFenced,
-        LeaseLost,
-        MemoryLost,
-        MessageTooBig,
-        NotInFlight,
-        NotRunning,
-        NotSealed,
-        OtherNamespace,
-        Rejected,
-        ShmqError,
-        ShutDown,
-        TooManyClients,
-        Unauthorized,
-        Unconfirmed,
-        Unreachable,
-    )
     from shmq.option_types import OptionError
     from shmq.peek import LeaseEntry, Peeked
     from shmq.pool import Executor, Future, TaskTimeout, WorkerDied
@@ -145,29 +146,6 @@ _HOMES = {
         "Results",
         "ResultsStats",
     ),
-    "shmq.errors": (
-        "BadArgument",
-        "BadName",
-        "BadObject",
-        "Full",
-        "Gone",
-        "LayoutMismatch",
-        "LeaseFenced",
-        "LeaseLost",
-        "MemoryLost",
-        "MessageTooBig",
-        "NotInFlight",
-        "NotRunning",
-        "NotSealed",
-        "OtherNamespace",
-        "Rejected",
-        "ShmqError",
-        "ShutDown",
-        "TooManyClients",
-        "Unauthorized",
-        "Unconfirmed",
-        "Unreachable",
-    ),
     "shmq.pool": ("Executor", "Future", "TaskTimeout", "WorkerDied"),
     "shmq.peek": ("LeaseEntry", "Peeked"),
     "shmq.queues": ("JoinableQueue", "Queue", "SimpleQueue"),
@@ -183,7 +161,7 @@ _HOMES = {
     ),
 }
 #: Those that work without the extension.
-_EVERYWHERE = {"shmq.errors", "shmq.remote"}
+_EVERYWHERE = {"shmq.remote"}
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = {*_HOMES, "shmq.names", "shmq.shm", "shmq.storage"}
 

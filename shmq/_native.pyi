@@ -11,7 +11,6 @@ Times are nanoseconds, except that `defer`, `delay` and `timeout` of the classes
 """
 
 import builtins
-import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias, TypeVar, final, overload
 
@@ -38,63 +37,6 @@ _Body: TypeAlias = Buffer | npt.NDArray[Any] | Message
 _Default = TypeVar("_Default")
 _Key = TypeVar("_Key", bound=str | Buffer)
 _Imported = TypeVar("_Imported")
-
-class ShmqError(Exception):
-    """The base class of every error of shmq."""
-
-class NotRunning(ShmqError):
-    """No supervisor is running."""
-
-class Full(ShmqError, queue.Full):
-    """There is no room for the message, and none came in time."""
-
-class Rejected(Full):
-    """A channel has reached its limit and rejects (overflow=reject). Nothing was published."""
-
-class MessageTooBig(ShmqError, ValueError):
-    """The message or batch can never fit."""
-
-class BadName(ShmqError, ValueError):
-    """Not a valid topic or channel name."""
-
-class BadArgument(ShmqError, ValueError):
-    """An argument is out of range."""
-
-class NotInFlight(ShmqError):
-    """The message is not, or no longer, in flight to this consumer."""
-
-class Gone(ShmqError):
-    """The topic, channel or broker was deleted or stopped, or the handle was closed."""
-
-class LayoutMismatch(ShmqError):
-    """The segment was not made by this version of shmq, or its contents cannot be right."""
-
-class TooManyClients(ShmqError):
-    """Every client entry is taken."""
-
-class OtherNamespace(ShmqError):
-    """The broker is in another PID namespace, so its pids mean other processes here."""
-
-class LeaseLost(ShmqError):
-    """The lease is no longer held: its time was over, or it was ended."""
-
-class LeaseFenced(ShmqError):
-    """Another process leases under this name now."""
-
-class NotSealed(ShmqError):
-    """The topic is that of a pool or a queue, which alone publishes there."""
-
-class Busy(ShmqError):
-    """A stopped process holds a lock. Internal: the supervisor's loops serve other queues first."""
-
-class Forked(ShmqError):
-    """The handle is the parent's. Internal: the public classes attach again and try again."""
-
-class NeedBacklog(ShmqError):
-    """The topic has no queue to publish to yet. Internal: `on_backlog` of Producer is called."""
-
-class NotReady(LayoutMismatch):
-    """The segment is being made, or its creator died. Internal: `attach` waits for it."""
 
 def now() -> int:
     """CLOCK_MONOTONIC in ns."""

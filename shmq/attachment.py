@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from shmq import _native, shm
-from shmq.errors import Gone, NotRunning, ShmqError
+from shmq.errors import Busy, Gone, NotRunning, ShmqError
 from shmq.layout import ClientKind
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Attachment:
     def abandon(self) -> None:
         """Like `close`, with a bounded wait. If a stopped process holds a lock, the reaper gives
         the messages back after this process has ended."""
-        with contextlib.suppress(_native.Busy):
+        with contextlib.suppress(Busy):
             self._close(_EXIT_PATIENCE_NS)
 
     def _close(self, patience: int | None) -> None:

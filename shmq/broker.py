@@ -26,7 +26,7 @@ from shmq.client import (
 )
 from shmq.client.handle import Reduction, Shown
 from shmq.client.many import Missing
-from shmq.errors import Gone, NotRunning, ShmqError
+from shmq.errors import Gone, NotReady, NotRunning, ShmqError
 from shmq.held import Held
 from shmq.keywords import Keywords
 from shmq.layout import ClientKind
@@ -628,7 +628,7 @@ def _attach_within(
             return Broker._attached(name, kind, owner)
         except ShmqError as exc:
             left = deadline - time.monotonic()
-            coming = isinstance(exc, (NotRunning, _native.NotReady)) or (
+            coming = isinstance(exc, (NotRunning, NotReady)) or (
                 isinstance(exc.__cause__, PermissionError) and shm.just_made(name)
             )
             if left <= 0 or not coming:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from shmq import _native
-from shmq._native import LayoutMismatch
+from shmq.errors import LayoutMismatch
 from shmq.layout import NONE, Array, ClientState, State, constant, owner, state, text
 from shmq.views import QueueView
 

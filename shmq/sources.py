@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, Protocol, Self
 
 from shmq import _native, procfs, shm
-from shmq._native import NotReady
-from shmq.errors import Gone, LayoutMismatch, ShmqError
+from shmq.errors import Gone, LayoutMismatch, NotReady, ShmqError
 from shmq.layout import SegmentKind, dtype
 from shmq.views import (
     DirectoryView,

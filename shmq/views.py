@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmq import procfs
-from shmq._native import NotReady
-from shmq.errors import BadArgument, BadName, Gone, LayoutMismatch
+from shmq.errors import BadArgument, BadName, Gone, LayoutMismatch, NotReady
 from shmq.layout import (
     FINGERPRINT,
     FLAG_EPHEMERAL,

@@ -1,7 +1,6 @@
 #include "module.h"
 
 #include <stdarg.h>
-#include <string.h>
 
 /* The advice that ends an error message, unless the caller of raise_status has a better one. */
 static const char *const hints[STATUSES] = {
@@ -79,115 +78,27 @@ PyObject *raise_status(module_state *state, int status, const char *hint, const 
 
 /* ---- the classes ---------------------------------------------------------------------------- */
 
-enum also { NOTHING, VALUE_ERROR, QUEUE_FULL, FULL, LAYOUT_MISMATCH };
-
-static const struct {
-	const char *name, *doc;
-	enum also also; /* the second base class */
-} classes[] = {
-#define X(name, also) {#name, DOC_##name, also},
-	/* clang-format off */
-	X(NotRunning, NOTHING)
-	X(Full, QUEUE_FULL)
-	X(Rejected, FULL)
-	X(MessageTooBig, VALUE_ERROR)
-	X(BadName, VALUE_ERROR)
-	X(BadArgument, VALUE_ERROR)
-	X(NotInFlight, NOTHING)
-	X(Gone, NOTHING)
-	X(LayoutMismatch, NOTHING)
-	X(TooManyClients, NOTHING)
-	X(OtherNamespace, NOTHING)
-	X(LeaseLost, NOTHING)
-	X(LeaseFenced, NOTHING)
-	X(NotSealed, NOTHING)
-	X(Busy, NOTHING)
-	X(Forked, NOTHING)
-	X(NeedBacklog, NOTHING)
-	X(NotReady, LAYOUT_MISMATCH)
-/* clang-format on */
-#undef X
-};
-#define CLASSES (sizeof(classes) / sizeof(*classes))
-#define INTERNAL 4
-
-/* shmq.Full derives from queue.Full, so code that was written for queue.Queue catches it. */
-static PyObject *queue_full(void)
-{
-	PyObject *queue = PyImport_ImportModule("queue");
-	PyObject *full = queue ? PyObject_GetAttrString(queue, "Full") : NULL;
-
-	Py_XDECREF(queue);
-	return full;
-}
-
-static PyObject *class_bases(module_state *state, enum also also)
-{
-	PyObject *full, *bases;
-
-	if (also == NOTHING)
-		return PyTuple_Pack(1, state->error);
-	if (also == VALUE_ERROR)
-		return PyTuple_Pack(2, state->error, PyExc_ValueError);
-	if (also == FULL) /* listed, and so made, before it */
-		return PyTuple_Pack(1, state->exceptions[-SHMQ_FULL]);
-	if (also == LAYOUT_MISMATCH) /* as well */
-		return PyTuple_Pack(1, state->exceptions[-SHMQ_LAYOUT]);
-	full = queue_full();
-	bases = full ? PyTuple_Pack(2, state->error, full) : NULL;
-	Py_XDECREF(full);
-	return bases;
-}
-
-static PyObject *class_new(module_state *state, unsigned k)
-{
-	bool internal = k >= CLASSES - INTERNAL;
-	PyObject *bases = class_bases(state, classes[k].also);
-	PyObject *class = NULL;
-	char name[64];
-
-	if (bases) {
-		PyOS_snprintf(name, sizeof(name), "%s.%s", internal ? "shmq._native" : "shmq",
-		              classes[k].name);
-		class = PyErr_NewExceptionWithDoc(name, classes[k].doc, bases, NULL);
-		Py_DECREF(bases);
-	}
-	return class;
-}
-
-int errors_add(PyObject *module, module_state *state)
+int errors_take(module_state *state)
 {
 	static const struct {
 		int status;
 		const char *exception;
 	} rows[] = {
-#define X(name, value, exception, sentence)                                                        \
-	{value, SHMQ_##name == SHMQ_FORKED         ? "Forked"                                          \
-	        : SHMQ_##name == SHMQ_NEED_BACKLOG ? "NeedBacklog"                                     \
-	                                           : exception},
+#define X(name, value, exception, sentence) {value, exception},
 		SHMQ_STATUS_TABLE(X)
 #undef X
 	};
+	PyObject *errors = PyImport_ImportModule("shmq.errors");
 
-	state->error = PyErr_NewExceptionWithDoc("shmq.ShmqError", DOC_ShmqError, NULL, NULL);
-	if (!state->error || PyModule_AddObjectRef(module, "ShmqError", state->error) < 0)
-		return -1;
-	for (unsigned k = 0; k < CLASSES; k++) {
-		PyObject *class = class_new(state, k);
+	state->error = errors ? PyObject_GetAttrString(errors, "ShmqError") : NULL;
+	for (unsigned i = 0; state->error && i < STATUSES; i++) {
+		const char *name = *rows[i].exception ? rows[i].exception : "ShmqError";
+		PyObject *class = PyObject_GetAttrString(errors, name);
 
-		if (!class || PyModule_AddObjectRef(module, classes[k].name, class) < 0) {
-			Py_XDECREF(class);
-			return -1;
-		}
-		for (unsigned i = 0; i < STATUSES; i++) {
-			if (strcmp(rows[i].exception, classes[k].name) == 0)
-				state->exceptions[-rows[i].status] = Py_NewRef(class);
-		}
-		Py_DECREF(class);
+		if (!class)
+			break;
+		state->exceptions[-rows[i].status] = class;
 	}
-	for (unsigned i = 0; i < STATUSES; i++) {
-		if (!state->exceptions[i])
-			state->exceptions[i] = Py_NewRef(state->error);
-	}
-	return 0;
+	Py_XDECREF(errors);
+	return PyErr_Occurred() ? -1 : 0;
 }

@@ -399,7 +399,7 @@ static int module_exec(PyObject *module)
 {
 	module_state *state = PyModule_GetState(module);
 
-	if (errors_add(module, state) < 0 || add_tables(module) < 0 || add_numbers(module) < 0)
+	if (errors_take(state) < 0 || add_tables(module) < 0 || add_numbers(module) < 0)
 		return -1;
 	TYPES(ADD)
 	return 0;

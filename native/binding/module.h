@@ -287,7 +287,7 @@ bool attempt_waits(attempt *a);
 
 /* ---- errors.c ------------------------------------------------------------------------------- */
 
-int errors_add(PyObject *module, module_state *state);
+int errors_take(module_state *state);
 /* Raise "<tried>: <the status's sentence>; <hint>". hint NULL: the status's usual one. Returns
  * NULL. For CORE_RAISED the exception that is set stays. */
 PyObject *raise_status(module_state *state, int status, const char *hint, const char *tried, ...);

@@ -53,9 +53,9 @@ extern "C" {
 	X(OK, 0, "", "done")                                                                           \
 	X(AGAIN, -1, "Busy", "a lock is held by another thread")                                       \
 	X(NEED_MAP, -2, "", "a queue must be mapped first")                                            \
-	X(NEED_BACKLOG, -3, "", "the topic needs a backlog queue")                                     \
+	X(NEED_BACKLOG, -3, "NeedBacklog", "the topic needs a backlog queue")                          \
 	X(EMPTY, -4, "", "nothing to take")                                                            \
-	X(FORKED, -5, "", "this handle belongs to the parent process")                                 \
+	X(FORKED, -5, "Forked", "this handle belongs to the parent process")                           \
 	X(FULL, -6, "Full", "no room in memory for the message")                                       \
 	X(TOO_BIG, -7, "MessageTooBig", "the message or batch can never fit")                          \
 	X(BAD_NAME, -8, "BadName", "not a valid topic or channel name")                                \

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from shmq import _native, arguments
+from shmq.errors import Full, Gone, Rejected
 from shmq.patience import Patience
 
 T = TypeVar("T")
@@ -91,9 +92,9 @@ async def publish(attempt: Callable[[], T], timeout: float | None) -> T:
     while True:
         try:
             return attempt()
-        except _native.Rejected:
+        except Rejected:
             raise
-        except _native.Full as exc:
+        except Full as exc:
             if deadline is not None and loop.time() >= deadline:
                 raise
             patience.refused(exc)
@@ -223,7 +224,7 @@ class _Keeper:
     def _may_take(self, consumer: _Consumer) -> bool:
         try:
             return bool(self._waiter.wait((consumer,), 0))
-        except _native.Gone:
+        except Gone:
             return True  # the broker is closed: each task finds that out when it looks
 
     def _call(self, consumer: _Consumer, line: _Line) -> None:
@@ -275,7 +276,7 @@ class _Keeper:
                     elif now - idle >= _LINGER_SECONDS:
                         self._ended = True
                         return
-        except _native.Gone:
+        except Gone:
             pass  # the broker was closed
         finally:
             self._end()

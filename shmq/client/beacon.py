@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from shmq import _native
+from shmq.errors import Gone
 
 _SLICE_SECONDS: Final = 1.0
 
@@ -31,7 +32,7 @@ class Beacon:
 
     def __init__(self, consumer: _Consumer) -> None:
         if consumer.closed:
-            raise _native.Gone("fileno: the consumer was closed")
+            raise Gone("fileno: the consumer was closed")
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._generation = _native.fork_generation()
         self._armed = threading.Event()
@@ -92,7 +93,7 @@ class Beacon:
                 del consumer
                 if found:
                     self._light()
-        except _native.Gone:
+        except Gone:
             self._light()  # whoever looks gets the error
         finally:
             if waiter is not None:

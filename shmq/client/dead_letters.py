@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shmq._native import BadArgument, Gone, ShmqError
 from shmq.arguments import counted, whole
+from shmq.errors import BadArgument, Gone, ShmqError
 from shmq.names import check_name
 from shmq.settings import dead_topic
 

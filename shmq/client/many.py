@@ -13,6 +13,7 @@ from shmq.client.handle import Reduction, Shown
 from shmq.client.lanes import Plan
 from shmq.client.message import Batch
 from shmq.client.waiting import Waiting
+from shmq.errors import Gone, ShmqError
 from shmq.names import is_pattern
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class _Joiner:
                 return
             try:
                 self._home.join(topic, self._channel)
-            except _native.Gone:
+            except Gone:
                 pass  # it was deleted, or the broker was closed
-            except _native.ShmqError as exc:
+            except ShmqError as exc:
                 _left_out(topic, self._channel, exc)
             with self._lock:
                 del self._topics[topic]
@@ -240,7 +241,7 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
     ) -> None:
         try:
             self._followed[index] = self._add(name, level, missing)
-        except _native.Gone:
+        except Gone:
             if self.closed or self._broker.closed or self._broker.stopped:
                 raise
             if missing == "refuse":
@@ -249,7 +250,7 @@ class MultiConsumer(_native.Lanes, Waiting, metaclass=Shown):
                     self._joiner = _Joiner(self._home, self.channel, self.wake)
                 self._joiner.ask(name)
             # else it was deleted meanwhile; one that has come in its place is heard of
-        except _native.ShmqError as exc:
+        except ShmqError as exc:
             seen[index] = -1  # try again with the next change
             _left_out(name, self.channel, exc)
 

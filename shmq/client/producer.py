@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeGua
 from shmq import _native
 from shmq.client.handle import Reduction, Shown, home_of, reduction
 from shmq.client.properties import Properties, pack_all
+from shmq.errors import Gone
 from shmq.names import lane_name
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Producer(_native.Producer, metaclass=Shown):
         """
         if priority is not None:
             if self.closed:
-                raise _native.Gone(f"publish to {self.topic!r}: the producer was closed")
+                raise Gone(f"publish to {self.topic!r}: the producer was closed")
             return self._lane(priority).publish_many(bodies, defer, timeout, properties, ttl)
         terms = (defer, timeout, properties, ttl)
         if isinstance(bodies, list | tuple):

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmq import _native
+from shmq.errors import ShmqError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -120,7 +121,7 @@ class _Keeper:
                     elif time.monotonic() - idle >= _LINGER_SECONDS:
                         self._ended = True
                         return
-        except _native.ShmqError:
+        except ShmqError:
             pass  # the store was deleted, or the broker was closed
         finally:
             self._end()

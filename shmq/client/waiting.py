@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, overload
 
 from shmq import _native, arguments
+from shmq.errors import Gone
 
 if TYPE_CHECKING:
     from shmq.client.beacon import Beacon
@@ -79,7 +80,7 @@ class Waiting:
     async def __anext__(self) -> Message:
         try:
             message = await self.take_async()
-        except _native.Gone:
+        except Gone:
             if self.closed or self._broker.closed or self._broker.stopped:
                 raise StopAsyncIteration from None
             raise

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmq import ownership, peek, shm, sources, stats, views
-from shmq._native import NotReady
 from shmq.diagnostics.segment import is_other_boot
-from shmq.errors import Gone, LayoutMismatch, NotRunning, ShmqError
+from shmq.errors import Gone, LayoutMismatch, NotReady, NotRunning, ShmqError
 from shmq.shm import SharedObject
 
 #: How many instances of users who are not trusted are listed. Anybody may create any number.

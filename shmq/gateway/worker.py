@@ -24,10 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmq import _native
 from shmq.broker import attach_gateway
 from shmq.door.acceptor import Acceptor
-from shmq.errors import ShmqError
+from shmq.errors import Gone, ShmqError
 from shmq.gateway import tls
 from shmq.gateway.connections import Connections
 from shmq.gateway.context import Context
@@ -74,7 +73,7 @@ def main() -> int:
     except OSError as exc:  # it happens although the supervisor could open it
         _log.critical("the audit log: %s", exc)
         return 1
-    with contextlib.suppress(_native.Gone):
+    with contextlib.suppress(Gone):
         _run(Worker(told).run(options))
     # an exit without joining threads: one may wait for a slow authorisation server
     logging.shutdown()

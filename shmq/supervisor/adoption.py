@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 
 from shmq import _native, shm, sources
-from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
+from shmq._native import Broker
+from shmq.errors import Busy, Gone, LayoutMismatch, ShmqError
 from shmq.layout import EntryState
 from shmq.names import base_name
 from shmq.options import Options

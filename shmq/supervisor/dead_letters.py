@@ -13,7 +13,8 @@ import logging
 import time
 from dataclasses import replace
 
-from shmq._native import Broker, Busy, Gone, ShmqError
+from shmq._native import Broker
+from shmq.errors import Busy, Gone, ShmqError
 from shmq.layout import constant
 from shmq.settings import NONE
 from shmq.supervisor.registry import Queue, Registry, Topic

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shmq import _native, shm
-from shmq._native import Broker, Gone, LayoutMismatch, ShmqError
+from shmq._native import Broker
+from shmq.errors import Gone, LayoutMismatch, ShmqError
 from shmq.names import valid_name
 from shmq.options import Options
 from shmq.ownership import NotTrusted

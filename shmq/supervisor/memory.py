@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from shmq._native import Broker, ShmqError
+from shmq._native import Broker
+from shmq.errors import ShmqError
 from shmq.layout import NONE, State, state
 from shmq.supervisor.registry import Queue, Snapshot
 

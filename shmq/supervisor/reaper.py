@@ -27,8 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shmq._native import Broker, Busy, Gone, ShmqError
+from shmq._native import Broker
 from shmq.deaths import How
+from shmq.errors import Busy, Gone, ShmqError
 from shmq.layout import ClientState, lock_holder
 from shmq.procfs import Process, is_running, program_name
 from shmq.shm import Permits

@@ -17,18 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from shmq import audit
-from shmq._native import (
-    CONSTANTS,
-    STATUS,
-    BadArgument,
-    BadName,
-    Broker,
-    Full,
-    Gone,
-    NotRunning,
-    ShmqError,
-)
+from shmq._native import CONSTANTS, STATUS, Broker
 from shmq.claims import released
+from shmq.errors import BadArgument, BadName, Full, Gone, NotRunning, ShmqError
 from shmq.layout import ClientKind
 from shmq.names import base_name
 from shmq.supervisor.loops import Bell, Pace

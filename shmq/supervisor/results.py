@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from shmq import _native, audit, shm
-from shmq._native import Broker, Gone, LayoutMismatch, ShmqError, Store
+from shmq._native import Broker, Store
+from shmq.errors import BadArgument, Gone, LayoutMismatch, MessageTooBig, ShmqError
 from shmq.names import is_ephemeral
 from shmq.options import Options
 from shmq.ownership import NotTrusted
@@ -113,7 +114,7 @@ class ResultsKeeper:
             for key, value, expires in records:
                 try:
                     _put_back(store, key, value, expires)
-                except _native.MessageTooBig as exc:  # max_msg_size was larger
+                except MessageTooBig as exc:  # max_msg_size was larger
                     assert damage is not None
                     damage.append(exc)
             self._broker.enter_store(place, serial, name, max_keys, max_bytes)
@@ -167,7 +168,7 @@ class ResultsKeeper:
             self._make(file.name, max_keys, max_bytes, intact(records), damage)
             keys = self._stores[file.name].store.info()[0]
             _log.info("RESULTS(%s): read back, %d keys", file.name, keys)
-        except (DamagedResults, _native.BadArgument) as exc:
+        except (DamagedResults, BadArgument) as exc:
             damage.append(exc)
         self._files_read.append((file, damage[0] if damage else None))
 

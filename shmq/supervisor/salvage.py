@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shmq import _native, layout, shm
-from shmq._native import Broker, ShmqError
+from shmq._native import Broker
+from shmq.errors import ShmqError
 from shmq.layout import Array
 from shmq.names import is_ephemeral, valid_name
 from shmq.options import Options

@@ -23,7 +23,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shmq import _native
-from shmq._native import Broker, Busy, Gone, LayoutMismatch, ShmqError
+from shmq._native import Broker
+from shmq.errors import Busy, Gone, LayoutMismatch, ShmqError
 from shmq.layout import constant
 from shmq.options import Options
 from shmq.supervisor.dead_letters import DeadLetters

@@ -19,7 +19,8 @@ import logging
 from pathlib import Path
 
 from shmq import peek
-from shmq._native import Broker, Busy, Gone, LayoutMismatch
+from shmq._native import Broker
+from shmq.errors import Busy, Gone, LayoutMismatch
 from shmq.storage import returned_leases
 from shmq.supervisor import salvage
 from shmq.supervisor.metadata_writer import MetadataWriter

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from shmq import _native, layout, ownership, shm
-from shmq._native import ShmqError
+from shmq.errors import ShmqError
 from shmq.layout import ClientKind, ClientState, Ready
 from shmq.names import is_ephemeral
 from shmq.options import Options

@@ -19,7 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shmq import _native, claims, shm, sources
-from shmq._native import Broker, ShmqError
+from shmq._native import Broker
+from shmq.errors import ShmqError
 from shmq.layout import Ring
 from shmq.logs import shorten_log
 from shmq.options import Options

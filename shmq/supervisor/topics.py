@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from shmq import _native, audit, shm
-from shmq._native import STATUS, BadName, Broker, Full, Gone, LayoutMismatch, ShmqError
+from shmq._native import STATUS, Broker
+from shmq.errors import BadName, Full, Gone, LayoutMismatch, ShmqError
 from shmq.names import EPHEMERAL, base_name, is_ephemeral, valid_name
 from shmq.options import Options
 from shmq.ownership import NotTrusted

@@ -82,9 +82,13 @@ def loaded(code: str) -> set[str]:
     return set(ran(f"import sys\n{code}\nprint(*sys.modules)").splitlines()[-1].split())
 
 
-def test_the_import_loads_the_extension_and_nothing_else_of_the_package() -> None:
+def test_the_import_loads_the_extension_and_its_errors_and_nothing_else_of_the_package() -> None:
     found = loaded("import shmq")
-    assert {name for name in found if name.startswith("shmq")} == {"shmq", "shmq._native"}
+    assert {name for name in found if name.startswith("shmq")} == {
+        "shmq",
+        "shmq._native",
+        "shmq.errors",
+    }
     assert not found & (SLOW | {"dataclasses", "importlib.metadata", "inspect", "logging"})
 
 

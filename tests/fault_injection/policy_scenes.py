@@ -8,8 +8,8 @@ import time
 
 from rig import Rig, again, ended, heal, typed
 
-from shmq._native import Full
 from shmq.client import Batch
+from shmq.errors import Full
 from shmq.settings import NONE
 from shmq.storage import metadata
 from shmq.supervisor import book

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shmq import _native, shm
-from shmq._native import Full, ShmqError
 from shmq.client import Batch, Consumer, Producer
+from shmq.errors import Full, ShmqError
 from shmq.options import Options
 from shmq.settings import NONE
 from shmq.storage.dirlock import DirLock

@@ -7,7 +7,7 @@ import contextlib
 from rig import DISK, Rig, again, drain_late, ended, heal, soon, typed
 
 from shmq import _native, shm
-from shmq._native import ShmqError
+from shmq.errors import ShmqError
 from shmq.storage import metadata
 
 

@@ -18,6 +18,7 @@ from shmq import _native
 from shmq.client import properties
 from shmq.client.disk import Files
 from shmq.client.lease import LeaseHolder, read_lease
+from shmq.errors import LayoutMismatch
 from shmq.storage.positions import pack
 from shmq.storage.records import RECORD_MORE, decode_records
 
@@ -238,7 +239,7 @@ def test_overwritten_properties_harm_nobody(bench: Bench) -> None:
             block[chance.randrange(len(block))] = chance.randrange(256)
         try:
             found = properties.unpack(bytes(block))
-        except _native.LayoutMismatch:
+        except LayoutMismatch:
             refused += 1
         else:
             assert sum(len(name) + len(value) + 3 for name, value in found.items()) <= len(block)

@@ -12,7 +12,7 @@ import pytest
 from support.processes import WATCHDOG
 
 import shmq
-from shmq import errors, leased, plain_errors
+from shmq import errors, leased
 from shmq.client.properties import pack, unpack
 from shmq.gateway.lease_desk import Cursor
 from shmq.remote import connections, writer
@@ -21,16 +21,6 @@ from shmq.remote.codes import KEPT, code_of
 from shmq.remote.connection import Login
 from shmq.remote.reading import Reader
 from shmq.remote.rows import decoded, framed, unpacked
-
-
-def test_the_plain_errors_are_those_of_the_extension() -> None:
-    plain = {name: kind for name, kind in vars(plain_errors).items() if isinstance(kind, type)}
-    for name, kind in plain.items():
-        real = getattr(errors, name)
-        assert real.__module__ == kind.__module__ == "shmq"
-        assert [base.__name__ for base in real.__mro__] == [base.__name__ for base in kind.__mro__]
-    missing = {name for name in errors.__all__ if name not in plain and not hasattr(errors, name)}
-    assert not missing
 
 
 def test_each_error_has_the_code_of_its_class() -> None:

@@ -12,8 +12,8 @@ from support.processes import eventually
 from support.still_supervisor import no_backlog, no_fork, still_supervisor
 
 from shmq import _native
-from shmq._native import Full
 from shmq.client import Batch, Consumer, Producer
+from shmq.errors import Full
 from shmq.supervisor.supervisor import Supervisor
 
 LIST = 32

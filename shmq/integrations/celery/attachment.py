@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import shmq
-from shmq._native import NotReady
-from shmq.errors import Gone, NotRunning
+from shmq.errors import Gone, NotReady, NotRunning
 
 T = TypeVar("T")
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmq import _native, peek
-from shmq._native import Broker, LeaseLost, Spill
+from shmq._native import Broker, Spill
+from shmq.errors import LeaseLost
 from shmq.layout import SpillSource
 from shmq.storage.diskqueue import DamagedFile
 from shmq.storage.diskqueue_recovery import (

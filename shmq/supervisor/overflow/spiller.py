@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from shmq import _native, layout
-from shmq._native import Broker, Busy, Gone
+from shmq._native import Broker
+from shmq.errors import Busy, Gone
 from shmq.options import Options
 from shmq.storage import own_files
 from shmq.supervisor import salvage
