@@ -57,6 +57,9 @@ COMMANDS = {
 }
 
 
+_STDERR = 2
+
+
 class _Commands(click.Group):
     """A group that loads only the module of the command that is called."""
 
@@ -105,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. arguments: `sys.argv[1:]` if None."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
+        _fill_closed_streams()
         clean_tracebacks()
     if words[:1] == ["serve"]:
         from shmq.cli.serve import end, two_dashes
@@ -117,6 +121,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # server or client has gone: sockets of OpenSSL and of asyncio raise that signal.
     status = _run(words)
     return _flushed(status) if arguments is None else status
+
+
+def _fill_closed_streams() -> None:
+    """Open the null device where a standard stream is closed, as in `shmq serve 2>&-`. A file of
+    messages would take that number otherwise, and what a library prints would go to it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(_STDERR, "w", closefd=False)
 
 
 def _run(words: list[str]) -> int:

@@ -292,6 +292,23 @@ def test_an_output_that_cannot_be_written_is_no_traceback(output: str, status: s
     assert done.stderr.splitlines()[-1] == status
 
 
+def test_no_file_takes_the_number_of_a_closed_standard_stream(
+    instance: str, tmp_path: Path
+) -> None:
+    words = f"{sys.executable} -m shmq serve --instance={instance} --data-path={tmp_path}"
+    none = "--tcp-address= --http-address= --https-address="
+    server = subprocess.Popen(["sh", "-c", f"exec {words} {none} <&- >&- 2>&-"])
+    try:
+        with shmq.attach(instance, timeout=60):
+            there = [os.readlink(f"/proc/{server.pid}/fd/{number}") for number in range(3)]
+        assert there == ["/dev/null"] * 3
+    finally:
+        server.terminate()
+        assert server.wait() == OK
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m shmq ls 2>&-"], check=False)
+    assert done.returncode == OK
+
+
 def test_pub_waits_for_room_or_says_that_there_is_none(
     serve: Serve, attach: Attach, instance: str
 ) -> None:
