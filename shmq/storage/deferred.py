@@ -10,8 +10,8 @@ due time and record (u32), and the record as in a segment file; last the CRC32 o
 (u32). Messages are in order of due time.
 
 A file is written whole (temporary neighbour, fsync, rename) and never changed. Its name tells how
-far it has been read. Two words in the queue's shared-memory header (native/core/chunk.c) decide
-what counts, so that no death loses a message or delivers it twice:
+far it has been read. Two words in the queue's shared-memory header (native/core/disk/chunk.c)
+decide what counts, so that no death loses a message or delivers it twice:
 
     deferred_write = 7          chunks up to 7 count; chunk 8, if there is one, was never committed
     deferred_read = (5, 250)    chunk 5 was read last, its messages before 250 are in memory

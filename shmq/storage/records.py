@@ -2,8 +2,8 @@
 
     int32 length, int64 timestamp (Unix ns), uint16 attempts, 16 hex digits of id, body; big-endian
 
-A message with properties has an envelope in the body's place (native/core/record.c); here that is
-a part of the body.
+A message with properties has an envelope in the body's place (native/core/format/record.c); here
+that is a part of the body.
 
 Everywhere in shmq the length of a record is its size on disk, the length prefix included
 (`RECORD_OVERHEAD` + body); the number in the prefix is 4 less. Source: nsqd, `nsqd/message.go`.

@@ -304,7 +304,7 @@ def test_our_word_for_that_of_another_broker_exists(theirs: str, ours: str) -> N
         if words.startswith("--"):
             assert words.removeprefix("--") in OPTIONS
         elif words.startswith("dead-"):
-            assert f'"{words}"' in (ROOT / "native" / "core" / "dead.c").read_text()
+            assert f'"{words}"' in (ROOT / "native" / "core" / "publish" / "dead.c").read_text()
         elif words[0] not in '#"':
             for word in re.findall(r"(?<![\w\".])([a-z_-]{2,})(?=\(|=|$)", words):
                 assert word in known, (theirs, word)

@@ -1,6 +1,6 @@
 """The order of the modules: which may import and which may include which.
 
-C includes by the floors of `FLOORS`, Python imports by the ranks of `RANKS`; docs/architecture.md
+C by the folders of `FOLDERS`, Python imports by the ranks of `RANKS`; docs/architecture.md
 shows both. The binding sees <Python.h>, the headers of native/include and its own; core/ is closed
 to it.
 """
@@ -8,6 +8,7 @@ to it.
 from __future__ import annotations
 
 import ast
+import graphlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -21,104 +22,103 @@ PACKAGE = TOP / "shmq"
 
 # ---- C ----
 
-#: The floors of the core, the lowest first. A file includes only headers of the floors below its
-#: own. The compiler refuses a call without a declaration, so it also calls only these.
-FLOORS = (
-    (
-        "arena clock heap killpoint latency layout_table libc names process properties record "
-        "seal status wire"
-    ),
-    ("doorbell lock segment settings writer"),
-    ("mapping slots sort store_table"),
-    ("failure lease"),
-    ("rebuild lease_read"),
-    ("create locking session"),
-    (
-        "batch consumer directory disk expire held lease_holder reaper room store_segment "
-        "supervisor sweep trim"
-    ),
-    ("chunk client lane prepend producer requests store store_directory store_expire waiter"),
-    ("fanout lanes restore spill store_wait"),
-    ("backlog dead loan"),
-    ("publish"),
+#: The folders of the core, the lowest first. A file includes headers of its own folder and of those
+#: before it in this list, and calls only what is there.
+FOLDERS = (
+    "base",
+    "memory",
+    "sync",
+    "format",
+    "queue",
+    "instance",
+    "publish",
+    "consume",
+    "disk",
+    "store",
 )
-FLOOR_OF = {name: rank for rank, names in enumerate(FLOORS, 1) for name in names.split()}
-
-#: Headers without a source file: the contract, bytes, memory orders, switches of the build.
-BASE = {
-    "shmq.h",
-    "shmq_store.h",
-    "shmq_lease.h",
-    "layout_store.h",
-    "shmq_supervisor.h",
-    "shmq_wire.h",
-    "layout.h",
-    "atomics.h",
-    "bounds.h",
-}
-HANDLES = {"handles.h", "store_handle.h"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+#: The head of a function that other files may call: not static in a source, and inline in a header.
+DEFINITION = {
+    ".c": re.compile(r"^(?!static|typedef)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE),
+    ".h": re.compile(r"^static inline [\w \t*]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE),
+}
 
 
 def includes(path: Path) -> Iterator[str]:
-    """The headers that a file includes in quotation marks, without folders."""
+    """What a file includes in quotation marks."""
     for quoted, _ in INCLUDE.findall(path.read_text()):
         if quoted:
-            yield Path(quoted).name
+            yield quoted
 
 
 def core_files() -> list[Path]:
-    return sorted(CORE.glob("*.[ch]"))
+    return sorted(CORE.rglob("*.[ch]"))
 
 
-def test_every_source_of_the_core_has_a_floor() -> None:
-    assert {path.stem for path in CORE.glob("*.c")} == set(FLOOR_OF)
-    headers = {path.name for path in CORE.glob("*.h")}
-    assert headers <= BASE | HANDLES | {f"{name}.h" for name in FLOOR_OF}
+def named(path: Path) -> str:
+    """A file of the core as others include it."""
+    return path.relative_to(CORE).as_posix()
 
 
-def test_the_floors_are_those_of_the_map() -> None:
+def rank(path: Path) -> int:
+    return FOLDERS.index(path.parent.name)
+
+
+def test_every_file_of_the_core_is_in_one_of_its_folders() -> None:
+    assert {path.parent for path in core_files()} == {CORE / name for name in FOLDERS}
+
+
+def test_the_folders_are_those_of_the_map() -> None:
     text = (TOP / "docs" / "architecture.md").read_text()
-    text = text.partition("## The core's floors")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (\d+) \| (`.*) \|$", text, re.MULTILINE)
-    shown = {int(number): set(re.findall(r"`(\w+)`", row)) for number, row in rows}
-    for number, names in enumerate(FLOORS, 1):
-        assert shown[number] == set(names.split())
+    text = text.partition("## The core's folders")[2].partition("\n## ")[0]
+    shown = [
+        (folder, set(re.findall(r"`(\w+)`", row)))
+        for folder, row in re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    ]
+    there = [(name, {path.stem for path in (CORE / name).glob("*.[ch]")}) for name in FOLDERS]
+    assert shown == there
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
-def test_core_includes_only_what_is_below(path: Path) -> None:
-    if path.name in BASE:
-        assert set(includes(path)) <= BASE
-        return
-    if path.name in HANDLES:
-        assert set(includes(path)) <= BASE | {"heap.h", "handles.h"}
-        return
-    for name in set(includes(path)) - BASE - HANDLES - {f"{path.stem}.h"}:
-        lower = FLOOR_OF[Path(name).stem]
-        assert lower < FLOOR_OF[path.stem] or lower == FLOOR_OF[path.stem] == 1, (
-            f"{path.name} is on floor {FLOOR_OF[path.stem]} and includes {name} of floor {lower}"
-        )
+@pytest.mark.parametrize("path", core_files(), ids=named)
+def test_core_includes_only_its_own_folder_and_those_below(path: Path) -> None:
+    for name in includes(path):
+        if not (TOP / "native" / "include" / name).exists():
+            assert rank(CORE / name) <= rank(path), f"{named(path)} includes {name}, which is above"
 
 
-def test_core_calls_no_function_that_its_includes_do_not_declare() -> None:
-    """A declaration by hand would go around the floors."""
-    definition = re.compile(r"^(?!static)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\)\n\{", re.MULTILINE)
-    declaration = re.compile(
-        r"^(?!static|typedef)[A-Za-z_][\w \t*]*?\b(\w+)\([^;{]*\);", re.MULTILINE
-    )
-    defined = {
-        name: path.stem
-        for path in CORE.glob("*.c")
-        for name in definition.findall(path.read_text())
+def calls() -> Iterator[tuple[Path, Path, str]]:
+    """(file, file, function) of each call in the core from one file to another."""
+    texts = {path: COMMENT.sub("", path.read_text()) for path in core_files()}
+    home = {
+        name: path for path, text in texts.items() for name in DEFINITION[path.suffix].findall(text)
     }
-    for path in CORE.glob("*.c"):
-        by_hand = set(declaration.findall(path.read_text())) & set(defined)
-        assert not by_hand, f"{path.name} declares {by_hand} of other files itself"
+    assert len(home) > 300
+    for path, text in texts.items():
+        for name in set(re.findall(r"\b(\w+)\s*\(", text)) & home.keys():
+            if home[name].stem != path.stem:
+                yield path, home[name], name
 
 
-@pytest.mark.parametrize("path", core_files(), ids=lambda path: path.name)
+def test_core_calls_only_its_own_folder_and_those_below() -> None:
+    """shmq.h declares all that the binding calls, so the includes alone do not show it."""
+    up = {
+        f"{named(path)} calls {name} of {named(home)}"
+        for path, home, name in calls()
+        if rank(home) > rank(path)
+    }
+    assert not up
+
+
+def test_the_files_of_the_core_do_not_call_each_other_in_circles() -> None:
+    graph: dict[str, set[str]] = {}
+    for path, home, _ in calls():
+        graph.setdefault(path.stem, set()).add(home.stem)
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("path", core_files(), ids=named)
 def test_core_knows_no_python(path: Path) -> None:
     assert "Python.h" not in path.read_text()
 

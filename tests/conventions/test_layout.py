@@ -2,7 +2,7 @@
 
 A process that was started before an upgrade shares segments with one started after it, so any
 change of a size or an offset must be a new layout version. After a wanted change: raise
-SHMQ_LAYOUT_VERSION in native/core/layout.h, then `tools/dev layout --accept`.
+SHMQ_LAYOUT_VERSION in native/core/memory/layout.h, then `tools/dev layout --accept`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_the_layout_is_the_golden_one() -> None:
     difference = changes()
     assert not difference, (
         f"{difference}\n\nThe layout in shared memory changed. If that is wanted: raise "
-        "SHMQ_LAYOUT_VERSION in native/core/layout.h, then run tools/dev layout --accept"
+        "SHMQ_LAYOUT_VERSION in native/core/memory/layout.h, then run tools/dev layout --accept"
     )
 
 

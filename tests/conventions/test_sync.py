@@ -52,7 +52,7 @@ class Place(NamedTuple):
 def places() -> list[Place]:
     """The lines of the core that are ordered, and those that have a label."""
     found = []
-    for path in sorted(CORE.glob("*.[ch]")):
+    for path in sorted(CORE.rglob("*.[ch]"), key=lambda each: each.name):
         if path.name == "atomics.h":
             continue
         function, above = "", ""

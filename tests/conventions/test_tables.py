@@ -25,7 +25,7 @@ TABLES = {
     "PINS": "Views are of processes that attach.",
     "HINTS": "They are bits of one waiter.",
 }
-HEADER = ROOT / "native" / "core" / "layout.h"
+HEADER = ROOT / "native" / "core" / "memory" / "layout.h"
 
 
 #: Sizes of arrays that are no tables: nobody takes a place in them.

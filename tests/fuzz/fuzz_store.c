@@ -11,7 +11,7 @@
 #include "../native/checker_store.h"
 #include "../native/scene.h"
 #include "shmq_store.h"
-#include "store_segment.h"
+#include "store/store_segment.h"
 
 #define PER_WORD 7
 #define CALLS 12

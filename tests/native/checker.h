@@ -8,7 +8,7 @@
 #ifndef CHECKER_H
 #define CHECKER_H
 
-#include "layout.h"
+#include "memory/layout.h"
 
 #include <stdarg.h>
 #include <stdbool.h>

@@ -3,7 +3,7 @@
 #ifndef CHECKER_STORE_H
 #define CHECKER_STORE_H
 
-#include "layout.h"
+#include "memory/layout.h"
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* Waiting and waking: no ring is lost, and a thread that leaves keeps none. */
+#include "consume/waiter.h"
 #include "one_queue.h"
-#include "waiter.h"
 
 #include <pthread.h>
 #include <signal.h>

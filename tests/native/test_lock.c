@@ -1,6 +1,6 @@
 /* Robust locks: a death is noticed by exactly one, a stopped holder is waited for. */
+#include "base/libc.h"
 #include "harness.h"
-#include "libc.h"
 
 #include <errno.h>
 #include <pthread.h>

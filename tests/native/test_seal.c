@@ -1,5 +1,5 @@
 /* Seals: the tag that a message of a pool has on disk, which who does not know the key cannot make. */
-#include "../../native/core/seal.c"
+#include "../../native/core/format/seal.c"
 #include "harness.h"
 
 static void the_function_is_siphash(void)

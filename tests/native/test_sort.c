@@ -1,6 +1,6 @@
 /* The sort of ring entries against qsort, at every bound of its parts; and what it leaves alone. */
 #include "one_queue.h"
-#include "sort.h"
+#include "queue/sort.h"
 
 #include <pthread.h>
 

@@ -2,8 +2,8 @@
 #include "checker_store.h"
 #include "harness.h"
 #include "shmq_store.h"
-#include "store_segment.h"
-#include "store_table.h"
+#include "store/store_segment.h"
+#include "store/store_table.h"
 
 #include <signal.h>
 #include <pthread.h>

@@ -229,8 +229,8 @@ def _output(*command: str) -> str:
 def core_executable(scratch: Path) -> Path | None:
     """A built bench_core that is newer than its sources and has no sanitizer; else one compiled
     here, as the extension is."""
-    sources = [*(TOP / "native/core").glob("*.c"), TOP / "native/bench/bench_core.c"]
-    headers = [*(TOP / "native/core").glob("*.h"), *(TOP / "native/include").glob("*.h")]
+    sources = [*(TOP / "native/core").rglob("*.c"), TOP / "native/bench/bench_core.c"]
+    headers = [*(TOP / "native/core").rglob("*.h"), *(TOP / "native/include").glob("*.h")]
     newest = max(path.stat().st_mtime for path in sources + headers)
     for path in TOP.glob("build/**/bench_core"):
         slow = {"asan", "tsan", "debug", "killpoints"} & set(path.parts)

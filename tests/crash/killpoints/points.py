@@ -15,7 +15,7 @@ Cases = list[tuple[str, int]]
 def in_sources() -> set[str]:
     """Every SHMQ_KILLPOINT(name) of native/core."""
     found: set[str] = set()
-    for file in sorted((ROOT / "native" / "core").glob("*.[ch]")):
+    for file in sorted((ROOT / "native" / "core").rglob("*.[ch]")):
         found |= set(re.findall(r'^\s+SHMQ_KILLPOINT\("([^"]+)"\);', file.read_text(), re.M))
     return found
 

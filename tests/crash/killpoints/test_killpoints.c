@@ -92,10 +92,12 @@ static void read_points(const char *directory)
 		char path[4096];
 		FILE *f;
 
+		snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name);
+		if (entry->d_type == DT_DIR && entry->d_name[0] != '.')
+			read_points(path);
 		if (length < 2 ||
 		    (strcmp(entry->d_name + length - 2, ".c") && strcmp(entry->d_name + length - 2, ".h")))
 			continue;
-		snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name);
 		f = fopen(path, "r");
 		CHECK(f);
 		text[fread(text, 1, sizeof(text) - 1, f)] = 0;

@@ -8,5 +8,5 @@ if(failed)
           "describes in a copy of the file, write the patch again with 'diff -U2' below its header, and "
           "see that the check it names still finds it. patch says:\n${said}")
 endif()
-file(GLOB copies "${TO}/*.[ch]")
+file(GLOB_RECURSE copies "${TO}/*.[ch]")
 file(TOUCH ${copies}) # a copy keeps its time, and would be older than the patch

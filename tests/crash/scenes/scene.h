@@ -6,7 +6,7 @@
 #ifndef SCENE_H
 #define SCENE_H
 
-#include "layout.h"
+#include "memory/layout.h"
 #include "shmq.h"
 #include "shmq_supervisor.h"
 

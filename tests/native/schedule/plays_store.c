@@ -1,8 +1,8 @@
 /* Plays: a results store. Each actor has a handle of its own; OUTSIDE looks at the end. */
 #include "../checker_store.h"
+#include "memory/store_handle.h"
 #include "shmq_store.h"
 #include "stage.h"
-#include "store_handle.h"
 
 /* In the heap that every run finds as it was. */
 static struct board {

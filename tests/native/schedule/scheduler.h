@@ -14,11 +14,11 @@
 #undef munmap
 #undef clock_gettime
 
-#include "clock.h"
-#include "doorbell.h"
-#include "handles.h"
-#include "lock.h"
-#include "process.h"
+#include "base/clock.h"
+#include "base/process.h"
+#include "memory/handles.h"
+#include "sync/doorbell.h"
+#include "sync/lock.h"
 
 #include <ucontext.h>
 
