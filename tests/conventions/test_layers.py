@@ -47,7 +47,7 @@ DEFINITION = {
 
 
 def includes(path: Path) -> Iterator[str]:
-    """What a file includes in quotation marks."""
+    """The headers that a file includes in quotation marks."""
     for quoted, _ in INCLUDE.findall(path.read_text()):
         if quoted:
             yield quoted

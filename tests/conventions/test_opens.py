@@ -25,6 +25,7 @@ ALLOWED = {
     "shmq/claims.py:_claimed": _PRIVATE,
     "shmq/claims.py:_opened": _DIRECTORY,
     "shmq/claims.py:released": _PRIVATE,
+    "shmq/cli/__init__.py:_fill_closed_streams": _KERNEL,
     "shmq/cli/output.py:forget_output": _KERNEL,
     "shmq/cli/serve.py:_read_config": "the configuration file, which its user names",
     "shmq/diagnostics/container.py:_limit_files": _KERNEL,
