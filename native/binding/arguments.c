@@ -1,4 +1,4 @@
-#include "module.h"
+#include "types.h"
 
 #include <limits.h>
 #include <math.h>

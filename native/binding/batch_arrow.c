@@ -8,7 +8,7 @@
  * to be released frees it.
  */
 #include "arrow.h"
-#include "module.h"
+#include "types.h"
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
  * alive. A large block to which nothing refers any more is reused for the consumer's next batch,
  * because the pages of a new one would cost more than the copy.
  */
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 
@@ -166,6 +166,24 @@ static DEALLOC(batch)
 static Py_ssize_t batch_length(batch_object *self)
 {
 	return (Py_ssize_t)self->count;
+}
+
+static PyObject *message_of_batch(batch_object *batch, uint32_t index)
+{
+	message_object *self = PyObject_New(message_object, batch->consumer->state->message);
+
+	if (!self)
+		return NULL;
+	self->consumer = (consumer_object *)Py_NewRef((PyObject *)batch->consumer);
+	self->batch = (batch_object *)Py_NewRef((PyObject *)batch);
+	self->body = NULL;
+	self->properties = NULL;
+	self->message = batch->messages[index];
+	self->epoch = batch->epoch;
+	self->index = index;
+	self->exports = 0;
+	self->pinned = self->settled = false;
+	return (PyObject *)self;
 }
 
 static PyObject *batch_item(batch_object *self, Py_ssize_t index)

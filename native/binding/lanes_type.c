@@ -1,6 +1,6 @@
 /* _native.Lanes: takes from many channels by a policy. Each lane is a Consumer, which settles what
  * was taken from it. */
-#include "module.h"
+#include "types.h"
 
 #define TAKE_MOST 65536u
 
@@ -13,12 +13,6 @@ static bool lanes_usable(lanes_object *self)
 	if (init_called(self->handle != NULL, "Lanes"))
 		raise_status(self->state, SHMQ_CLOSED, NULL, "take from many topics");
 	return false;
-}
-
-/* In a forked child the handle is the parent's, and another thread may have had its mutex. */
-static bool is_stale(const lanes_object *self)
-{
-	return self->generation != shmq_fork_generation();
 }
 
 /* A thread that is in the core without the GIL may be about to use a lane that was removed. */
@@ -38,12 +32,6 @@ static void lanes_leave(lanes_object *self)
 	Py_XDECREF(retired);
 }
 
-void lanes_settled(lanes_object *self)
-{
-	if (!is_stale(self) && !self->closed && !self->broker->closed)
-		shmq_lanes_settled(self->handle);
-}
-
 /* ---- lanes ---------------------------------------------------------------------------------- */
 
 /* Forget a lane in the core, keep its consumer while anybody may use it. Returns 0, or -1 with an
@@ -59,7 +47,7 @@ static int lane_forget(lanes_object *self, consumer_object *consumer)
 			return -1;
 	}
 	consumer->lanes = NULL;
-	if (self->handle && !is_stale(self))
+	if (self->handle && !lanes_stale(self))
 		shmq_lanes_remove(self->handle, consumer->handle);
 	return 0;
 }
@@ -73,7 +61,7 @@ static ENTRY(int, lanes_clear, (lanes_object * self), (self))
 	self->members = NULL;
 	while (members && PyDict_Next(members, &at, &consumer, &unused)) {
 		((consumer_object *)consumer)->lanes = NULL;
-		if (self->handle && !is_stale(self))
+		if (self->handle && !lanes_stale(self))
 			shmq_lanes_remove(self->handle, ((consumer_object *)consumer)->handle);
 	}
 	Py_XDECREF(members);
@@ -156,7 +144,7 @@ static int hear_of_names(lanes_object *self)
 	uint64_t names;
 	int r;
 
-	if (LIKELY(!self->follows) || self->hearing || is_stale(self))
+	if (LIKELY(!self->follows) || self->hearing || lanes_stale(self))
 		return 0;
 	names = shmq_directory_generation(self->broker->handle);
 	if (LIKELY(names == self->names))
@@ -177,7 +165,7 @@ static int lanes_wait_once(lanes_object *self, int64_t deadline, int64_t slice)
 	CORE_WAIT(self->broker, status, deadline, slice, shmq_lanes_wait(self->handle, until));
 	lanes_leave(self);
 	if (PyErr_CheckSignals() < 0) {
-		if (!self->closed && !self->broker->closed && !is_stale(self))
+		if (!self->closed && !self->broker->closed && !lanes_stale(self))
 			shmq_lanes_pass(self->handle); /* what it was woken for is somebody else's */
 		return CORE_RAISED;
 	}
@@ -229,7 +217,7 @@ static PyObject *take_some(lanes_object *self, attempt *a, uint32_t most, shmq_m
 
 		if (!lanes_usable(self) || hear_of_names(self) < 0)
 			return NULL;
-		if (UNLIKELY(is_stale(self))) {
+		if (UNLIKELY(lanes_stale(self))) {
 			status = SHMQ_FORKED;
 		} else {
 			lanes_enter(self);
@@ -314,7 +302,7 @@ static METHOD(lanes, wait, (I64, deadline_ns), )
 
 	if (!lanes_usable(self))
 		return NULL;
-	if (is_stale(self))
+	if (lanes_stale(self))
 		Py_RETURN_TRUE; /* a take opens it again */
 	if (deadline_ns > 0 && lanes_wait_once(self, deadline_ns, SECOND_NS) == CORE_RAISED)
 		return NULL;
@@ -327,14 +315,14 @@ static METHOD(lanes, wait, (I64, deadline_ns), )
 
 static NOARGS_METHOD(lanes, wake)
 {
-	if (self->handle && !self->closed && !self->broker->closed && !is_stale(self))
+	if (self->handle && !self->closed && !self->broker->closed && !lanes_stale(self))
 		shmq_lanes_wake(self->handle);
 	Py_RETURN_NONE;
 }
 
 static NOARGS_METHOD(lanes, pass_on)
 {
-	if (self->handle && !self->closed && !self->broker->closed && !is_stale(self))
+	if (self->handle && !self->closed && !self->broker->closed && !lanes_stale(self))
 		shmq_lanes_pass(self->handle);
 	Py_RETURN_NONE;
 }
@@ -344,7 +332,7 @@ static METHOD(lanes, limit, (U32, max_in_flight), )
 	if (!lanes_usable(self))
 		return NULL;
 	self->max_in_flight = max_in_flight;
-	if (!is_stale(self))
+	if (!lanes_stale(self))
 		shmq_lanes_limit(self->handle, max_in_flight);
 	Py_RETURN_NONE;
 }
@@ -377,28 +365,25 @@ static uint32_t *weights_of(PyObject *weights, uint32_t *count)
 	return found;
 }
 
+static void lanes_rouse(void *object)
+{
+	lanes_object *self = object;
+
+	if (self->inside && !lanes_stale(self))
+		shmq_lanes_wake(self->handle);
+}
+
 static void list_enter(lanes_object *self, broker_object *broker)
 {
 	self->broker = (broker_object *)Py_NewRef((PyObject *)broker);
-	self->next = broker->lanes;
-	broker->lanes = self;
+	self->sleeper = (sleeper){.wake = lanes_rouse, .self = self};
+	sleeper_enter(broker, &self->sleeper);
 }
 
 static void list_leave(lanes_object *self)
 {
-	lanes_object **link = &self->broker->lanes;
-
-	while (*link != self)
-		link = &(*link)->next;
-	*link = self->next;
+	sleeper_leave(self->broker, &self->sleeper);
 	Py_DECREF((PyObject *)self->broker);
-}
-
-void lanes_wake_all(broker_object *broker)
-{
-	for (lanes_object *l = broker->lanes; l; l = l->next)
-		if (l->inside && !is_stale(l))
-			shmq_lanes_wake(l->handle);
 }
 
 static int lanes_open(lanes_object *self, broker_object *broker, shmq_lanes **handle)
@@ -456,7 +441,7 @@ static METHOD(lanes, reopen, (OBJECT, broker), )
 		return PyErr_Format(PyExc_TypeError, "a Broker is needed, not %R", broker);
 	if (!init_called(self->handle != NULL, "Lanes"))
 		return NULL;
-	if (!is_stale(self))
+	if (!lanes_stale(self))
 		Py_RETURN_FALSE;
 	if (lanes_open(self, (broker_object *)broker, &handle) < 0)
 		return NULL;
@@ -490,7 +475,7 @@ static NOARGS_METHOD(lanes, close)
 	if (!self->handle || self->closed)
 		Py_RETURN_NONE;
 	self->closed = true;
-	if (!is_stale(self))
+	if (!lanes_stale(self))
 		shmq_lanes_close(self->handle);
 	consumers = PyDict_Keys(self->members);
 	for (Py_ssize_t i = 0; consumers && i < PyList_Size(consumers); i++) {
@@ -511,10 +496,10 @@ static NOARGS_METHOD(lanes, close)
 static DEALLOC(lanes)
 {
 	PyObject_GC_UnTrack(self);
-	if (self->handle && !is_stale(self) && !self->closed)
+	if (self->handle && !lanes_stale(self) && !self->closed)
 		shmq_lanes_close(self->handle);
 	lanes_clear(self);
-	if (self->handle && (!is_stale(self) || !self->broker->active))
+	if (self->handle && (!lanes_stale(self) || !self->broker->active))
 		shmq_lanes_free(self->handle);
 	PyMem_Free(self->weights);
 	Py_XDECREF((PyObject *)self->batch_type);

@@ -6,7 +6,7 @@
  *   cursor         (queue, serial, id, part, slot, from, to, left)
  */
 #define PY_SSIZE_T_CLEAN
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 

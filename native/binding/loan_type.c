@@ -7,7 +7,7 @@
  * As long as a buffer of the loan lives, its memory must stay a loan; so it is cancelled when the
  * last buffer is released.
  */
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 
@@ -33,12 +33,6 @@ static bool loan_ours(const loan_object *self)
 	       !(self->producer->broker->handle && shmq_broker_forked(self->producer->broker->handle));
 }
 
-static void loan_handle_free(producer_object *producer, shmq_loan *handle)
-{
-	producer->loans--;
-	shmq_loan_free(handle);
-}
-
 /* Cancel the loan. If a lock is held elsewhere, the producer does it later. */
 static void loan_drop(loan_object *self)
 {
@@ -59,25 +53,6 @@ static void loan_drop(loan_object *self)
 		return;
 	*pending = (pending_loan){self->producer->pending, handle};
 	self->producer->pending = pending;
-}
-
-void loans_pending(producer_object *producer, bool last)
-{
-	pending_loan *list = producer->pending, *next;
-	bool gone = last || producer->broker->closed;
-
-	producer->pending = NULL;
-	for (; list; list = next) {
-		next = list->next;
-		if (shmq_loan_cancel(list->loan, gone ? shmq_now() + LOCK_SLICE_NS : 0) != SHMQ_AGAIN ||
-		    gone) {
-			loan_handle_free(producer, list->loan);
-			PyMem_Free(list);
-		} else {
-			list->next = producer->pending;
-			producer->pending = list;
-		}
-	}
 }
 
 PyObject *loan_new(producer_object *producer, uint64_t length, PyObject *block, int64_t defer,

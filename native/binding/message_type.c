@@ -11,7 +11,7 @@
  * Messages refer to their consumer and batch, and never the other way round, so there is no cycle
  * and no need for GC.
  */
-#include "module.h"
+#include "types.h"
 
 /* Copy what must be safe before the message is finished: its properties, and a body that is not
  * long. Returns false if the message was lost before that, or with an exception. */
@@ -60,24 +60,6 @@ PyObject *message_new(consumer_object *consumer, const shmq_message *m)
 	self->properties = properties;
 	self->message = *m;
 	self->epoch = consumer->epoch;
-	self->exports = 0;
-	self->pinned = self->settled = false;
-	return (PyObject *)self;
-}
-
-PyObject *message_of_batch(batch_object *batch, uint32_t index)
-{
-	message_object *self = PyObject_New(message_object, batch->consumer->state->message);
-
-	if (!self)
-		return NULL;
-	self->consumer = (consumer_object *)Py_NewRef((PyObject *)batch->consumer);
-	self->batch = (batch_object *)Py_NewRef((PyObject *)batch);
-	self->body = NULL;
-	self->properties = NULL;
-	self->message = batch->messages[index];
-	self->epoch = batch->epoch;
-	self->index = index;
 	self->exports = 0;
 	self->pinned = self->settled = false;
 	return (PyObject *)self;

@@ -6,7 +6,7 @@
  * can be known; the size of most buffers cannot.
  */
 #include "arrow.h"
-#include "module.h"
+#include "types.h"
 
 #include <stdlib.h>
 #include <string.h>

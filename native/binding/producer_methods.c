@@ -1,5 +1,5 @@
 /* The methods of _native.Producer for bodies that lie in one buffer. */
-#include "module.h"
+#include "types.h"
 
 int source_open(body_source *source, PyObject *data, PyObject *where)
 {

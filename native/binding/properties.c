@@ -1,6 +1,6 @@
 /* Properties of messages: mappings of Python to blocks of the core, and back. */
 #define PY_SSIZE_T_CLEAN
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Values that several types return: ids, lists of numbers, columns of messages. */
-#include "module.h"
+#include "types.h"
 
 /* Eight digits at once, one in each byte: spread the nibbles, then add '0', and 'a' - '9' - 1 to
  * those above 9. */

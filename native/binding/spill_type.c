@@ -1,5 +1,5 @@
 /* _native.Spill: messages that are being written to disk. */
-#include "module.h"
+#include "types.h"
 
 typedef struct spill_object {
 	PyObject_HEAD

@@ -1,5 +1,5 @@
 /* The methods of _native.Broker that find, request, make and remove results stores. */
-#include "module.h"
+#include "types.h"
 
 METHOD(broker, find_store, (TEXT, name), )
 {

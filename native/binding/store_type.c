@@ -1,5 +1,5 @@
 /* _native.Store: one results store. set() and get() are its hot path. */
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
  * Most are one call of the core each: TELL_METHOD, NONE_METHOD and COUNT_METHOD define those. A
  * call by BROKER_TRY raises Busy if a lock stays held; the supervisor's loops repeat it later.
  */
-#include "module.h"
+#include "types.h"
 
 /* ---- the supervisor itself ------------------------------------------------------------------ */
 

@@ -1,5 +1,5 @@
 /* _native.Waiter: one thread that waits for many consumers. */
-#include "module.h"
+#include "types.h"
 
 static bool waiter_usable(waiter_object *self)
 {
@@ -156,11 +156,12 @@ static NOARGS_METHOD(waiter, close)
 	Py_RETURN_NONE;
 }
 
-void waiters_wake(broker_object *broker)
+static void waiter_rouse(void *object)
 {
-	for (waiter_object *w = broker->waiters; w; w = w->next)
-		if (w->waiting)
-			shmq_waiter_wake(w->handle);
+	waiter_object *self = object;
+
+	if (self->waiting)
+		shmq_waiter_wake(self->handle);
 }
 
 /* ---- life ----------------------------------------------------------------------------------- */
@@ -184,19 +185,15 @@ static INIT(waiter)
 		return -1;
 	}
 	self->broker = (broker_object *)Py_NewRef((PyObject *)broker);
-	self->next = broker->waiters;
-	broker->waiters = self;
+	self->sleeper = (sleeper){.wake = waiter_rouse, .self = self};
+	sleeper_enter(broker, &self->sleeper);
 	return 0;
 }
 
 static DEALLOC(waiter)
 {
 	if (self->handle) {
-		waiter_object **link = &self->broker->waiters;
-
-		while (*link != self)
-			link = &(*link)->next;
-		*link = self->next;
+		sleeper_leave(self->broker, &self->sleeper);
 		if (!self->closed)
 			waiter_end(self);
 		shmq_waiter_free(self->handle);

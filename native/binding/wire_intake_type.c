@@ -3,7 +3,7 @@
  * delivers it. While a client only publishes to one topic, the commands are published and answered
  * here; all other input is passed on to the connection.
  */
-#include "module.h"
+#include "types.h"
 
 #include <errno.h>
 #include <string.h>

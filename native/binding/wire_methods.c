@@ -2,7 +2,7 @@
  * nsqd's TCP protocol for the gateway: the methods of _native.Producer that publish what a client
  * sends, and scan_bodies. wire_window_type.c delivers.
  */
-#include "module.h"
+#include "types.h"
 
 METHOD(native, scan_bodies, (OBJECT, data)(U64, start)(U64, end)(U32, count)(U64, max_msg_size), )
 {

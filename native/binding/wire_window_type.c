@@ -3,7 +3,7 @@
  * reads runs of FIN lines, many at a time. A client names a message by its id. wire_methods.c
  * publishes what a client sends.
  */
-#include "module.h"
+#include "types.h"
 
 #include <string.h>
 

@@ -50,6 +50,6 @@ def test_who_catches_full_says_so_or_passes_it_on() -> None:
 def test_the_extension_waits_as_long_before_it_says_so() -> None:
     [seconds] = re.findall(
         r"#define PATIENCE_NS \((\d+) \* SECOND_NS\)",
-        (TOP / "native" / "binding" / "module.h").read_text(),
+        (TOP / "native" / "binding" / "objects.h").read_text(),
     )
     assert float(seconds) == patience.AFTER
