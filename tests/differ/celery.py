@@ -220,7 +220,7 @@ def begin(side: str) -> None:
             "-n",
             "two@differ",
             "-Q",
-            "slow,busy",
+            "busy,slow",
             ready=" ready.",
         )
     except BaseException:
@@ -411,6 +411,7 @@ WITNESSES: list[Any] = [
     {
         "steps": [
             ["step", "inspect scheduled"],
+            ["step", "queues in turn"],
             ["call", "made", ["text", 1_100_000], {}, "get"],
             ["argument", 1_100_000, {}],
         ]

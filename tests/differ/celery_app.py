@@ -25,7 +25,9 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
     task_routes={"differ.celery_app.routed": {"queue": "second"}},
-    broker_transport_options={"queue_order_strategy": "round_robin"},
+    broker_transport_options={
+        "queue_order_strategy": os.environ.get("DIFFER_ORDER", "round_robin")
+    },
     result_extended=True,
     worker_hijack_root_logger=False,
     task_default_queue="celery",

@@ -81,6 +81,31 @@ def smaller_limit() -> None:
     nsqd.FLAGS = (f"--max-msg-size={nsqd.LARGEST - 1}", *nsqd.FLAGS[1:])
 
 
+def result_cut_in_silence() -> None:
+    """Bytes of more than 64 KiB that a worker returns through joblib lose the rest."""
+    from shmq.integrations import joblib
+
+    arrived = joblib._arrived
+
+    def cut(*args: Any) -> Any:
+        found = arrived(*args)
+        if isinstance(found, list):  # the results of a batch
+            return [(index, _short(value)) for index, value in found]
+        return found
+
+    cut.__module__, cut.__qualname__ = arrived.__module__, arrived.__qualname__
+    joblib._arrived = cut
+
+
+def _short(value: Any) -> Any:
+    return value[:65_536] if isinstance(value, bytes) else value
+
+
+def queue_starves() -> None:
+    """A worker of Celery serves the queue that it named first as long as that has a task."""
+    os.environ["DIFFER_ORDER"] = "priority"
+
+
 FAULTS = {
     each.__name__: each
     for each in (
@@ -90,6 +115,8 @@ FAULTS = {
         cut_in_silence,
         lock_inherited,
         smaller_limit,
+        result_cut_in_silence,
+        queue_starves,
     )
 }
 

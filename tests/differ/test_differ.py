@@ -12,6 +12,9 @@ from support.external_programs import peer
 SEED = "suite"
 #: Programs in `tools/dev test`, and in `--all`.
 FEW, MANY = 60, 300
+#: The kind whose programs find a planted fault, if not the standard library's, and what it needs.
+KINDS = {"smaller_limit": "nsqd", "result_cut_in_silence": "joblib", "queue_starves": "celery"}
+PEERS = {"nsqd": "nsqd", "celery": "redis-server"}
 
 
 def differ(kind: str, programs: int, fault: str = "") -> list[str]:
@@ -86,9 +89,9 @@ def test_many_programs_of_dramatiq_do_the_same() -> None:
 @pytest.mark.parametrize("fault", planted.FAULTS)
 @pytest.mark.deep
 def test_a_planted_fault_is_found(fault: str) -> None:
-    kind = "nsqd" if fault == "smaller_limit" else "stdlib"
-    if kind == "nsqd":
-        peer("nsqd")
+    kind = KINDS.get(fault, "stdlib")
+    if kind in PEERS:
+        peer(PEERS[kind])
     assert differ(kind, 1000, fault)
 
 
