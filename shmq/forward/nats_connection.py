@@ -216,7 +216,9 @@ class NatsConnection:
             elif line.startswith(b"-ERR"):
                 self._refused(line)
             elif line.startswith(b"INFO ") and self._info is not None:
-                self._info.update(table(parsed(line[5:]), "INFO"))
+                # the one word that is asked for: a server could send others without end
+                told = table(parsed(line[5:]), "INFO")
+                self._info.update({name: told[name] for name in ("max_payload",) if name in told})
             else:
                 return line
 

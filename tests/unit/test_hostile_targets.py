@@ -166,6 +166,15 @@ def test_what_the_server_says_of_itself_does_not_raise_the_bound(nats: Nats) -> 
     connection.close()
 
 
+def test_words_without_end_about_the_server_are_not_kept(nats: Nats) -> None:
+    nats.pong = (
+        b"".join(line({f"x{k}": "y", "max_payload": k}) for k in range(1, 101)) + b"PONG\r\n"
+    )
+    connection = nats.connect()
+    assert connection.info == {**INFO, "max_payload": 100}
+    connection.close()
+
+
 STREAM = {"config": {"allow_atomic": True, "subjects": ["t", "shmq.>"], "retention": "limits"}}
 MARKER = json.dumps({"v": 1, "source": "s", "identity": "i", "lease": 1, "messages": 0})
 
