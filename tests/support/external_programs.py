@@ -27,7 +27,8 @@ REMEDIES = {
     "systemd-sysusers": "install Debian's systemd",
     "systemd-tmpfiles": "install Debian's systemd",
     "prometheus": "tools/dev test tests/monitoring unpacks Debian's",
-    "redis-server": "tools/dev test tests/differ installs it",
+    "redis-server": "tools/dev test tests/differ installs it for Python 3.11 and 3.12; for later "
+    "ones install Debian's redis-server",
     "promtool": "tools/dev test tests/monitoring unpacks Debian's",
     "openssl": "install Debian's openssl",
     "unshare": "install Debian's util-linux",
