@@ -54,7 +54,7 @@ TEMPORARY: Final = re.compile(rf"(?:{_KIND})(?:\.bad(?:\.[0-9]+)?)?\.[0-9]+\.tmp
 _OURS = re.compile(rf"{_KIND}|{TEMPORARY.pattern}")
 
 _shared: set[str] = set()
-_held: dict[str, tuple[int, int]] = {}  # device and inode of each data path that is locked
+_held: dict[str, int] = {}  # the descriptor of each data path that is locked
 
 
 class ForeignFile(StorageError):
@@ -76,9 +76,9 @@ def is_shared(data_path: Path | str) -> bool:
 
 
 def hold(data_path: Path | str, fd: int) -> None:
-    """From now on this name means the directory of the descriptor `fd`, and no other."""
-    status = os.fstat(fd)
-    _held[os.path.normpath(data_path)] = status.st_dev, status.st_ino
+    """From now on this name means the directory of the descriptor `fd`, which stays open, and no
+    other."""
+    _held[os.path.normpath(data_path)] = fd
 
 
 def let_go(data_path: Path | str) -> None:
@@ -88,14 +88,17 @@ def let_go(data_path: Path | str) -> None:
 
 def check_place(data_path: Path | str) -> None:
     """Raises StorageError (ESTALE) if the name of a data path that is held means another directory
-    now, or none: nothing in it may be read, written or removed."""
-    held = _held.get(os.path.normpath(data_path))
-    if held is None:
+    now, or none: nothing in it may be read, written or removed. A directory that was removed cannot
+    come back, so the name means whatever is made there."""
+    fd = _held.get(os.path.normpath(data_path))
+    if fd is None:
         return
+    held = os.fstat(fd)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        status = os.stat(data_path)
-        if (status.st_dev, status.st_ino) == held:
+        if os.path.samestat(os.stat(data_path), held):
             return
+    if held.st_nlink == 0:
+        return
     sentence = (
         "it is not the directory that it was (moved, or its file system unmounted): bring that one "
         "back under this name (mount, mv)"
