@@ -63,7 +63,7 @@ ELSEWHERE = {
     "tools/dev setup ": "the test is run by it",
     "tools/dev test tests/limits": "the suite runs it",
     "native/include/ ": "a map",
-    "_native <- errors": "a map",
+    "errors <- _native": "a map",
     "directory  /shmq.<instance> ": "a picture",
     "waiter: set the bit, fence": "a picture",
     "consumer: take the hints, look there": "a picture",
