@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from support.processes import ROOT
 
 HEADERS = (
-    "core/layout.h",
-    "core/layout_store.h",
+    "core/memory/layout.h",
+    "core/memory/layout_store.h",
     "include/shmq.h",
     "include/shmq_lease.h",
     "include/shmq_store.h",
