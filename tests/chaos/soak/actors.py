@@ -517,7 +517,8 @@ class RemoteConsumer(Remote):
 
     def subscribe(self) -> None:
         if self.client is None:
-            assert self.ask(b"SUB wire c\n") in (b"OK", b"_heartbeat_")
+            said = self.ask(b"SUB wire c\n")
+            assert said in (b"OK", b"_heartbeat_"), said
             self.connect().send(b"RDY 50\n")
 
     def take(self, until: float) -> None:
@@ -562,7 +563,8 @@ class Browser(Actor):
             if not self.place.plant:
                 self.post(connection, f"/topic/delete?topic={name}")
             for path in self.looks:
-                assert self.request(connection, "GET", path)[0] in (200, 500)
+                got = self.request(connection, "GET", path)
+                assert got[0] in (200, 500), (path, got)
         except (OSError, http.client.HTTPException):  # killed
             self.renew()
             self.pause(0.2)
